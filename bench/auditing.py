@@ -1,7 +1,4 @@
-"""(k) What looking costs: `status` at 100,000 slices, the audit of a whole stream, the checks of a slice.
-
-What belongs here: these benchmarks. What does not: making the large tables (`bench.tables`).
-"""
+"""(k) What looking costs: `status` at 100,000 slices, the audit of a whole stream, the checks of a slice."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assets import current, dlq, events, metrics, raw, rejects
 from assets.streams.orders import STREAM as ORDERS
 from bench.harness import Result, Row, Verdict, timed
 from bench.tables import PARTITIONS, Maker, write_log
 from bench.world import Bed, World, add_orders, fill, last_slices
+from highwater.assets import current, dlq, events, metrics, raw, rejects
+from highwater.orchestration.checking.checks import CHECKS, Sources
+from highwater.orchestration.sensing.planning import Planner
 from highwater.slices import OffsetRange, Slice
-from orchestration.checking.checks import CHECKS, Sources
-from orchestration.sensing.planning import Planner
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -113,7 +110,7 @@ def _run(world: World, bed: Bed, *arguments: str) -> Ended:
     command = [
         sys.executable,
         "-m",
-        "orchestration.cli.main",
+        "highwater.orchestration.cli.main",
         "--declarations",
         str(declarations),
         *arguments,

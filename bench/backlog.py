@@ -1,7 +1,4 @@
-"""(a), (b), (c), (g), (i): taking a backlog, beside Structured Streaming, a bare read, a skewed topic, in small slices.
-
-What belongs here: these four benchmarks and their peers. What does not: growth of tables (`bench.growth`).
-"""
+"""(a), (b), (c), (g), (i): a backlog, beside Structured Streaming, a bare read, a skewed topic, and in small slices."""
 
 from __future__ import annotations
 
@@ -10,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from assets import current, events, parsing, raw, rejects
-from assets.classified import Classified
-from assets.origins import with_origins
-from assets.work import nothing
 from bench.harness import Result, Row, Variant, Verdict, alternate, timed
 from bench.world import Bed, World, fill, last_slices, source, whole_topic
+from highwater.assets import current, events, parsing, raw, rejects
+from highwater.assets.classified import Classified
+from highwater.assets.origins import with_origins
+from highwater.assets.work import nothing
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:

@@ -40,8 +40,8 @@ class Snapshot:
 
     def load(self, folder: Path) -> dg.RepositoryDefinition:
         """Declare the streams in a folder, and load the definitions from there."""
-        from assets.streams import load_streams
-        from orchestration.build import build_defs
+        from highwater.orchestration.build import build_defs
+        from highwater.stream_files import load_streams
 
         (folder / "many.py").write_text(DECLARATIONS.format(streams=self.streams))
         found = build_defs(streams=[*load_streams(folder).values()]).get_repository_def()

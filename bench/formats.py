@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from assets.origins import PROBLEM
-from assets.parsing import event_time_of, field_columns, judged, key_of
 from bench.harness import Result, Row, Verdict, alternate, timed
 from bench.world import World
+from highwater.assets.origins import PROBLEM
+from highwater.assets.parsing import event_time_of, field_columns, judged, key_of
 from highwater.declaration import Answers, Field, Stream
 from highwater.formats import Avro, Json, Protobuf
 

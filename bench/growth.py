@@ -1,7 +1,4 @@
-"""(d) What a slice costs while tables grow: `current` up to 10 million keys, `raw` up to 100,000 slices.
-
-What belongs here: these benchmarks, and tables made large by short ways. What does not: a backlog (`bench.backlog`).
-"""
+"""(d) What a slice costs while tables grow: `current` up to 10 million keys, `raw` up to 100,000 slices."""
 
 from __future__ import annotations
 
@@ -14,16 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assets import current, events, raw
-from assets.commit import Standing
-from assets.events import raw_rows
 from bench.harness import Result, Row, Verdict, timed
 from bench.world import Bed, World, fill, last_slices
+from highwater.assets import current, events, raw
+from highwater.assets.commit import Standing
+from highwater.assets.events import raw_rows
 from highwater.commit_records import CommitRecord, to_user_metadata, with_proof
 from highwater.proof import Proof
+from highwater.resources.commit_log import complete, log_path, row_of, schema
+from highwater.resources.spark_tables import create_table, write_slices
 from highwater.slices import OffsetRange, Slice
-from resources.commit_log import complete, log_path, row_of, schema
-from resources.spark_tables import create_table, write_slices
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

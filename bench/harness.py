@@ -1,8 +1,4 @@
-"""How figures are obtained and kept: alternating rounds, medians, one JSON file a benchmark.
-
-What belongs here: timing, statistics, the stored form. What does not: what is measured, and how it is shown
-(`bench.report`).
-"""
+"""How figures are obtained and kept: alternating rounds, medians, one JSON file a benchmark."""
 
 from __future__ import annotations
 

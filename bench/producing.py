@@ -1,7 +1,4 @@
-"""(j) The reliable producer against a bare one with the same acknowledgements.
-
-What belongs here: this benchmark. What does not: what is lost or doubled, which tests show.
-"""
+"""(j) The reliable producer against a bare one with the same acknowledgements."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.harness import Result, Row, Verdict, alternate
 from dev.processes import LOOPBACK, free_port
-from resources.producer import Record, ReliableProducer
-from resources.producer_properties import producer_properties
+from highwater.resources.producer import Record, ReliableProducer
+from highwater.resources.producer_properties import producer_properties
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

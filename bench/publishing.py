@@ -1,7 +1,4 @@
-"""(l) Sending rejects and accepted events, against a bare transactional producer of the same records.
-
-What belongs here: this benchmark. What does not: that each is sent once, which tests show.
-"""
+"""(l) Sending rejects and accepted events, against a bare transactional producer of the same records."""
 
 from __future__ import annotations
 
@@ -14,19 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assets import dlq, published
 from bench.harness import Result, Row, Verdict, alternate, timed
+from highwater.assets import dlq, published
 from highwater.declaration import Accepted
-from resources.dlq_topics import ensure, ensure_accepted
-from resources.transactions import Transactions
+from highwater.resources.dlq_topics import ensure, ensure_accepted
+from highwater.resources.transactions import Transactions
 from tests.accepted import Event, Tables
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
 
     from bench.world import World
-    from resources.producer import Record
-    from resources.transactions import Mark
+    from highwater.resources.producer import Record
+    from highwater.resources.transactions import Mark
 
 PARTITIONS = 4
 KEYS = 10_000

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from assets import current, events
-from assets.current_rebuild import rebuild
 from bench.harness import Result, Row, Verdict, alternate, timed
 from bench.world import BEGIN, Bed, World, fill
+from highwater.assets import current, events
+from highwater.assets.current_rebuild import rebuild
 from highwater.commit_records import CommitRecord, to_user_metadata, with_proof
+from highwater.orchestration.operating.maintaining import act
 from highwater.proof import Proof
+from highwater.resources.commit_log import complete
+from highwater.resources.spark_tables import create_table
 from highwater.slices import OffsetRange, Slice
-from orchestration.operating.maintaining import act
-from resources.commit_log import complete
-from resources.spark_tables import create_table
 
 if TYPE_CHECKING:
     import duckdb

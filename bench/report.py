@@ -1,7 +1,4 @@
-"""The page of the benchmarks: tables and plots from the kept figures.
-
-What belongs here: docs/benchmarks.md and its pictures. What does not: measuring.
-"""
+"""The page of the benchmarks: tables and plots from the kept figures."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Tables of a stream made large without Spark: what the pipeline would have written, column by column in Arrow.
 
-What belongs here: the records, the tables and the plans of a sound stream of any size. What does not: measuring
-(`bench.auditing`).
-
 The stream has what a producer's usual faults leave behind: second deliveries, records that came back through a tier,
 parked ones, and offsets of transaction markers. None of it is an error, so whatever finds one is wrong.
 """
@@ -23,8 +20,8 @@ from dev.planted import plant
 from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.plans import Generation
 from highwater.proof import Proof
+from highwater.resources.commit_log import complete, log_path, row_of, schema
 from highwater.slices import OffsetRange, Slice
-from resources.commit_log import complete, log_path, row_of, schema
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,8 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from highwater.declaration import Stream
-    from resources.lake import Lake
-    from resources.ledger import Ledger
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
 
 PARTITIONS = 4
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,7 +1,4 @@
-"""(e) A tick of the planner while partitions and plans grow.
-
-What belongs here: this benchmark. What does not: Dagster's part of a tick (`bench.latency`).
-"""
+"""(e) A tick of the planner while partitions and plans grow."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ from assets.streams.orders import STREAM as ORDERS
 from bench.harness import Result, Row, Verdict, timed
 from bench.world import PARTITIONS as FEW
 from bench.world import World, fill
+from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.sensing.retries import plan_tier
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from orchestration.sensing.planning import Planner
-from orchestration.sensing.retries import plan_tier
-from resources.ledger import Ledger
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from orchestration.sensing.planning import Tick
+    from highwater.orchestration.sensing.planning import Tick
 
 PARTITIONS = (10, 100, 1000)
 PLANS = (100, 10_000, 100_000)

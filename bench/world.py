@@ -1,7 +1,4 @@
-"""What the benchmarks run on: a broker, one Spark driver, topics with known records, a lake a round.
-
-What belongs here: services, records, work. What does not: measuring.
-"""
+"""What the benchmarks run on: a broker, one Spark driver, topics with known records, a lake a round."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assets.raw import LONGEST_FETCH_MS, RECORDS_A_POLL
 from assets.streams.orders import STREAM as ORDERS
-from assets.work import Work
+from highwater.assets.raw import LONGEST_FETCH_MS, RECORDS_A_POLL
+from highwater.assets.work import Work
+from highwater.resources.history import fingerprints
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from resources.history import fingerprints
-from resources.kafka import Kafka
-from resources.lake import Lake
-from resources.ledger import Ledger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,7 +99,7 @@ def _adopt(variables: dict[str, str]) -> None:
 def _session() -> SparkSession:
     from pyspark.sql import SparkSession
 
-    from resources.spark import prepare
+    from highwater.resources.spark import prepare
 
     session = SparkSession.builder.appName("highwater-bench").getOrCreate()
     session.sparkContext.setLogLevel("ERROR")

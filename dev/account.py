@@ -1,7 +1,4 @@
-"""The generator's own account of a stream: one row for each record that it wrote or tried to write, in SQLite.
-
-What belongs here: keeping and reading the account. What does not: judging anything by it (`dev.reconcile`).
-"""
+"""The generator's own account of a stream: one row for each record that it wrote or tried to write, in SQLite."""
 
 from __future__ import annotations
 

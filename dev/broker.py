@@ -1,7 +1,4 @@
-"""The embedded Kafka: one KRaft broker, or several that form one cluster, on the loopback address.
-
-What belongs here: configuration, format, start, end and crash of brokers. What does not: topics and records.
-"""
+"""The embedded Kafka: one KRaft broker, or several that form one cluster, on the loopback address."""
 
 from __future__ import annotations
 

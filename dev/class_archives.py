@@ -1,7 +1,5 @@
 """Archives of loaded classes, with which the JVMs of broker and Spark start in some 0.6 of the processor time.
 
-What belongs here: making them once in a checkout, and the options that use them. What does not: what the JVMs run.
-
 A JVM that is told to writes the classes it has loaded as it ends (JEP 350). One that starts with such a file neither
 reads nor verifies these classes again. It holds the file against its own version and class path, and goes on without
 it where they differ; so an archive can be missing or out of date, and nothing but time is lost.

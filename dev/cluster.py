@@ -1,7 +1,4 @@
-"""Three brokers that form one cluster, until Ctrl-C: `python -m dev.cluster`, or `make cluster`.
-
-What belongs here: the command. What does not: the brokers (`dev.broker`).
-"""
+"""Three brokers that form one cluster, until Ctrl-C: `python -m dev.cluster`, or `make cluster`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Holds topic and tables against the generator's account, identity by identity.
-
-What belongs here: the comparison of plain values, with rules written a second time, apart from the pipeline and by
-other means. What does not: reading them (`dev.readings`), telling of them (`dev.reconcile`), any of the pipeline.
-"""
+"""Holds topic and tables against the generator's account, identity by identity."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Holds the topic of accepted events against the table of events: each content once, exact, and in its origins' order.
-
-What belongs here: the comparison of plain values, by rules written a second time from docs/published.md. What does not:
-which records are accepted (`dev.compare`).
-"""
+"""Compares the topic of accepted events with the table of events: each content once, exact, in its origins' order."""
 
 from __future__ import annotations
 

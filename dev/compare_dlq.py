@@ -1,8 +1,4 @@
-"""Holds the DLQ topics against the rejects: each is published once, where it belongs, in an envelope that tells of it.
-
-What belongs here: the comparison of plain values, by rules written a second time. What does not: where a record ends
-(`dev.compare`).
-"""
+"""Compares the DLQ topics with the rejects: each is published once, to its topic, with the envelope of its origin."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Holds the minutes of metrics against the events, by the definition written a second time.
-
-What belongs here: the comparison of plain values, with nothing kept from one minute to the next. What does not: whether
-the events are right (`dev.compare`).
-"""
+"""Holds the minutes of metrics against the events, by the definition written a second time."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What the checks of versions have to find in a table of events, found a second time: key by key, in plain Python.
-
-What belongs here: the rules said again, and holding what the checks say against them. What does not: asking the checks
-(`dev.failing`), or whether the table holds what the topic holds (`dev.compare`).
-"""
+"""What the checks of versions have to find in a table of events, found a second time: key by key, in plain Python."""
 
 from __future__ import annotations
 

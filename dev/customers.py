@@ -1,7 +1,4 @@
-"""The reference table of customers, as the system that owns it would write it: without a JVM, at any time.
-
-What belongs here: adding customers. What does not: which customers there are (`dev.orders`), or looking them up.
-"""
+"""The reference table of customers, as the system that owns it would write it: without a JVM, at any time."""
 
 from __future__ import annotations
 

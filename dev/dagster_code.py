@@ -22,13 +22,13 @@ PRELOAD = (
     "deltalake",
     "confluent_kafka",
     "pyarrow.dataset",
-    "assets.raw",
-    "assets.events",
-    "assets.rejects",
-    "assets.dlq",
-    "assets.current",
-    "assets.metrics",
-    "assets.published",
+    "highwater.assets.raw",
+    "highwater.assets.events",
+    "highwater.assets.rejects",
+    "highwater.assets.dlq",
+    "highwater.assets.current",
+    "highwater.assets.metrics",
+    "highwater.assets.published",
 )
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Dagster's daemon, which looks every few seconds whether a backfill was requested.
 
 Dagster's own looks every 30 s, and none of its settings changes that: a demonstration would stand still for half of it.
-What belongs here: nothing else. `make up` and who deploys Highwater run Dagster's own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a program asks of a running Dagster, by GraphQL as its page does, or of its storage where that is much cheaper.
-
-What belongs here: questions and their answers as plain values. What does not: deciding by them.
-"""
+"""Questions of a program to a running Dagster, by GraphQL as its page asks, or to its storage where that is cheaper."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Dagster's processes on this machine: the instance's first touch, the code server, the webserver, the daemon.
-
-What belongs here: starting them, asking whether they are well, and restarting those that ended. What does not: the
-definitions that they load.
-"""
+"""Dagster's processes on this machine: the instance's first touch, the code server, the webserver, the daemon."""
 
 from __future__ import annotations
 

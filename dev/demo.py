@@ -1,8 +1,4 @@
-"""`make demo`: from nothing to slices in Delta tables, held against the generator's account; ends by itself.
-
-What belongs here: the order of events of the demonstration. What does not: the stack, the generator, the comparison,
-the report.
-"""
+"""`make demo`: from nothing to slices in Delta tables, held against the generator's account; ends by itself."""
 
 from __future__ import annotations
 
@@ -18,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assets.streams import load_streams
 from dev import demo_burst, jars, paths
 from dev.account import Account, account_file
 from dev.compare import Comparison
@@ -47,11 +42,12 @@ from dev.shipments import STREAM as SHIPMENTS
 from dev.stack import DAGSTER_HOME, Stack
 from highwater import settings
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError
+from highwater.orchestration.checking.origin_counts import Ends, count_ends
+from highwater.orchestration.sensing.requests import PUBLISH, PURPOSE
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.stream_files import load_streams
 from highwater.tables import COMMON
-from orchestration.checking.origin_counts import Ends, count_ends
-from orchestration.sensing.requests import PUBLISH, PURPOSE
-from resources.lake import Lake
-from resources.ledger import Ledger
 
 if TYPE_CHECKING:
     import dagster as dg

@@ -1,8 +1,4 @@
-"""The burst of the demonstration: records that nobody can read open a breaker; what mends it; how they end.
-
-What belongs here: looking at the breaker, and doing what a person would. What does not: the order of everything else
-(`dev.demo`), telling of it (`dev.demo_report`), or the breaker's rules (`highwater.breaker`).
-"""
+"""The burst of the demonstration: records that nobody can read open a breaker; what mends it; how they end."""
 
 from __future__ import annotations
 
@@ -13,9 +9,9 @@ from datetime import UTC, datetime
 
 from dev.dagster_questions import Ask, launch_run, observed, runs
 from dev.readings import read_topics
-from orchestration.operating.accepting_rejects import Asked, act
-from orchestration.sensing.requests import PROBE, PURPOSE, RANGE_END, RANGE_START
-from resources.ledger import Ledger
+from highwater.orchestration.operating.accepting_rejects import Asked, act
+from highwater.orchestration.sensing.requests import PROBE, PURPOSE, RANGE_END, RANGE_START
+from highwater.resources.ledger import Ledger
 
 # Its records wait for nothing, so none of its rejects has another end than the parked topic.
 STREAM = "payments"

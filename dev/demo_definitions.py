@@ -1,8 +1,4 @@
-"""What Dagster loads under `make demo`: the shipped streams, whose breakers cool down within its minutes.
-
-What belongs here: what the demonstration declares otherwise than the shipped streams. What does not: anything else of
-them.
-"""
+"""What Dagster loads under `make demo`: the shipped streams, whose breakers cool down within its minutes."""
 
 import os
 from dataclasses import replace
@@ -11,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from assets.streams import load_streams
 from dev import demo_burst, shipments
 from dev.demo import MOST_RECORDS, MOST_RECORDS_NAME
 from highwater import settings
-from orchestration import log_lines
-from orchestration.build import build_defs
+from highwater.orchestration import log_lines
+from highwater.orchestration.build import build_defs
+from highwater.stream_files import load_streams
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream

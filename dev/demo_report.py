@@ -1,8 +1,4 @@
-"""The report of the demonstration.
-
-What belongs here: its figures, and how they are told. What does not: what happens (`dev.demo`) and how tables are
-compared (`dev.compare`).
-"""
+"""The report of the demonstration."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from dev.generator import Summary
 from dev.reconcile import report
 from dev.shipments import ADDED
 from dev.shipments import STREAM as SHIPMENTS
-from orchestration.checking.origin_counts import Ends
+from highwater.orchestration.checking.origin_counts import Ends
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,10 +15,10 @@ from dev.generator import Summary, Target, create_topic
 from dev.readings import Row, read_rows
 from dev.shipments import ADDED, FIRST_SCHEMA, PARTITIONS, SECOND_SCHEMA, STREAM, first_batch, second_batch
 from highwater.errors import ConfigurationError, HighwaterError
+from highwater.resources.producer import Record, ReliableProducer
+from highwater.resources.producer_properties import producer_properties
+from highwater.resources.schema_registry import SchemaRegistry
 from highwater.settings import SCHEMA_REGISTRY_URL, Settings
-from resources.producer import Record, ReliableProducer
-from resources.producer_properties import producer_properties
-from resources.schema_registry import SchemaRegistry
 
 NAME = STREAM.name
 COLUMNS = (*(field.name for field in STREAM.fields), ADDED)

@@ -1,7 +1,4 @@
-"""What a comparison found to differ.
-
-What belongs here: counting and sampling. What does not: comparing (`dev.compare`).
-"""
+"""What a comparison found to differ."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """The checks that fail, decided as Dagster decides them: for programs and tests that judge a whole deployment.
 
 They are stricter than the stream: a check that it declares a warning fails here too.
-
-What belongs here: asking all checks of all slices that are done. What does not: the checks
-(`orchestration.checking.checks`), or which of them may fail.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from orchestration.checking.checks import Sources
+    from highwater.orchestration.checking.checks import Sources
 
 
 class Failing(NamedTuple):
@@ -32,8 +29,8 @@ def failing(sources: Sources, stream: Stream) -> Iterator[Failing]:
 
     What a check itself calls a warning is no failure: it is explained, and may mend itself.
     """
-    from orchestration.checking.checks import CHECKS, failures
-    from orchestration.sensing.standing import attempts
+    from highwater.orchestration.checking.checks import CHECKS, failures
+    from highwater.orchestration.sensing.standing import attempts
 
     standing = attempts(sources.lake, stream)
     keys = [piece.key for piece in sources.ledger.slices(stream.name) if not standing.lacking(piece.key)]

@@ -1,8 +1,4 @@
-"""The faults that any stream can have: each turns the sound life of one key into the records to be written.
-
-What belongs here: pure functions from a random source and a story to intended records. What does not: faults that only
-one stream knows (`dev.orders`, `dev.payments`), and writing anything.
-"""
+"""The faults that any stream can have: each turns the sound life of one key into the records to be written."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Writes a faulty stream to Kafka, and keeps an account of every record: `python -m dev.generator --help`.
-
-What belongs here: sending a script's records and entering what became of them. What does not: which records there are
-(`dev.script`), or what the pipeline makes of them.
-"""
+"""Writes a faulty stream to Kafka, and keeps an account of every record: `python -m dev.generator --help`."""
 
 from __future__ import annotations
 
@@ -29,11 +25,11 @@ from dev.payments import PAYMENTS
 from dev.processes import signals_raise_interrupt
 from dev.script import Script
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.resources.kafka import Kafka
+from highwater.resources.outbox import Outbox
+from highwater.resources.producer import Outcome, Record, ReliableProducer
+from highwater.resources.producer_properties import producer_properties
 from highwater.settings import HOME, Settings
-from resources.kafka import Kafka
-from resources.outbox import Outbox
-from resources.producer import Outcome, Record, ReliableProducer
-from resources.producer_properties import producer_properties
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient

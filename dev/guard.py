@@ -1,9 +1,4 @@
-"""Runs one command and ends it, with everything it started, when the process that asked for it is gone.
-
-What belongs here: only this, with the standard library, since it runs once beside every child. It polls its parent's
-id because `PR_SET_PDEATHSIG` fires when the *thread* that started the child ends, which a pool of threads does.
-Usage: `guard.py PARENT_PID FD COMMAND...`, as the leader of a process group of its own; the descriptor is passed on.
-"""
+"""Runs one command and ends it, with everything it started, when the process that asked for it is gone."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a generated record is meant to be, and where it must end: plain values.
-
-What belongs here: the values that the faults make, the generator writes and the account keeps. What does not: making
-them (`dev.faults`, `dev.orders`, `dev.payments`), and anything that the pipeline imports.
-"""
+"""What a generated record is meant to be, and where it must end: plain values."""
 
 from __future__ import annotations
 

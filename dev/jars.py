@@ -1,7 +1,5 @@
 """Jars of broker, Spark, Kafka's tools and a schema registry: resolved once by Ivy, held against a lock, put in place.
 
-What belongs here: which jars, their lock, and getting them. What does not: starting a JVM with them.
-
 `python -m dev.jars` fetches what is missing; `python -m dev.jars registry` fetches what is otherwise fetched on demand;
 `python -m dev.jars --lock` writes the lock.
 """

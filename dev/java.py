@@ -1,8 +1,4 @@
-"""Which Java runs the broker and Spark.
-
-What belongs here: the choice (a pure function of what was found) and the thin look-up. What does not: starting
-anything with it.
-"""
+"""Which Java runs the broker and Spark."""
 
 from __future__ import annotations
 

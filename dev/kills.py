@@ -1,7 +1,4 @@
-"""Kills processes of a running stack, by a schedule that a seed decides.
-
-What belongs here: what is killed when, and killing it. What does not: what must be true afterwards (`dev.soak`).
-"""
+"""Kills processes of a running stack, by a schedule that a seed decides."""
 
 from __future__ import annotations
 

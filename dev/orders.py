@@ -1,8 +1,4 @@
-"""The stream `orders` as the generator writes it: lives of orders, and the faults that only orders have.
-
-What belongs here: what DESIGN fixes of orders, said a second time and apart from the pipeline's declaration, so that
-the two are held against each other. What does not: faults that every stream can have (`dev.faults`).
-"""
+"""The stream `orders` as the generator writes it: lives of orders, and the faults that only orders have."""
 
 from __future__ import annotations
 

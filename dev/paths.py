@@ -1,7 +1,4 @@
-"""Where things lie in a checkout.
-
-What belongs here: paths that follow from the checkout or from `HIGHWATER_HOME`. What does not: making them.
-"""
+"""Where things lie in a checkout."""
 
 from __future__ import annotations
 

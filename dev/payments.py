@@ -1,8 +1,4 @@
-"""The stream `payments` as the generator writes it: bookings of payments, the latest of which counts.
-
-What belongs here: what distinguishes payments from orders: a key of two fields, a time as version, nothing looked up.
-What does not: faults that every stream can have (`dev.faults`).
-"""
+"""The stream `payments` as the generator writes it: bookings of payments, the latest of which counts."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from highwater.commit_records import CommitRecord, to_user_metadata, with_proof
-from resources.commit_log import complete
-from resources.delta import open_table
+from highwater.resources.commit_log import complete
+from highwater.resources.delta import open_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

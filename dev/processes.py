@@ -1,7 +1,4 @@
-"""Child processes: started with a log file, health-checked to a deadline, ended with all they started.
-
-What belongs here: ports, start, health, stop and kill of any child. What does not: what the children are.
-"""
+"""Child processes: started with a log file, health-checked to a deadline, ended with all they started."""
 
 from __future__ import annotations
 

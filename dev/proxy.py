@@ -1,7 +1,4 @@
-"""A proxy in front of a broker, for what a good network does not do: lose answers, or bring them late.
-
-What belongs here: forwarding connections, and the two ways of doing it badly. What does not: any measurement or test.
-"""
+"""A proxy in front of a broker, for what a good network does not do: lose answers, or bring them late."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Readings of topic and lake that share nothing with the pipeline: by librdkafka, and by delta-rs without a JVM.
-
-What belongs here: getting plain values. What does not: comparing them (`dev.reconcile`).
-"""
+"""Readings of topic and lake that share nothing with the pipeline: by librdkafka, and by delta-rs without a JVM."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reads topic, tables and account, holds them against each other, and reports: `python -m dev.reconcile --help`.
-
-What belongs here: bringing the readings together, and telling a person. What does not: the comparison (`dev.compare`).
-"""
+"""Reads topic, tables and account, holds them against each other, and reports: `python -m dev.reconcile --help`."""
 
 from __future__ import annotations
 

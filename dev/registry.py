@@ -1,7 +1,4 @@
-"""The embedded schema registry: Apicurio with Confluent's API on the loopback address.
-
-What belongs here: start and end of the registry. What does not: schemas, or a client (`resources.schema_registry`).
-"""
+"""The embedded schema registry: Apicurio with Confluent's API on the loopback address."""
 
 from __future__ import annotations
 

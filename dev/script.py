@@ -1,7 +1,4 @@
-"""The script of a generated stream: which records, in which order, decided by the seed alone.
-
-What belongs here: pure choice of faults and interleaving of keys. What does not: the faults themselves, and writing.
-"""
+"""The script of a generated stream: which records, in which order, decided by the seed alone."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A server that is one child process: started side by side with others, waited for, ended in good order, or killed.
-
-What belongs here: what brokers and Spark's servers have in common. What does not: what they run (`dev.broker`,
-`dev.spark_connect`), or processes in general (`dev.processes`).
-"""
+"""A server that is one child process: started side by side with others, waited for, ended in good order, or killed."""
 
 from __future__ import annotations
 

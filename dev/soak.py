@@ -1,7 +1,4 @@
-"""`make soak`: faulty records are written while processes are killed; then every record is accounted for.
-
-What belongs here: the order of events and the verdict. What does not: killing (`dev.kills`), writing, the comparison.
-"""
+"""`make soak`: faulty records are written while processes are killed; then every record is accounted for."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
-from assets.streams import load_streams
 from dev import paths
 from dev.account import Account, Written, account_file
 from dev.compare import SHAPES, Comparison
@@ -36,13 +32,14 @@ from dev.reconcile import reconcile, report
 from dev.stack import Stack
 from highwater import settings
 from highwater.errors import TemporaryError
-from orchestration.checking.checks import Sources
-from orchestration.checking.origin_counts import count_ends
-from orchestration.checking.version_checks import over_the_stream
-from orchestration.telling.publication import behind
-from resources.kafka import Kafka
-from resources.lake import Lake
-from resources.ledger import Ledger
+from highwater.orchestration.checking.checks import Sources
+from highwater.orchestration.checking.origin_counts import count_ends
+from highwater.orchestration.checking.version_checks import over_the_stream
+from highwater.orchestration.telling.publication import behind
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.stream_files import load_streams
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,7 +1,4 @@
-"""The warm Spark: a Connect server, so that a process on it writes its first slice without starting a JVM.
-
-What belongs here: start, end and crash of the server. What does not: sessions on it.
-"""
+"""The warm Spark: a Connect server, so that a process on it writes its first slice without starting a JVM."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What any JVM of Spark needs here: the Java, the jars, the settings, the environment.
-
-What belongs here: settings that follow from this machine. What does not: settings that our queries rely on
-(`resources.spark`), which every deployment has.
-"""
+"""What any JVM of Spark needs here: the Java, the jars, the settings, the environment."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from pathlib import Path
 from dev import jars, paths
 from dev.java import find_java
 from dev.processes import LOOPBACK
-from resources.spark import SESSION_CONF, STATIC_CONF
+from highwater.resources.spark import SESSION_CONF, STATIC_CONF
 
 # Variables that would turn a server of ours into a client of somebody's, or change what it loads.
 _STRANGE = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_CONF_DIR", "SPARK_MASTER", "PYSPARK_SUBMIT_ARGS")
@@ -94,7 +90,7 @@ def local_conf(home: Path, *, driver_memory_mb: int = 2048) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "4",
         # On local files Hadoop starts a program for each question about a link and each mode of a file. Without Delta's
         # usual log store and its checksum files 25 `chmod` a slice are left. Either store tells apart the writers of
-        # one JVM only (`resources.lake.Lake.takes_one_driver`).
+        # one JVM only (`highwater.resources.lake.Lake.takes_one_driver`).
         "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
         "spark.databricks.delta.writeChecksumFile.enabled": "false",
         # What would be listed for those files is looked up by a job of its own at a table's first commit.

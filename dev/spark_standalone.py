@@ -1,7 +1,4 @@
-"""A real Spark cluster on one machine: a standalone master and workers, each a process of its own.
-
-What belongs here: start and end of the cluster. What does not: drivers on it.
-"""
+"""A real Spark cluster on one machine: a standalone master and workers, each a process of its own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The whole stack on one machine, in the order in which its parts need each other.
-
-What belongs here: what is embedded and what is configured, the environment that all parts share, start and end.
-What does not: the parts themselves, and what is done with them (`dev.up`, `dev.demo`).
-"""
+"""The whole stack on one machine, in the order in which its parts need each other."""
 
 from __future__ import annotations
 

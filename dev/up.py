@@ -1,7 +1,4 @@
-"""`make up`: the stack until Ctrl-C.
-
-What belongs here: the program's arguments and what it tells a person. What does not: the stack (`dev.stack`).
-"""
+"""`make up`: the stack until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ from dev.processes import signals_raise_interrupt
 from dev.stack import Stack
 from highwater import settings
 from highwater.errors import ConfigurationError, HighwaterError
+from highwater.orchestration.cli.doctor import NAMES
+from highwater.orchestration.cli.terminal import Deployment, print_table
+from highwater.orchestration.telling.doctor import examine
 from highwater.settings import Settings
-from orchestration.cli.doctor import NAMES
-from orchestration.cli.terminal import Deployment, print_table
-from orchestration.telling.doctor import examine
 
 WATCH_SECONDS = 1.0
 

@@ -1,6 +1,6 @@
-"""The kernel of Highwater: its words as value types, its errors, its settings.
+"""Highwater takes Kafka topics into Delta tables with Dagster and Spark.
 
-What belongs here: values and pure functions that know neither Dagster nor Kafka nor Spark.
-What does not: anything that connects to something (`resources`), makes data (`assets`), or is
-seen by Dagster (`orchestration`). The imports point one way: orchestration → assets → resources → highwater.
+Modules of this package are values and pure functions. Its subpackages are layers, and imports point one way:
+`orchestration` (what Dagster loads), `assets` (stages that write tables), `resources` (Kafka, Spark, lake, ledger), and
+then the modules here.
 """

@@ -1,8 +1,4 @@
-"""When an alert begins and when it ends: pure functions over measurements.
-
-What belongs here: the rule that one condition gives one alert and one recovery. What does not: measuring
-(`orchestration.telling.alerts`), keeping (`resources.ledger`) or telling (`resources.webhook`).
-"""
+"""When an alert begins and when it ends: pure functions over measurements."""
 
 from __future__ import annotations
 

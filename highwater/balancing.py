@@ -1,7 +1,4 @@
-"""Many parts made one, by a tree and not by a chain.
-
-What belongs here: `balanced`. What does not: what the parts are.
-"""
+"""Many parts made one, by a tree and not by a chain."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """The circuit breaker of a stream: when its slices are not to be decided, and when they are again.
 
-What belongs here: pure functions over how slices went. What does not: counting records (`assets.events`), keeping the
-state (`resources.breakers`), or who asks for runs (`orchestration.sensing.requests`).
-
 Closed, slices are decided. One with which too many records are rejected is refused, and opens the breaker; so do
 failures in a row. Open, no slice is decided until the cool-down has passed; then one is, the probe: done, it closes the
 breaker, refused or failed, the cool-down begins again, twice as long as the one before.

@@ -1,8 +1,4 @@
-"""What becomes of a record, by Python alone: an event, a delete, a tombstone or a reject.
-
-What belongs here: the verdict on one record without Spark, for a first look at a topic. What does not: the pipeline's
-(`assets.parsing`), lookups, rules and fields that are expressions, which need Spark and the lake.
-"""
+"""What becomes of a record, by Python alone: an event, a delete, a tombstone or a reject."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a stream declares: topic, schema, key and version, transitions, lookup, limits, tiers, alerts, breaker.
-
-What belongs here: the types of a declaration. What does not: its rules (`highwater.declaration_rules`), the declared
-streams (`assets/streams/`), and what is done with it.
-"""
+"""What a stream declares: topic, schema, key and version, transitions, lookup, limits, tiers, alerts, breaker."""
 
 from __future__ import annotations
 
@@ -389,7 +385,7 @@ class OnReject(str, Enum):
     HOLD = "hold"
 
 
-# The reasons of `assets.parsing`; all but the last depend on the record's own content alone.
+# The reasons of `highwater.assets.parsing`; all but the last depend on the record's own content alone.
 ON_REJECT: Mapping[str, OnReject] = MappingProxyType(
     {
         "malformed": OnReject.PARK,
@@ -412,7 +408,7 @@ class Severity(str, Enum):
     BLOCK = "block"
 
 
-# Of `orchestration.checking.checks`. A conflict and a transition are the producer's: the tables are right.
+# Of `highwater.orchestration.checking.checks`. A conflict and a transition are the producer's: the tables are right.
 CHECKS: Mapping[str, Severity] = MappingProxyType(
     {
         "slices_tile": Severity.ERROR,
@@ -544,7 +540,7 @@ class Stream:
         for problem in problems(self):
             raise DeclarationError(
                 f"stream {self.name!r}: {problem}",
-                remedy="mend the declaration in assets/streams/; docs/streams.md lists what it may say",
+                remedy="mend the declaration in its file; docs/streams.md lists what it may say",
             )
 
     def field_named(self, name: str) -> Field:

@@ -1,7 +1,4 @@
-"""The rules of a declaration: that it contradicts neither itself nor Spark, Kafka or Dagster.
-
-What belongs here: what is wrong with a declaration, in sentences. What does not: the types (`highwater.declaration`).
-"""
+"""The rules of a declaration: that it contradicts neither itself nor Spark, Kafka or Dagster."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Record values and keys of every format as documents, by Python's own libraries, apart from the pipeline's code.
-
-What belongs here: from bytes to a document. What does not: the fields of a document (`highwater.reading`), or the
-pipeline's expressions (`assets.decoding`, `assets.record_keys`).
-"""
+"""Record values and keys of every format as documents, by Python's own libraries, apart from the pipeline's code."""
 
 from __future__ import annotations
 

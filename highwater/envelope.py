@@ -1,8 +1,4 @@
-"""The envelope of a record on a DLQ topic: headers that say where it came from and why it is there.
-
-What belongs here: the names of the headers, and writing and reading them. What does not: sending records, or the same
-reading as expressions of Spark (`assets.origins`). docs/dlq.md is the contract for other programs.
-"""
+"""The envelope of a record on a DLQ topic: headers that say where it came from and why it is there."""
 
 from __future__ import annotations
 
@@ -197,7 +193,7 @@ def headers_of(row: Mapping[str, Any]) -> list[Header]:
 def opened(headers: Iterable[Header], believed: Callable[[str], bool] | None = None) -> Envelope | None:
     """The envelope of a record on a DLQ topic; None where one is missing or cannot be believed.
 
-    Of several headers of one name the last counts. `assets.origins` reads the same in Spark.
+    Of several headers of one name the last counts. `highwater.assets.origins` reads the same in Spark.
 
     Args:
         headers: all of the record's.

@@ -1,9 +1,5 @@
 """Erasure: what a person had removed of one key, and the numbers of a slice without it.
 
-What belongs here: the values, and the arithmetic of a decision that loses records. What does not: finding or removing
-rows (`assets.erasing`), keeping the record (`resources.erasures`), or which rows go by their age
-(`highwater.retention`), though the record of it is the same.
-
 A key is known by its SHA-256 alone. A record counts as erased by its key and by its time: one that was published after
 the erasure is a new one.
 """

@@ -1,8 +1,4 @@
-"""The errors of Highwater: two small families, told apart by what helps against them.
-
-What belongs here: the exception types that callers tell apart. What does not: deciding which one
-to raise, which is the business of the module that saw the fault.
-"""
+"""The errors of Highwater: two small families, told apart by what helps against them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The rules of a declared field: that its type, its source and its options go together.
-
-What belongs here: what is wrong with one field, in sentences. What does not: the rules of a whole stream
-(`highwater.declaration_rules`).
-"""
+"""The rules of a declared field: that its type, its source and its options go together."""
 
 from __future__ import annotations
 

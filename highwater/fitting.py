@@ -1,8 +1,5 @@
 """Whether a topic takes a record, and what of one is left out where it does not: pure functions.
 
-What belongs here: sizes, limits and the choice. What does not: sending (`assets.dlq_sending`), or how the headers of a
-reference are written (`highwater.envelope`).
-
 A broker holds a whole batch against the topic's `max.message.bytes`, as it comes, so after compression. librdkafka
 holds a record against its `message.max.bytes` before compression, with the largest framing there is
 (`rd_kafka_msg_max_wire_size`). One number serves for both: a record alone in its batch, with that framing.

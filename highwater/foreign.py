@@ -1,8 +1,5 @@
 """Origins that other systems wrote: the headers of Kafka Connect, Kafka Streams and Spring on their DLQ records.
 
-What belongs here: the names and encodings of these headers, and which generation of the main topic an origin is of.
-What does not: the same reading as expressions of Spark (`assets.foreign`), or our own envelope (`highwater.envelope`).
-
 Kafka Connect (`DeadLetterQueueReporter`, with `errors.deadletterqueue.context.headers.enable`) and Kafka Streams
 (`errors.dead.letter.queue.topic.name`, KIP-1034) write topic, partition and offset as text in UTF-8, and give their
 record the timestamp of the original one. Spring (`DeadLetterPublishingRecoverer`) writes the topic as text, the
@@ -50,7 +47,7 @@ class Named(NamedTuple):
 def named(headers: Iterable[Header], timestamp: int, timestamp_type: int) -> Named | None:
     """The origin that the headers of a record on a foreign topic name; None where they name none.
 
-    Where several systems wrote headers, those of the first one count. `assets.foreign` reads the same in Spark.
+    Where several systems wrote headers, those of the first one count. `highwater.assets.foreign` is its Spark form.
 
     Args:
         headers: all of the record's.

@@ -1,7 +1,4 @@
-"""The formats of record values and keys: which bytes a topic's producers write.
-
-What belongs here: the declarations of formats. What does not: decoding (`assets.decoding`, `highwater.decoding`).
-"""
+"""The formats of record values and keys: which bytes a topic's producers write."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Gaps: planned offsets under which raw holds no record, and what explains them.
 
-What belongs here: finding them and telling them apart by what readers saw, as pure functions. What does not: looking at
-Kafka or the lake (`orchestration.checking.gap_checks`), and keeping what was seen (`resources.ledger`).
-
 A reader of committed records passes over aborted ones, one of uncommitted records sees them; markers of transactions
 are seen by neither. What compaction took is seen by neither too, so on a topic that is compacted the two are not told
 apart.

@@ -1,7 +1,5 @@
 """What was recorded of a partition's past, and whether what Kafka holds now still agrees with it (I16).
 
-What belongs here: the values and the judgement. What does not: reading Kafka (`resources.history`).
-
 A leader election that is not clean replaces acknowledged records under the same offsets and the same topic ID. Two
 things tell: each batch carries the leader epoch in which it was written (KIP-320), and nothing before a planned end was
 written in a later epoch than the one of the plan; and the last record before that end has a fingerprint.
@@ -49,7 +47,7 @@ def marks_from_plain(plain: Mapping[str, Sequence[Any]]) -> dict[int, Fingerprin
 
 
 def digest(timestamp_ms: int, key: bytes | None, value: bytes | None) -> str:
-    """The digest of a record; `assets.raw` computes the same in Spark.
+    """The digest of a record; `highwater.assets.raw` computes the same in Spark.
 
     Args:
         timestamp_ms: milliseconds since 1970 in UTC.

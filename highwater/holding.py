@@ -1,8 +1,5 @@
 """Holds: slices of a stream that are decided one at a time, in their order, and what keeps one of them back.
 
-What belongs here: pure functions over the order of slices and what is known of a hold. What does not: judging records
-(`assets.holding`), keeping holds (`resources.holds`), or who asks for runs (`orchestration.sensing.turns`).
-
 A record whose reason holds keeps its slice from being decided. Every slice behind it waits, in each table downstream of
 raw, until that one stands there. What a hold stops is deciding: planning goes on, and so does raw.
 """

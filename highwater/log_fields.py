@@ -1,8 +1,4 @@
-"""Fields of log lines: whoever knows what a line is about binds it, and the formatter adds it.
-
-What belongs here: binding, in the context of the thread that logs. What does not: how a line is written
-(`orchestration.log_lines`).
-"""
+"""Fields of log lines: whoever knows what a line is about binds it, and the formatter adds it."""
 
 from __future__ import annotations
 

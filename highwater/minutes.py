@@ -1,8 +1,4 @@
-"""Minutes of event time: which are computed again together, and the moving hour over them.
-
-What belongs here: the values of a minute and pure rules over them. What does not: reading events or writing the table
-(`assets.metrics`). A minute is named by its number since 1970 in UTC, so that no calendar bounds it.
-"""
+"""Minutes of event time: which are computed again together, and the moving hour over them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""How far a consumer group may call a topic done: the mirror of progress, for ordinary tools (I12).
-
-What belongs here: the rule, and the mark that stands beside each offset. What does not: asking the lake, or committing
-(`orchestration.sensing.mirror`, `resources.groups`).
-"""
+"""How far a consumer group may call a topic done: the mirror of progress, for ordinary tools (I12)."""
 
 from __future__ import annotations
 

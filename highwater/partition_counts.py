@@ -1,7 +1,4 @@
-"""How many partitions a topic had, slice by slice, and under which identity.
-
-What belongs here: reading it out of the plans. What does not: what follows for keys (`highwater.partitioners`).
-"""
+"""How many partitions a topic had, slice by slice, and under which identity."""
 
 from __future__ import annotations
 

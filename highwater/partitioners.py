@@ -1,8 +1,5 @@
 """Which partition clients choose for a key, and which of them chose those that are seen.
 
-What belongs here: the hashes of Kafka's common clients, and pure rules over keys and partitions. What does not: reading
-keys (`orchestration.checking.key_places`).
-
 Sources: `Utils.murmur2` and `BuiltInPartitioner` of Kafka's Java client, `rdkafka_msg.c` and `rdfnv1a.c` of librdkafka.
 The hashes are compared with the vectors that these projects' own tests publish (`tests/test_partitioners.py`).
 """

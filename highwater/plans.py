@@ -1,8 +1,4 @@
-"""What the ledger knows of a topic, as values: its generations, its losses, how far it is planned, what was published.
-
-What belongs here: the values. What does not: storing them (`resources.ledger`) or deciding by them
-(`orchestration.sensing.planning`).
-"""
+"""Values of what the ledger knows about a topic: generations, losses, planned ends, published slices."""
 
 from __future__ import annotations
 

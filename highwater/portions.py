@@ -1,8 +1,4 @@
-"""A long sequence taken in portions.
-
-What belongs here: the cut, and making a portion ahead of its time. What does not: how long a portion may be, which
-whoever works on one knows.
-"""
+"""A long sequence taken in portions."""
 
 from __future__ import annotations
 

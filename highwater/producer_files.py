@@ -1,8 +1,5 @@
 """A producer's configuration as a text: Java properties or JSON.
 
-What belongs here: reading it, and knowing the client by its names. What does not: judging it
-(`highwater.producer_rules`).
-
 The format of `.properties` is that of `java.util.Properties.load`, without escapes of Unicode: no name or
 value that a rule looks at has one.
 """

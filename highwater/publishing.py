@@ -1,8 +1,4 @@
-"""What of a slice's events goes to the topic of accepted events, and in which order: pure functions.
-
-What belongs here: which origins are sent, left out or sent anew, and which slices are next. What does not: reading the
-tables, sending (`assets.published`), or asking for runs (`orchestration.sensing.publishing`).
-"""
+"""What of a slice's events goes to the topic of accepted events, and in which order: pure functions."""
 
 from __future__ import annotations
 

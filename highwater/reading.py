@@ -1,8 +1,4 @@
-"""The declared fields of a record by Python's own parsers, which share no code with the pipeline.
-
-What belongs here: one record's fields in the types of their columns. What does not: the pipeline's expressions
-(`assets.fields`), or comparing events with records (`orchestration.checking.contents`).
-"""
+"""The declared fields of a record by Python's own parsers, which share no code with the pipeline."""
 
 from __future__ import annotations
 

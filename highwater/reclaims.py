@@ -1,8 +1,5 @@
 """Reclaims: origins that a person took back from the DLQ, so that their slice of the main topic decides them anew.
 
-What belongs here: the value, and which copies of an origin count. What does not: storing them (`resources.reclaims`),
-the same rule in Spark (`assets.reclaims`), or taking records back (`orchestration.operating.reclaiming`).
-
 Each time an origin is taken back its number grows by one, and what is published of it afterwards carries that number.
 So the number says whose a copy is: one with a lower number than the ledger has was published before the origin was
 taken back, and counts no more wherever it is read.

@@ -1,8 +1,5 @@
 """Retention: which slices lose their rows of raw because they are old enough, and why others keep them.
 
-What belongs here: these decisions over plain values, and what a proof says of rows that went by their age. What does
-not: removing rows (`assets.aging`), or the look at lake, ledger and Dagster (`orchestration.operating.retaining`).
-
 A slice loses all of its rows or none. Its proof stays, and tells how many went. It is old when its newest record was
 published, and the slice was planned, longer ago than the declared age: of a backlog that was read late no row goes
 before somebody could look at it, and a producer's clock that is behind takes nothing.

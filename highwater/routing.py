@@ -1,7 +1,4 @@
-"""Where a rejected record goes, and when a tier's records are due: pure functions.
-
-What belongs here: the rule. What does not: sending (`assets.dlq`) and planning (`orchestration.sensing.ticks`).
-"""
+"""Where a rejected record goes, and when a tier's records are due: pure functions."""
 
 from __future__ import annotations
 

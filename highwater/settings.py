@@ -1,7 +1,4 @@
-"""The settings of a deployment, read from an environment that the caller hands in.
-
-What belongs here: names, defaults and checks of the settings. What does not: opening anything.
-"""
+"""The settings of a deployment, read from an environment that the caller hands in."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ SCHEMA_REGISTRY_URL = "HIGHWATER_SCHEMA_REGISTRY_URL"
 SCHEMA_REGISTRY_CONFIG = "HIGHWATER_SCHEMA_REGISTRY_CONFIG"
 ALERTS_URL = "HIGHWATER_ALERTS_URL"
 DOCS_URL = "HIGHWATER_DOCS_URL"
+STREAMS_FOLDER = "HIGHWATER_STREAMS"
 LOG_FORMAT = "HIGHWATER_LOG_FORMAT"
 SPARK_REMOTE = "SPARK_REMOTE"
 SPARK_MASTER = "HIGHWATER_SPARK_MASTER"

@@ -1,8 +1,4 @@
-"""Offset ranges and slices as values: arithmetic, checks and their written forms.
-
-What belongs here: `OffsetRange`, `SliceKey` and `Slice`. What does not: how a slice is cut
-(`orchestration.sensing.planning`) or stored (`resources.ledger`).
-"""
+"""Offset ranges and slices as values: arithmetic, checks and their written forms."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where a field is taken from: a path into the value or the key, a header, what Kafka says of it, or a lookup.
-
-What belongs here: the kinds of sources, and how a path is written. What does not: reading a record (`assets.fields`).
-"""
+"""Where a field is taken from: a path into the value or the key, a header, what Kafka says of it, or a lookup."""
 
 from __future__ import annotations
 

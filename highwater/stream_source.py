@@ -1,4 +1,4 @@
-"""A declaration as the text of a file in `assets/streams/`, in the format that `ruff format` keeps."""
+"""Writes a declaration as the text of a stream file, in the format that `ruff format` keeps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The tables of a stream, by name.
-
-What belongs here: which tables a stream has, and their order. What does not: their columns (`assets`), or what Dagster
-says of them (`orchestration.stream_assets`).
-"""
+"""The tables of a stream, by name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Whether slices tile: each starts where the one before it ends, and a hole is a recorded loss (I2).
-
-What belongs here: the comparison, as a pure function of plans. What does not: planning
-(`orchestration.sensing.cutting`).
-"""
+"""Whether slices tile: each starts where the one before it ends, and a hole is a recorded loss (I2)."""
 
 from __future__ import annotations
 

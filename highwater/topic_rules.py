@@ -1,7 +1,5 @@
 """What a topic must be like so that nothing acknowledged is lost: a table of rules, as pure functions.
 
-What belongs here: the rules, their levels and remedies. What does not: asking a cluster (`resources.topic_facts`).
-
 The rules follow Kafka's documentation of topic and broker settings (replication factor, `min.insync.replicas`,
 `unclean.leader.election.enable`, `retention.ms`, `cleanup.policy`, `auto.create.topics.enable`).
 """
@@ -131,7 +129,7 @@ def judge(facts: TopicFacts) -> list[Finding]:
 def judge_published(facts: TopicFacts) -> list[Finding]:
     """Hold a topic that is published to against the rules that its likeness to the main topic does not cover.
 
-    It must have no fewer replicas than that one, nor fewer in sync; nothing is published else (`resources.dlq_topics`).
+    It must have no fewer replicas than that one, nor fewer in sync (`highwater.resources.dlq_topics`).
     """
     return [rule(facts) for rule in OF_PUBLISHED]
 

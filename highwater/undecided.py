@@ -1,8 +1,5 @@
 """Offsets of the main topic that no slice has decided yet: what no sound envelope on a tier can name.
 
-What belongs here: which offsets these are. What does not: looking up what is decided, or the same as expressions of
-Spark (`assets.undecided`).
-
 A record is published to the DLQ after its slice was decided. So whatever names another one was garbled on its way, and
 the slice that reads that origin will decide it by itself: accepted on the tier too, it would be in events twice (I5).
 """

@@ -1,8 +1,4 @@
-"""Maintenance: what is compacted, how old a file must be to be removed, and which keys are retired.
-
-What belongs here: these decisions over plain values. What does not: reading or changing tables (`resources.upkeep`),
-or Dagster's keys (`orchestration.operating.retiring`).
-"""
+"""Maintenance: what is compacted, how old a file must be to be removed, and which keys are retired."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How numbers and spans are written for people, the same everywhere.
-
-What belongs here: the form of a value. What does not: sentences around it.
-"""
+"""How numbers and spans are written for people, the same everywhere."""
 
 from __future__ import annotations
 

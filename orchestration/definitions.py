@@ -1,15 +1,21 @@
-"""What Dagster loads: see `workspace.yaml`."""
+"""The definitions that Dagster loads; `workspace.yaml` names this module."""
 
 import os
+from pathlib import Path
 
 import dagster as dg
 
-from orchestration import log_lines
-from orchestration.build import build_defs
+from highwater.orchestration import log_lines
+from highwater.orchestration.build import build_defs
+from highwater.stream_files import load_streams
+from resources import project_resources
+
+STREAMS = Path(__file__).resolve().parent.parent / "assets" / "streams"
 
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Everything, built when Dagster asks for it."""
+    """All definitions, built when Dagster asks for them."""
     log_lines.install(os.environ)
-    return build_defs(environment=os.environ)
+    streams = load_streams(STREAMS)
+    return build_defs(streams=[*streams.values()], resources=project_resources(), environment=os.environ)

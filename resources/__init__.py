@@ -1,5 +1,12 @@
-"""What is connected to: Kafka, Spark, the lake, the ledger.
+"""The Dagster resources of this project: Highwater's own, which read their settings from the environment."""
 
-What belongs here: clients and their configuration. Heavy libraries are imported where they are used, so that
-loading connects to nothing (I14). What does not: deciding what to read or write.
-"""
+from __future__ import annotations
+
+from typing import Any
+
+from highwater.orchestration.resources import default_resources
+
+
+def project_resources() -> dict[str, Any]:
+    """The resources by name; replace one here to configure it in code instead of by environment variables."""
+    return default_resources()

@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 from typing import Any, ClassVar
 
-from assets import published, sent
 from dev.processes import wait_until
+from highwater.assets import published, sent
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.plans import Publication
 from tests.accepted import Tables

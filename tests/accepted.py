@@ -13,24 +13,24 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from assets import dlq, events, published, raw, rejects
-from assets.reclaims import SEEN
-from assets.work import SliceReport, Work, nothing
 from dev.planted import plant
+from highwater.assets import dlq, events, published, raw, rejects
+from highwater.assets.reclaims import SEEN
+from highwater.assets.work import SliceReport, Work, nothing
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.proof import Proof
+from highwater.resources.commit_log import replace_slices
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from resources.commit_log import replace_slices
-from resources.kafka import Kafka
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.support import make_stream, order, with_milliseconds
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from resources.producer import Record
-    from resources.transactions import Mark
+    from highwater.resources.producer import Record
+    from highwater.resources.transactions import Mark
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TARGET = "orders.accepted"

@@ -9,14 +9,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.commit_records import CommitRecord, to_user_metadata
-from resources.commit_log import complete
-from resources.numbered_commits import Pieces
+from highwater.resources.commit_log import complete
+from highwater.resources.numbered_commits import Pieces
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from resources.lake import Lake
-    from resources.ledger import Ledger
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
 
 
 def commit_current(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dev.spark_connect import SparkConnect
-    from resources.ledger import Ledger
+    from highwater.resources.ledger import Ledger
     from tests.support import Bench
 
 TopicFactory = Callable[..., str]
@@ -91,7 +91,7 @@ def _no_configuration_of_the_machine() -> Iterator[None]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers that are away are waited for half a second: for tests in which that only takes time."""
     for module in ("kafka", "topic_facts"):
-        monkeypatch.setattr(f"resources.{module}.REQUEST_SECONDS", 0.5)
+        monkeypatch.setattr(f"highwater.resources.{module}.REQUEST_SECONDS", 0.5)
 
 
 @pytest.fixture(autouse=True)
@@ -99,13 +99,13 @@ def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """The session's broker is there, and answers late on a machine that stands still for seconds: a run would wait."""
     if "bench" in request.fixturenames:
         for module in ("kafka", "groups", "topic_facts", "dlq_topics", "permissions"):
-            monkeypatch.setattr(f"resources.{module}.REQUEST_SECONDS", 60.0)
+            monkeypatch.setattr(f"highwater.resources.{module}.REQUEST_SECONDS", 60.0)
 
 
 @pytest.fixture(autouse=True)
 def _second_look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two looks at a topic follow each other at once: seconds in between would add minutes to the tests of losses."""
-    monkeypatch.setattr("resources.kafka.LOOKS_APART", 0.05)
+    monkeypatch.setattr("highwater.resources.kafka.LOOKS_APART", 0.05)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def ledger(url: str) -> Ledger:
-    from resources.ledger import Ledger
+    from highwater.resources.ledger import Ledger
 
     return Ledger(url)
 
@@ -149,7 +149,7 @@ def spark(spark_server: SparkConnect) -> Iterator[SparkSession]:
     """A Connect session, shared by tests that neither interrupt it nor change its settings."""
     from pyspark.sql import SparkSession
 
-    from resources.spark import close, prepare
+    from highwater.resources.spark import close, prepare
 
     session = prepare(SparkSession.builder.remote(spark_server.remote).create())
     yield session

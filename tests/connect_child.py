@@ -1,7 +1,4 @@
-"""A process that answers as a Spark Connect server does until it is asked for a plan, and then stands still.
-
-What belongs here: the server of one test. What does not: anything of Spark's; its port is the only line that it prints.
-"""
+"""A process that answers as a Spark Connect server does until it is asked for a plan, and then stands still."""
 
 from __future__ import annotations
 

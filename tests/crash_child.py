@@ -26,15 +26,15 @@ import deltalake  # noqa: F401 - see above
 import pandas as pd  # noqa: F401 - see above
 import pyspark.sql.connect.session  # noqa: F401 - see above
 
-from assets import commit, current, raw
-from orchestration import failures
-from orchestration.build import build_defs
-from orchestration.resources import KafkaResource, LakeResource, LedgerResource
-from orchestration.sensing import ticks
-from orchestration.sensing.requests import RANGE_END, RANGE_START
-from resources import spark
-from resources.kafka import Kafka
-from resources.leases import Lease
+from highwater.assets import commit, current, raw
+from highwater.orchestration import failures
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.resources import KafkaResource, LakeResource, LedgerResource
+from highwater.orchestration.sensing import ticks
+from highwater.orchestration.sensing.requests import RANGE_END, RANGE_START
+from highwater.resources import spark
+from highwater.resources.kafka import Kafka
+from highwater.resources.leases import Lease
 from tests.crash_support import stream_on
 from tests.support import PAGE_SECONDS
 

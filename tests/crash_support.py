@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dev.processes import wait_until
 from highwater import settings
 from highwater.declaration import Limits
-from resources.lake import Lake
+from highwater.resources.lake import Lake
 from tests.support import Message, customers, make_stream, order_message, read_rows, read_topic, send
 
 if TYPE_CHECKING:

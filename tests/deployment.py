@@ -17,10 +17,10 @@ import dagster as dg
 from dev.dagster_services import DagsterServices, prepare_home
 from dev.paths import REPOSITORY
 from dev.processes import free_port, wait_until
-from orchestration.stream_assets import table_keys
-from resources.kafka import Kafka
-from resources.lake import Lake
-from resources.ledger import Ledger
+from highwater.orchestration.stream_assets import table_keys
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from tests.support import ORDERS, Message, customers, make_stream, send
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ DEFINITIONS = """
 import os
 from pathlib import Path
 
-from assets import raw
+from highwater.assets import raw
 from highwater.declaration import Limits
-from orchestration.build import build_defs
+from highwater.orchestration.build import build_defs
 from tests.support import make_stream
 
 _one_read = raw._one_read

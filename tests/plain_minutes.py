@@ -1,7 +1,4 @@
-"""The rows of metrics as the definition has them, from rows of events, in plain Python and by means of its own.
-
-What belongs here: this one model, which knows the statuses of the orders. What does not: any code under test.
-"""
+"""The rows of metrics as the definition has them, from rows of events, in plain Python and by means of its own."""
 
 from __future__ import annotations
 

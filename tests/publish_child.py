@@ -10,19 +10,19 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from assets import dlq
-from assets.work import Work
+from highwater.assets import dlq
+from highwater.assets.work import Work
 from highwater.errors import SupersededAttemptError
 from highwater.plans import Publication
-from resources.dlq_topics import ensure
-from resources.kafka import Kafka
-from resources.lake import Lake
-from resources.ledger import Ledger
-from resources.transactions import Mark, Transactions
+from highwater.resources.dlq_topics import ensure
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.transactions import Mark, Transactions
 from tests.support import make_stream
 
 if TYPE_CHECKING:
-    from resources.producer import Record
+    from highwater.resources.producer import Record
 
 FENCED = 7
 RECORDS = 5

@@ -15,11 +15,11 @@ from assets.streams.orders import STREAM as ORDERS
 from dev.processes import wait_until
 from highwater.declaration import Limits
 from highwater.errors import DependencyAwayError, HighwaterError, TopicAbsentError
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.sensing.planning import Planner, Tick
+from highwater.resources.kafka import Kafka
+from highwater.resources.ledger import Ledger
 from highwater.slices import Slice
-from orchestration.cli.main import main
-from orchestration.sensing.planning import Planner, Tick
-from resources.kafka import Kafka
-from resources.ledger import Ledger
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient

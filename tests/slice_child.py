@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
+from highwater.orchestration.build import build_defs
+from highwater.resources.kafka import Kafka
+from highwater.resources.ledger import Ledger
 from highwater.settings import Settings
 from highwater.slices import OffsetRange, Slice
-from orchestration.build import build_defs
-from resources.kafka import Kafka
-from resources.ledger import Ledger
 from tests.support import make_stream, read_topic
 
 

@@ -23,12 +23,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assets import current, dlq, events, metrics, raw, rejects
-from assets.classified import Classified
 from assets.streams.orders import STREAM as ORDERS
-from assets.work import SliceReport, Work
 from dev.failing import failing
 from dev.processes import wait_until
+from highwater.assets import current, dlq, events, metrics, raw, rejects
+from highwater.assets.classified import Classified
+from highwater.assets.work import SliceReport, Work
 from highwater.declaration import Limits
 from highwater.errors import DependencyAwayError
 from highwater.slices import OffsetRange, Slice
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
     from dev.spark_connect import SparkConnect
     from highwater.declaration import Stream
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
     from highwater.schemas import Schema
-    from resources.kafka import Kafka
-    from resources.lake import Lake
-    from resources.ledger import Ledger
 
 STAGES = (raw, events, rejects, dlq, current)
 
@@ -187,7 +187,7 @@ class Bench:
 
     def failing(self) -> dict[str, str]:
         """The checks that fail in slices that stand whole in all tables, with what they say."""
-        from orchestration.checking.checks import Sources
+        from highwater.orchestration.checking.checks import Sources
 
         sources = Sources(self.ledger, self.kafka, self.lake, self.schemas)
         return {f"{red.check} of {red.slice_key}": red.text for red in failing(sources, self.stream)}
@@ -202,9 +202,9 @@ class Bench:
 
 def make_bench(topic: str, bootstrap: str, spark: SparkSession, home: Path) -> Bench:
     """The stream `orders` on a topic, with lake and ledger below `home`."""
-    from resources.kafka import Kafka
-    from resources.lake import Lake
-    from resources.ledger import Ledger
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
 
     lake = Lake(str(home / "lake"))
     customers(lake)
@@ -269,7 +269,7 @@ def committed_offsets(kafka: Kafka, topic: str) -> dict[str, dict[int, int]]:
     """What consumer groups have committed of a topic: partition → offset, by group; groups without are left out."""
     from confluent_kafka.admin import AdminClient
 
-    from resources.groups import held
+    from highwater.resources.groups import held
 
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})  # one that is let go of drops the request under way
     listed = admin.list_consumer_groups().result(60)
@@ -286,7 +286,7 @@ def quick(patch: pytest.MonkeyPatch, seconds: float) -> None:
         patch: undoes it.
         seconds: without a word, for an answer to the ping, and for a connection.
     """
-    from resources import spark
+    from highwater.resources import spark
 
     pings = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
     # The least wait between two connections is also how long one may take.

@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 
-from assets import accepted_copies, published, sent
-from assets.accepted_copies import read
+from highwater.assets import accepted_copies, published, sent
+from highwater.assets.accepted_copies import read
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.errors import ConfigurationError, RetractionError
+from highwater.orchestration.checking.published_checks import events_published
+from highwater.orchestration.operating import rebuilding_accepted
+from highwater.orchestration.operating.rebuilding_accepted import OnAccepted, keep
+from highwater.orchestration.operating.rebuilding_all import see_nothing_there
 from highwater.publishing import Judged, Known, Late, State, judge
+from highwater.resources.breakers import Acceptance
+from highwater.resources.dlq_topics import Shape
+from highwater.resources.kafka import PartitionState, TopicState
+from highwater.resources.ledger import Ledger
+from highwater.resources.transactions import Mark
 from highwater.slices import OffsetRange, Slice
-from orchestration.checking.published_checks import events_published
-from orchestration.operating import rebuilding_accepted
-from orchestration.operating.rebuilding_accepted import OnAccepted, keep
-from orchestration.operating.rebuilding_all import see_nothing_there
-from resources.breakers import Acceptance
-from resources.dlq_topics import Shape
-from resources.kafka import PartitionState, TopicState
-from resources.ledger import Ledger
-from resources.transactions import Mark
 from tests.accepted import NOON, TARGET, Broken, Event, Log, Sent, Tables
 from tests.support import Bench, Message, order_message, read_rows
 from tests.test_published import orders, places

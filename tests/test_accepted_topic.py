@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets import dlq, events, published, rejects
+from highwater.assets import dlq, events, published, rejects
 from highwater.declaration import Accepted
 from highwater.errors import RetractionError
-from orchestration.checking.published_checks import events_published
-from resources import ledger_schema
-from resources.breakers import Acceptance
-from resources.dlq_topics import ensure_accepted, see_accepted
+from highwater.orchestration.checking.published_checks import events_published
+from highwater.resources import ledger_schema
+from highwater.resources.breakers import Acceptance
+from highwater.resources.dlq_topics import ensure_accepted, see_accepted
 from tests.accept_child import FENCED, LAPSED, POINTS
 from tests.accepted import Event, Tables
 from tests.conftest import create_topic

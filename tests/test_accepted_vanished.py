@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets import published, sent
-from assets.work import Work
 from dev.processes import wait_until
+from highwater.assets import published, sent
+from highwater.assets.work import Work
 from highwater.errors import DependencyAwayError, HighwaterError, TopicAbsentError, TopicRecreatedError
 from highwater.errors import TopicVanishedError as Vanished
+from highwater.orchestration.checking import topic_audit
+from highwater.orchestration.checking.audit import audit
+from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.telling import doctor, plan_status
+from highwater.orchestration.telling.plan_status import stream_status
+from highwater.orchestration.telling.publication import accepted_vanished
 from highwater.plans import Publication
-from orchestration.checking import topic_audit
-from orchestration.checking.audit import audit
-from orchestration.cli.terminal import PERMANENT
-from orchestration.telling import doctor, plan_status
-from orchestration.telling.plan_status import stream_status
-from orchestration.telling.publication import accepted_vanished
-from resources import dlq_topics
-from resources.dlq_topics import see_accepted
-from resources.kafka import TopicState
+from highwater.resources import dlq_topics
+from highwater.resources.dlq_topics import see_accepted
+from highwater.resources.kafka import TopicState
 from tests.accepted import TARGET, Event, Tables
 from tests.conftest import create_topic
 from tests.scene import Scene

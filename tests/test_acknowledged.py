@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assets import raw
 from dev.broker import EmbeddedBroker, EmbeddedCluster
 from dev.processes import wait_until
 from dev.proxy import LossyProxy
+from highwater.assets import raw
 from highwater.declaration import Limits
-from orchestration.sensing.planning import Planner
-from resources.producer import Record, ReliableProducer
-from resources.producer_properties import producer_properties
+from highwater.orchestration.sensing.planning import Planner
+from highwater.resources.producer import Record, ReliableProducer
+from highwater.resources.producer_properties import producer_properties
 from tests.conftest import create_topic
 from tests.support import Bench, make_bench, read_topic
 

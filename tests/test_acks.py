@@ -15,9 +15,9 @@ import pytest
 
 from dev.broker import EmbeddedBroker, EmbeddedCluster
 from dev.processes import wait_until
+from highwater.resources.kafka import Kafka
+from highwater.resources.topic_facts import topic_facts
 from highwater.topic_rules import Level, endurance, judge
-from resources.kafka import Kafka
-from resources.topic_facts import topic_facts
 from tests.support import read_topic
 
 if TYPE_CHECKING:

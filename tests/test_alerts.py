@@ -23,13 +23,13 @@ from highwater.alerting import DEPLOYMENT, Alert, Measure, after, told, watch
 from highwater.declaration import Alerts, Foreign, Lookup
 from highwater.envelope import Origin
 from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.telling import alerts
 from highwater.reclaims import Reclaim
+from highwater.resources.kafka import Kafka
+from highwater.resources.ledger import Ledger
+from highwater.resources.webhook import post
 from highwater.topic_rules import Setting
-from orchestration.build import build_defs
-from orchestration.telling import alerts
-from resources.kafka import Kafka
-from resources.ledger import Ledger
-from resources.webhook import post
 from tests.scene import Scene
 from tests.support import make_stream
 from tests.test_audit import MAIN, PARKED, STREAM, Written

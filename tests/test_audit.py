@@ -19,16 +19,16 @@ import pytest
 from dev.planted import plant
 from dev.processes import LOOPBACK, free_port
 from highwater.envelope import Origin
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.checking import origin_counts
+from highwater.orchestration.checking.origin_counts import Ends, count_ends, count_parked
+from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.plans import Discard
 from highwater.proof import Proof
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from orchestration.build import build_defs
-from orchestration.checking import origin_counts
-from orchestration.checking.origin_counts import Ends, count_ends, count_parked
-from orchestration.cli.terminal import PERMANENT, TEMPORARY
-from resources.kafka import Kafka
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.commits import commit_current
 from tests.scene import Scene
 from tests.support import make_stream
@@ -255,7 +255,7 @@ def test_the_job_reads_the_newest_slices_once_more(
         asked.append(records_of)
         return page
 
-    monkeypatch.setattr("orchestration.checking.audit.audit", audit)
+    monkeypatch.setattr("highwater.orchestration.checking.audit.audit", audit)
     opened: dict[str, Any] = {name: SimpleNamespace(open=lambda: None) for name in ("kafka", "ledger", "lake")}
     job = build_defs(streams=[STREAM], resources=opened).resolve_job_def("audit")
     with dg.DagsterInstance.ephemeral() as instance:

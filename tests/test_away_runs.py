@@ -19,7 +19,7 @@ import pytest
 from dev.processes import LOOPBACK, free_port
 from dev.spark_local import SMALL_QUERIES
 from highwater import settings
-from resources.spark_tables import write_slices
+from highwater.resources.spark_tables import write_slices
 from tests.support import Bench, Message, order_message, quick, read_topic
 from tests.test_breaker_runs import Runs, configure, failure
 
@@ -51,8 +51,8 @@ def refused(name: str, form: str) -> Iterator[None]:
     """Nobody listens where this variable points to."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(name, form.format(f"{LOOPBACK}:{free_port()}"))
-        patch.setattr("resources.spark.RETRIES", 2)
-        patch.setattr("resources.kafka.REQUEST_SECONDS", 0.5)
+        patch.setattr("highwater.resources.spark.RETRIES", 2)
+        patch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 0.5)
         yield
 
 
@@ -71,7 +71,7 @@ def stopped_at_the_commit(server: SparkConnect) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # A JVM on a busy machine needs a second or two for a word.
         quick(patch, seconds=5)
-        patch.setattr("assets.commit.write_slices", stop_and_write)
+        patch.setattr("highwater.assets.commit.write_slices", stop_and_write)
         try:
             yield
         finally:

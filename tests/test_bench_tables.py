@@ -10,22 +10,22 @@ from deltalake import DeltaTable
 
 from assets.streams.orders import STREAM
 from bench import tables
+from highwater.orchestration.checking import contents, follower_checks, origin_checks
+from highwater.orchestration.checking.key_places import key_places
+from highwater.orchestration.checking.offset_queries import in_raw
+from highwater.orchestration.checking.origin_counts import count_ends
+from highwater.orchestration.checking.plan_checks import all_seams, offsets_as_planned
+from highwater.orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
+from highwater.orchestration.sensing.standing import attempts
 from highwater.partition_counts import eras
 from highwater.partitioners import Choice, Partitioner
 from highwater.proof import Proof
+from highwater.resources.commit_log import proofs_in, written
+from highwater.resources.delta import rows_in
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.upkeep import files_of
 from highwater.slices import OffsetRange, Slice
-from orchestration.checking import contents, follower_checks, origin_checks
-from orchestration.checking.key_places import key_places
-from orchestration.checking.offset_queries import in_raw
-from orchestration.checking.origin_counts import count_ends
-from orchestration.checking.plan_checks import all_seams, offsets_as_planned
-from orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
-from orchestration.sensing.standing import attempts
-from resources.commit_log import proofs_in, written
-from resources.delta import rows_in
-from resources.lake import Lake
-from resources.ledger import Ledger
-from resources.upkeep import files_of
 
 
 def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,23 +17,23 @@ import pytest
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
-from assets.work import SliceReport
+from highwater.assets.work import SliceReport
 from highwater.declaration import CAN_BLOCK, CHECKS, Severity
 from highwater.errors import BlockedError, DeclarationError
+from highwater.orchestration import stream_assets
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.checking import checks
+from highwater.orchestration.checking.blocking import see_not_blocked
+from highwater.orchestration.checking.check_results import failing_checks
+from highwater.orchestration.checking.verdicts import Verdict
+from highwater.orchestration.stream_assets import table_key
 from highwater.proof import Proof
+from highwater.resources.ledger import Ledger
 from highwater.tables import stages_of
-from orchestration import stream_assets
-from orchestration.build import build_defs
-from orchestration.checking import checks
-from orchestration.checking.blocking import see_not_blocked
-from orchestration.checking.check_results import failing_checks
-from orchestration.checking.verdicts import Verdict
-from orchestration.stream_assets import table_key
-from resources.ledger import Ledger
 from tests.version_tables import FIRST, SECOND, Planted, event
 
 if TYPE_CHECKING:
-    from assets.work import Work
+    from highwater.assets.work import Work
     from highwater.declaration import Stream
 
 # Seconds of processor each.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from assets.origins import PROBLEM
-from assets.parsing import judged, key_of
-from assets.work import Work
+from highwater.assets.origins import PROBLEM
+from highwater.assets.parsing import judged, key_of
+from highwater.assets.work import Work
 from highwater.classifying import Outcome, classify
 from highwater.declaration import Deletes, Field, Stream, UnknownFields
 from highwater.formats import Avro, BigEndian, Csv, Json, KeyFormat, Lines, Protobuf, Raw, Text

@@ -17,11 +17,11 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets import events
-from assets.admission import see_admitted, see_within_limit
-from assets.commit import Standing
-from assets.work import Work
 from dev.planted import plant
+from highwater.assets import events
+from highwater.assets.admission import see_admitted, see_within_limit
+from highwater.assets.commit import Standing
+from highwater.assets.work import Work
 from highwater.breaker import LONGEST_PROBE, Circuit, Outcome, admit, done, fail, judge
 from highwater.declaration import ON_REJECT, Breaker, OnReject, Stream
 from highwater.errors import (
@@ -34,24 +34,24 @@ from highwater.errors import (
     UnbalancedError,
     UnknownSliceError,
 )
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.sensing import ticks
+from highwater.orchestration.sensing.breaking import watched
+from highwater.orchestration.sensing.repairing import RULES as REPAIR
+from highwater.orchestration.sensing.repairing import repair
+from highwater.orchestration.sensing.requests import PastRun, forgiven, last_tries, stop
+from highwater.orchestration.stream_assets import table_key
+from highwater.orchestration.telling import alerts
+from highwater.orchestration.telling.plan_status import stream_status
 from highwater.proof import Proof
+from highwater.resources import breakers
+from highwater.resources import ledger_schema as schema
+from highwater.resources.breakers import Acceptance, AcceptedReason, Judgement
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import Slice
-from orchestration.build import build_defs
-from orchestration.cli.main import main
-from orchestration.sensing import ticks
-from orchestration.sensing.breaking import watched
-from orchestration.sensing.repairing import RULES as REPAIR
-from orchestration.sensing.repairing import repair
-from orchestration.sensing.requests import PastRun, forgiven, last_tries, stop
-from orchestration.stream_assets import table_key
-from orchestration.telling import alerts
-from orchestration.telling.plan_status import stream_status
-from resources import breakers
-from resources import ledger_schema as schema
-from resources.breakers import Acceptance, AcceptedReason, Judgement
-from resources.kafka import Kafka
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.commits import commit_current
 from tests.support import SilentKafka, make_stream
 from tests.test_audit import a_slice
@@ -720,7 +720,7 @@ def test_repair_asks_for_all_when_it_closed_however_often_they_failed(repairing:
 
 
 def test_the_planner_and_retries_ask_for_raw_alone_while_it_is_open() -> None:
-    from orchestration.sensing.requests import first_requests
+    from highwater.orchestration.sensing.requests import first_requests
 
     [request] = first_requests(["a", "b"], ["a", "b"], 20, raw_alone=True)
     [run] = ticks.run_requests(STREAM, [request])
@@ -789,7 +789,7 @@ def split(key: str, raw: int, **reasons: int) -> dict[str, dict[str, int]]:
 
 
 def accept(ledger: Ledger, *reasons: str, from_slice: str = TWO.key, **asked: Any) -> list[str]:
-    from orchestration.operating.accepting_rejects import AskedReasons, accept_reasons
+    from highwater.orchestration.operating.accepting_rejects import AskedReasons, accept_reasons
 
     lines: list[str] = []
     given = {"from_slice": from_slice, "sure": True, "by": "ann", "because": "foreign keys", **asked}
@@ -961,7 +961,7 @@ def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatc
 
 
 def test_what_cannot_be_accepted_is_told(ledger: Ledger) -> None:
-    from orchestration.operating.accepting_rejects import Asked, act
+    from highwater.orchestration.operating.accepting_rejects import Asked, act
 
     ledger.add([ONE])
     for asked, stream, error in (

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from assets import events, raw
+from highwater.assets import events, raw
 from highwater.declaration import Breaker
 from highwater.errors import BreakerOpenError, RejectsOverLimitError
-from orchestration.build import build_defs
-from orchestration.sensing.requests import Request
-from orchestration.sensing.ticks import run_requests
-from orchestration.stream_assets import table_key
-from resources.delta import query
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.sensing.requests import Request
+from highwater.orchestration.sensing.ticks import run_requests
+from highwater.orchestration.stream_assets import table_key
+from highwater.resources.delta import query
 from tests.support import Bench, customers, order_message
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Runs:
         chosen = [table_key(self.bench.stream, table) for table in tables] or asked.asset_selection
         with pytest.MonkeyPatch.context() as patch:
             if not tries:
-                patch.setattr("orchestration.failures.TRIES_AGAIN", 0)
+                patch.setattr("highwater.orchestration.failures.TRIES_AGAIN", 0)
             return self.job.execute_in_process(
                 instance=self.instance, tags=asked.tags, asset_selection=chosen, raise_on_error=False
             )

@@ -14,14 +14,14 @@ import pytest
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Foreign, Limits, Stream
 from highwater.errors import ConfigurationError
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.sensing.planning import Planner, Tick
+from highwater.orchestration.stream_assets import planned, table_key
 from highwater.plans import Generation
+from highwater.resources.ledger import Ledger
 from highwater.routing import on_tier
 from highwater.slices import OffsetRange, Slice
 from highwater.tables import tables_of
-from orchestration.build import build_defs
-from orchestration.sensing.planning import Planner, Tick
-from orchestration.stream_assets import planned, table_key
-from resources.ledger import Ledger
 from tests.test_breaker import Repairing
 from tests.test_holds import FOUND
 from tests.test_vanished import Topics

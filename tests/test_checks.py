@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestration.checking.origin_checks import offsets_accounted_for
-from orchestration.sensing.standing import attempts, version_order
-from resources.lake import Lake
+from highwater.orchestration.checking.origin_checks import offsets_accounted_for
+from highwater.orchestration.sensing.standing import attempts, version_order
+from highwater.resources.lake import Lake
 from tests.conftest import create_topic
 from tests.support import Message, make_bench, order_message
 

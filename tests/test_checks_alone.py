@@ -11,11 +11,11 @@ import dagster as dg
 import pytest
 
 from assets.streams.orders import STREAM as ORDERS
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.checking import gap_checks
+from highwater.orchestration.checking.check_results import check_keys
+from highwater.orchestration.sensing.requests import RANGE_END, RANGE_START
 from highwater.topic_rules import Setting
-from orchestration.build import build_defs
-from orchestration.checking import gap_checks
-from orchestration.checking.check_results import check_keys
-from orchestration.sensing.requests import RANGE_END, RANGE_START
 from tests.support import make_stream
 from tests.world import FIRST, World
 

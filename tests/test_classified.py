@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from assets.classified import Classified
+from highwater.assets.classified import Classified
 
 
 class Frame:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dev.processes import LOOPBACK, free_port
-from orchestration.cli.terminal import PERMANENT, TEMPORARY
+from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from tests.scene import Scene
 
 TopicFactory = Callable[..., str]

@@ -24,27 +24,27 @@ import dagster as dg
 import pytest
 from dagster_shared.serdes import serialize_value
 
-from assets import raw
 from dev import paths
 from dev.broker import EmbeddedBroker
 from dev.dagster_services import prepare_home
 from dev.java import find_java
 from dev.processes import LOOPBACK, free_port
 from highwater import settings
+from highwater.assets import raw
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.orchestration.resources import ProducerResource, close_session, open_session
+from highwater.orchestration.sensing import mirror
+from highwater.orchestration.sensing.requests import RANGE_END, RANGE_START
 from highwater.plans import Generation
+from highwater.resources import groups
+from highwater.resources.kafka import Kafka
+from highwater.resources.kafka_options import GUARDED
+from highwater.resources.live_producer import own_producers
+from highwater.resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES, close, connect, delta_errors
+from highwater.resources.spark_tables import write_slices
+from highwater.resources.transactions import Transactions
 from highwater.settings import SPARK_REMOTE, Settings
 from highwater.slices import OffsetRange, Slice
-from orchestration.resources import ProducerResource, close_session, open_session
-from orchestration.sensing import mirror
-from orchestration.sensing.requests import RANGE_END, RANGE_START
-from resources import groups
-from resources.kafka import Kafka
-from resources.kafka_options import GUARDED
-from resources.live_producer import own_producers
-from resources.spark import CHANNEL, LONGEST_BACKOFF_MS, RETRIES, close, connect, delta_errors
-from resources.spark_tables import write_slices
-from resources.transactions import Transactions
 from tests.support import (
     BOUNDED,
     PAGE_SECONDS,
@@ -122,7 +122,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, str]]]:
 
     for kind in ("Consumer", "Producer", "admin.AdminClient"):
         monkeypatch.setattr(f"confluent_kafka.{kind}", partial(make, kind))
-    monkeypatch.setattr("resources.live_producer.LOG_SECONDS", 0)
+    monkeypatch.setattr("highwater.resources.live_producer.LOG_SECONDS", 0)
     return found
 
 
@@ -130,7 +130,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, str]]]:
 def test_a_reader_of_ours_commits_nothing_and_never_jumps(
     client: str, made: dict[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resources.transactions.publishing_properties", lambda *_: {})
+    monkeypatch.setattr("highwater.resources.transactions.publishing_properties", lambda *_: {})
     kafka = Kafka("ours:1")
     kafka._config = dict(HOSTILE)
     with suppress(DependencyAwayError):
@@ -221,11 +221,11 @@ def test_all_clients_of_ours_are_looked_at_here() -> None:
             if opened := re.findall(r"\bopened\((Consumer|Producer|AdminClient)\b", text):
                 found[f"{folder}/{file.name}"] = opened
     assert found == {
-        "resources/kafka.py": ["AdminClient", "Consumer"],
-        "resources/live_producer.py": ["Producer"],
-        "resources/producer.py": ["Producer"],
-        "resources/several_clients.py": ["Producer"],
-        "resources/transactions.py": ["Producer"],
+        "highwater/resources/kafka.py": ["AdminClient", "Consumer"],
+        "highwater/resources/live_producer.py": ["Producer"],
+        "highwater/resources/producer.py": ["Producer"],
+        "highwater/resources/several_clients.py": ["Producer"],
+        "highwater/resources/transactions.py": ["Producer"],
     }
 
 
@@ -330,7 +330,7 @@ def test_a_session_that_is_over_leaves_the_threads_of_the_others_alone(monkeypat
         made.append(connect(remote))
         return made[-1]
 
-    monkeypatch.setattr("resources.spark.connect", connected)
+    monkeypatch.setattr("highwater.resources.spark.connect", connected)
     away = f"sc://{LOOPBACK}:{free_port()}"
     with pytest.raises(DependencyAwayError):
         open_session(Settings.from_environment({SPARK_REMOTE: away}))
@@ -450,9 +450,9 @@ def configure(
     patch.setenv(settings.HOME, str(home))
     patch.setenv(settings.KAFKA_BOOTSTRAP, bootstrap)
     patch.setenv(settings.KAFKA_CONFIG, json.dumps(dict(config)))
-    patch.setattr("orchestration.resources.open_session", lambda _: spark)
-    patch.setattr("orchestration.resources.close_session", lambda _: None)
-    patch.setattr("orchestration.failures.TRIES_AGAIN", 0)
+    patch.setattr("highwater.orchestration.resources.open_session", lambda _: spark)
+    patch.setattr("highwater.orchestration.resources.close_session", lambda _: None)
+    patch.setattr("highwater.orchestration.failures.TRIES_AGAIN", 0)
 
 
 def took(dagster: Ticking, piece: Slice) -> bool:

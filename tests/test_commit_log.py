@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets import current, dlq, events, raw, rejects
-from assets.commit import target_of
 from dev.planted import plant
+from highwater.assets import current, dlq, events, raw, rejects
+from highwater.assets.commit import target_of
 from highwater.commit_records import (
     CommitRecord,
     attempts_of,
@@ -30,12 +30,12 @@ from highwater.commit_records import (
 )
 from highwater.errors import DependencyAwayError
 from highwater.proof import Proof
+from highwater.resources import commit_log, numbered_commits
+from highwater.resources.commit_log import complete
+from highwater.resources.delta import query
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from resources import commit_log, numbered_commits
-from resources.commit_log import complete
-from resources.delta import query
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.commits import commit_current
 from tests.support import Bench, customers, order_message
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
-    from resources.intents import Intent
+    from highwater.resources.intents import Intent
 
 ONE, TWO = "orders@0000000", "orders@0000001"
 PIECE = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 9)}, datetime(2026, 3, 1, tzinfo=UTC))

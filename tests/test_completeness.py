@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dev.planted import plant
+from highwater.orchestration.checking.completeness import Held, hold_against_topic
+from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.proof import Proof
+from highwater.resources.lake import Lake
 from highwater.slices import Slice
-from orchestration.checking.completeness import Held, hold_against_topic
-from orchestration.cli.terminal import PERMANENT
-from resources.lake import Lake
 from tests.scene import Scene
 
 if TYPE_CHECKING:

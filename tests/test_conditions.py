@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.envelope import ORIGIN, ORIGIN_TYPES
-from resources.conditions import between, in_none_of, in_one_of
-from resources.delta import query
+from highwater.resources.conditions import between, in_none_of, in_one_of
+from highwater.resources.delta import query
 
 # A process of DataFusion's did not outlive three thousand alternatives.
 MANY = 4000
@@ -70,7 +70,7 @@ def test_thousands_of_partitions_are_looked_up(tmp_path: Path) -> None:
 def test_what_covers_some_places_holds_for_nothing_between_their_partitions(few: DeltaTable) -> None:
     import pyarrow as pa
 
-    from assets.origins import covering
+    from highwater.assets.origins import covering
 
     wanted = [("a", 0, 1, 0), ("a", 0, 1, 2), ("a", 1, 0, 1), ("b-c", 0, 0, 0)]
     places = pa.Table.from_pylist([dict(zip(ORIGIN, place, strict=True)) for place in wanted])

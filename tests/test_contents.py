@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from highwater.declaration import Field
+from highwater.orchestration.checking import contents
+from highwater.orchestration.checking.contents import _differing, _Reader, _suspects, _Told
 from highwater.reading import Record
-from orchestration.checking import contents
-from orchestration.checking.contents import _differing, _Reader, _suspects, _Told
 from tests.support import make_stream
 
 STREAM = make_stream("orders")

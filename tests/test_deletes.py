@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from highwater.declaration import Deletes, Field, Stream
+from highwater.orchestration.checking.follower_checks import current_follows_events
+from highwater.orchestration.checking.version_checks import over_the_stream
 from highwater.sources import Key, Meta
-from orchestration.checking.follower_checks import current_follows_events
-from orchestration.checking.version_checks import over_the_stream
 from tests.support import Message, make_stream
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def test_any_order_of_slices_ends_in_the_same_table(bench: Bench) -> None:
 
 def test_rebuilding_leaves_deleted_keys_out(bench: Bench) -> None:
     """`current` made from the events alone has the same rows."""
-    from assets.current_rebuild import Look, differences, rebuild
+    from highwater.assets.current_rebuild import Look, differences, rebuild
 
     bench.stream = changes(bench.stream.topic)
     for piece in sent(bench, [change("a", 1), change("b", 1)], [change("a", 2, "d")]):
@@ -237,7 +237,7 @@ def test_without_a_version_a_stream_is_append_only(bench: Bench) -> None:
 
 def test_records_with_another_key_are_told(bench: Bench) -> None:
     """By default the key of the fields counts, and a check warns of records that have another one."""
-    from orchestration.checking.key_checks import record_keys_as_declared
+    from highwater.orchestration.checking.key_checks import record_keys_as_declared
 
     bench.stream = changes(bench.stream.topic, record_key="warn")
     [piece] = sent(bench, [change("a", 1), replace(change("b", 1), key=b"b"), replace(change("c", 1), key=None)])
@@ -260,7 +260,7 @@ def test_a_delete_taken_back_while_an_older_event_came_between(bench: Bench) -> 
     bench.materialise(deletes)
     assert versions(bench) == {}
     bench.stream = changes(topic, deletes=Deletes("op", ("x",)))
-    from assets import current, dlq, events, raw, rejects
+    from highwater.assets import current, dlq, events, raw, rejects
 
     # What was a delete lacks a name now.
     for stage in (events, rejects, dlq):
@@ -274,7 +274,7 @@ def test_a_delete_taken_back_while_an_older_event_came_between(bench: Bench) -> 
 
 def test_deletes_stay_deletes_when_the_stream_declares_none_any_more(bench: Bench) -> None:
     """Rebuilding and late events gave deleted keys a row of nulls, or an older one."""
-    from assets.current_rebuild import Look, differences
+    from highwater.assets.current_rebuild import Look, differences
 
     topic = bench.stream.topic
     bench.stream = changes(topic)

@@ -18,7 +18,6 @@ import dagster as dg
 import pytest
 from rich.console import Console
 
-from assets.streams import load_streams
 from dev import dagster_questions, demo_shipments
 from dev.compare import Comparison
 from dev.dagster_questions import (
@@ -42,9 +41,10 @@ from dev.reconcile import report
 from dev.shipments import ADDED, BATCH, STREAM, first_batch, second_batch
 from highwater.breaker import Circuit
 from highwater.errors import ConfigurationError
+from highwater.resources.breakers import Judgement
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from resources.breakers import Judgement
-from resources.ledger import Ledger
+from highwater.stream_files import load_streams
 
 REPOSITORY = Path(__file__).parent.parent
 

@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import pytest
 
-from assets import discarded, discards
-from assets.discarded import keep, read
-from assets.work import Work
+from highwater.assets import discarded, discards
+from highwater.assets.discarded import keep, read
+from highwater.assets.work import Work
 from highwater.envelope import Origin
 from highwater.erasing import microseconds
 from highwater.errors import DependencyAwayError, TemporaryError
+from highwater.orchestration.operating import maintaining, rebuilding
+from highwater.orchestration.operating.parked import Asked, Parked, Waiting, _give_up
 from highwater.plans import Discard
-from orchestration.operating import maintaining, rebuilding
-from orchestration.operating.parked import Asked, Parked, Waiting, _give_up
-from resources.lake import Lake
-from resources.ledger import Ledger
-from resources.small_tables import append
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.small_tables import append
 from tests.world import NOON, STREAM, World
 
 NOTHING = cast("Any", None)

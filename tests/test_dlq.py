@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets.published import materialise as send_accepted
-from assets.undecided import DETAIL
 from dev.processes import wait_until
 from highwater import envelope
+from highwater.assets.published import materialise as send_accepted
+from highwater.assets.undecided import DETAIL
 from highwater.declaration import Accepted
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError, OffsetsExpiredError
+from highwater.orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
+from highwater.orchestration.operating.acceptance import accept_loss, never_read
+from highwater.orchestration.sensing.retries import plan_tier
+from highwater.orchestration.telling.explaining import explain
+from highwater.orchestration.telling.locating import locate
+from highwater.orchestration.telling.plan_status import stream_status
 from highwater.plans import Discard, Generation
 from highwater.routing import due_after, named, reads
-from orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
-from orchestration.operating.acceptance import accept_loss, never_read
-from orchestration.sensing.retries import plan_tier
-from orchestration.telling.explaining import explain
-from orchestration.telling.locating import locate
-from orchestration.telling.plan_status import stream_status
 from tests.support import Bench, Message, customers, order_message
 
 if TYPE_CHECKING:

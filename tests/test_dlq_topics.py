@@ -16,9 +16,8 @@ from confluent_kafka import KafkaError, KafkaException
 from highwater.declaration import Accepted
 from highwater.envelope import MOST_BYTES
 from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError, TopicDriftError
-from highwater.topic_rules import TopicFacts
-from resources import dlq_topics
-from resources.dlq_topics import (
+from highwater.resources import dlq_topics
+from highwater.resources.dlq_topics import (
     Shape,
     _create,
     _see_no_drift,
@@ -28,7 +27,8 @@ from resources.dlq_topics import (
     see_accepted,
     see_no_drift,
 )
-from resources.kafka import Kafka
+from highwater.resources.kafka import Kafka
+from highwater.topic_rules import TopicFacts
 from tests.conftest import create_topic, grow
 from tests.support import make_stream
 
@@ -256,7 +256,7 @@ def test_a_topic_that_is_less_safe_than_the_main_topic_is_told(
         assignment={0: [2]},
         broker_ids=[1, 2, 3],
     )
-    monkeypatch.setattr("resources.dlq_topics.topic_facts", lambda *_: facts)
+    monkeypatch.setattr("highwater.resources.dlq_topics.topic_facts", lambda *_: facts)
     wanted = Shape(2, 3, {"min.insync.replicas": "2"})
     kafka: Any = SimpleNamespace(bootstrap="broker:9092")
     _see_no_drift(kafka, "orders.dlq.1", wanted, replace(wanted, replicas=4, config={"min.insync.replicas": "3"}))

@@ -20,9 +20,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.streams import load_streams
 from highwater import declaration, errors, field_rules, settings
 from highwater.errors import ConfigurationError
+from highwater.stream_files import load_streams
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCS = REPOSITORY / "docs"
@@ -149,7 +149,7 @@ def test_the_page_gives_the_places_below_home() -> None:
 
 
 def test_the_page_has_every_property_of_kafka_with_its_fate() -> None:
-    from resources import kafka_options
+    from highwater.resources import kafka_options
 
     page = section("docs/configuration.md", "Kafka")
     handed, alone, guarded = page.split("\nProperties that ")[1:]
@@ -216,7 +216,7 @@ def test_the_page_of_streams_has_every_check_with_its_severity() -> None:
 
 
 def test_the_page_of_operations_has_every_check_and_every_place_of_a_missing_version() -> None:
-    from orchestration.checking import missing_versions
+    from highwater.orchestration.checking import missing_versions
 
     page = text_of("docs/operations.md").split("\n## Checks\n")[1].split("\n## ")[0]
     checks, places = page.split("\n### Gaps\n")[0].split("### A version is missing")
@@ -270,7 +270,7 @@ def test_both_pages_declare_the_same_stream() -> None:
 
 
 def test_dagster_shows_of_a_stream_what_the_page_lists() -> None:
-    from orchestration.build import build_defs
+    from highwater.orchestration.build import build_defs
 
     page = text_of("docs/streams.md")
     table = page[page.index("| what | names |") : page.index("The tables and their columns")]
@@ -292,7 +292,7 @@ def test_dagster_shows_of_a_stream_what_the_page_lists() -> None:
 
 
 def test_the_page_lists_the_jobs_of_all_streams() -> None:
-    from orchestration.build import build_defs
+    from highwater.orchestration.build import build_defs
 
     stream = example()
     jobs = {name for name in build_defs(streams=[stream]).get_repository_def().job_names if not name.startswith("__")}
@@ -347,7 +347,7 @@ def pattern_of(text: ast.expr) -> str:
 
 
 def test_the_runbook_has_every_alert() -> None:
-    from orchestration.telling.alerts import MEASURES
+    from highwater.orchestration.telling.alerts import MEASURES
 
     found = alerts_measured()
     assert len(found) >= len(MEASURES)
@@ -371,7 +371,7 @@ def test_every_entry_of_the_runbook_says_symptom_meaning_and_action() -> None:
     ids=lambda kind: kind.__name__,
 )
 def test_a_failure_in_dagster_names_its_entry(kind: type[errors.HighwaterError]) -> None:
-    from orchestration.failures import as_failure
+    from highwater.orchestration.failures import as_failure
 
     shown = as_failure(kind("wrong", remedy="mend it")).metadata["runbook"].value
 
@@ -384,7 +384,7 @@ def test_a_failure_in_dagster_names_its_entry(kind: type[errors.HighwaterError])
 
 def checks_by_name() -> dict[str, tuple[str, str]]:
     """For each check of the shipped streams and of the page's example its table, and what Dagster shows of it."""
-    from orchestration.build import build_defs
+    from highwater.orchestration.build import build_defs
 
     streams = [*load_streams().values(), example()]
     graph = build_defs(streams=streams).get_repository_def().asset_graph
@@ -416,8 +416,8 @@ def test_a_page_of_a_check_says_what_it_means_and_what_a_red_one_asks_for() -> N
 
 
 def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:
-    from orchestration.checking.checks import evaluation
-    from orchestration.checking.verdicts import Verdict
+    from highwater.orchestration.checking.checks import evaluation
+    from highwater.orchestration.checking.verdicts import Verdict
 
     red, green = (
         evaluation(example(), "current", "versions_in_order", "t@0000000", Verdict(passed, "so"))
@@ -429,7 +429,7 @@ def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:
 
 
 def test_the_pages_of_checks_are_links_where_they_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestration.checking.checks import link_to
+    from highwater.orchestration.checking.checks import link_to
 
     monkeypatch.setenv("HIGHWATER_DOCS_URL", "https://localhost/docs/")
     assert link_to("slices_tile") == dg.MetadataValue.url("https://localhost/docs/checks/slices_tile.md")
@@ -442,7 +442,7 @@ def test_the_pages_of_checks_are_links_where_they_are_served(monkeypatch: pytest
 
 
 def test_the_page_of_operations_has_every_metric_with_its_labels() -> None:
-    from orchestration.telling.open_metrics import FAMILIES
+    from highwater.orchestration.telling.open_metrics import FAMILIES
 
     listed = {spans(row[0])[0]: tuple(spans(row[1])) for row in rows(section("docs/operations.md", "Metrics"))}
 
@@ -483,7 +483,7 @@ def with_fields(columns: list[str], stream: declaration.Stream) -> list[str]:
 
 @pytest.mark.parametrize("title", ["raw", "events", "rejects", "dlq", "current"])
 def test_the_page_of_tables_has_the_columns_in_their_order(title: str) -> None:
-    from assets import current, dlq, events, raw, rejects
+    from highwater.assets import current, dlq, events, raw, rejects
 
     stream = example()
     code = {
@@ -499,8 +499,8 @@ def test_the_page_of_tables_has_the_columns_in_their_order(title: str) -> None:
 
 
 def test_the_page_of_tables_has_the_columns_of_metrics() -> None:
-    from assets import minute_rows
     from assets.streams.orders import STREAM as ORDERS
+    from highwater.assets import minute_rows
 
     listed = [name for row in rows(section("docs/tables.md", "metrics")) for name in spans(row[0])]
     statuses = minute_rows.statuses_of(ORDERS)
@@ -514,7 +514,7 @@ def test_the_page_of_tables_has_the_columns_of_metrics() -> None:
 
 
 def test_the_page_of_tables_has_the_columns_of_published() -> None:
-    from assets import sent
+    from highwater.assets import sent
 
     listed = [name for row in rows(section("docs/tables.md", "published")) for name in spans(row[0])]
 
@@ -522,7 +522,7 @@ def test_the_page_of_tables_has_the_columns_of_published() -> None:
 
 
 def test_the_page_of_tables_has_the_columns_of_a_batch_under_way() -> None:
-    from assets import sent
+    from highwater.assets import sent
 
     [first, *others] = rows(section("docs/tables.md", "_sending"))
 
@@ -531,7 +531,7 @@ def test_the_page_of_tables_has_the_columns_of_a_batch_under_way() -> None:
 
 
 def test_the_page_of_tables_has_every_field_of_a_batch() -> None:
-    from assets.sent import Sending
+    from highwater.assets.sent import Sending
 
     [batch] = re.findall(r'`(\{"format": 1, "attempt".*?)`', section("docs/tables.md", "_sending"))
 
@@ -539,13 +539,13 @@ def test_the_page_of_tables_has_every_field_of_a_batch() -> None:
 
 
 def test_the_page_of_tables_has_the_columns_of_erasures() -> None:
-    from assets import erased
+    from highwater.assets import erased
 
     assert columns_listed("erasures") == erased.schema().names
 
 
 def test_the_page_of_tables_has_the_columns_of_discards() -> None:
-    from assets import discarded
+    from highwater.assets import discarded
 
     [first, *others] = rows(section("docs/tables.md", "discards"))
 
@@ -555,8 +555,8 @@ def test_the_page_of_tables_has_the_columns_of_discards() -> None:
 def test_the_contract_of_accepted_events_has_every_header_and_what_it_may_say() -> None:
     import pyarrow as pa
 
-    from assets.published import Outgoing
-    from assets.window import Window, schema
+    from highwater.assets.published import Outgoing
+    from highwater.assets.window import Window, schema
     from highwater.publishing import Judged, Late, State
 
     table = section("docs/published.md", "The record").split("| header | value |")[1]
@@ -610,7 +610,7 @@ def test_the_page_of_tables_has_every_field_of_a_commit_record() -> None:
 
 
 def test_the_page_of_tables_has_every_reason() -> None:
-    from assets import parsing
+    from highwater.assets import parsing
 
     found = {
         spans(row[0])[0]: row[1] == "yes"
@@ -623,7 +623,7 @@ def test_the_page_of_tables_has_every_reason() -> None:
 
 
 def test_the_page_of_tables_has_the_columns_of_commits() -> None:
-    from resources import commit_log
+    from highwater.resources import commit_log
 
     listed = [name for row in rows(section("docs/tables.md", "Commits")) for name in spans(row[0])]
     assert sorted(listed) == sorted(commit_log.schema().names)
@@ -727,9 +727,9 @@ def test_every_highwater_command_that_a_page_names_exists() -> None:
 def _commands() -> list[str]:
     from importlib.util import find_spec
 
-    if find_spec("orchestration.cli.main") is None:
+    if find_spec("highwater.orchestration.cli.main") is None:
         return []
-    from orchestration.cli.main import main
+    from highwater.orchestration.cli.main import main
 
     return sorted(main.commands)
 
@@ -794,8 +794,8 @@ def test_every_folder_of_the_tree_is_there() -> None:
 
 
 def test_the_tasks_of_a_read_are_those_that_the_page_tells() -> None:
-    from assets.raw import _records_a_task
     from assets.streams.orders import STREAM
+    from highwater.assets.raw import _records_a_task
 
     page, limits = section("docs/operations.md", "The size of a slice"), STREAM.limits
     told = {

@@ -17,23 +17,23 @@ from dev.processes import LOOPBACK, free_port
 from highwater.declaration import Accepted, Foreign
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError, PermanentError
 from highwater.formats import Json
+from highwater.orchestration.checking import topic_audit
+from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
+from highwater.orchestration.telling import doctor
+from highwater.resources.dlq_topics import ensure
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.small_tables import try_storage
 from highwater.settings import Settings
 from highwater.topic_rules import Setting
-from orchestration.checking import topic_audit
-from orchestration.cli.terminal import PERMANENT, TEMPORARY
-from orchestration.telling import doctor
-from resources.dlq_topics import ensure
-from resources.kafka import Kafka
-from resources.lake import Lake
-from resources.ledger import Ledger
-from resources.small_tables import try_storage
 from tests.conftest import create_topic
 from tests.scene import Scene
 from tests.support import customers, make_stream
 from tests.test_topic_rules import SAFE, with_setting
 
 if TYPE_CHECKING:
-    from orchestration.cli.terminal import Deployment
+    from highwater.orchestration.cli.terminal import Deployment
     from tests.conftest import TopicFactory
 
 

@@ -13,13 +13,13 @@ import pytest
 
 from dev.processes import wait_until
 from highwater.errors import DependencyAwayError
+from highwater.orchestration.checking.audit import _dlq as audited
+from highwater.orchestration.sensing.retries import plan_tier
+from highwater.orchestration.telling.plan_status import DlqStatus, StreamStatus, _tier
 from highwater.plans import Generation
+from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from orchestration.checking.audit import _dlq as audited
-from orchestration.sensing.retries import plan_tier
-from orchestration.telling.plan_status import DlqStatus, StreamStatus, _tier
-from resources.kafka import Kafka, PartitionState, TopicState
-from resources.ledger import Ledger
 from tests.conftest import create_topic
 from tests.support import Message as Record
 from tests.support import make_stream, send

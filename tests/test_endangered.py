@@ -15,19 +15,19 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobO
 
 from highwater.declaration import Alerts, Limits
 from highwater.errors import DependencyAwayError
+from highwater.orchestration.sensing import endangered as module
+from highwater.orchestration.sensing import repairing
+from highwater.orchestration.sensing.endangered import endangered, margin
+from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.sensing.repairing import put_first
+from highwater.orchestration.sensing.requests import first_requests, repair_requests
+from highwater.orchestration.sensing.ticks import run_requests
+from highwater.orchestration.stream_assets import table_key
 from highwater.plans import Generation
+from highwater.resources.kafka import PartitionState, TopicState
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Setting
-from orchestration.sensing import endangered as module
-from orchestration.sensing import repairing
-from orchestration.sensing.endangered import endangered, margin
-from orchestration.sensing.planning import Planner
-from orchestration.sensing.repairing import put_first
-from orchestration.sensing.requests import first_requests, repair_requests
-from orchestration.sensing.ticks import run_requests
-from orchestration.stream_assets import table_key
-from resources.kafka import PartitionState, TopicState
-from resources.ledger import Ledger
 from tests.conftest import TopicFactory
 from tests.scene import Scene
 from tests.support import make_stream

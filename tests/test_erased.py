@@ -11,20 +11,20 @@ from typing import Any, cast
 
 import pytest
 
-from assets import erased, raw, sent
-from assets.erased import keep, read
-from assets.work import Work
 from dev.planted import plant
+from highwater.assets import erased, raw, sent
+from highwater.assets.erased import keep, read
+from highwater.assets.work import Work
 from highwater.declaration import Accepted, Stream, Upkeep
 from highwater.erasing import BY_AGE, Erased, Erasure, Recorded, digest_of
 from highwater.errors import DependencyAwayError, TemporaryError
+from highwater.orchestration.checking import gap_checks
+from highwater.orchestration.operating import erasing, maintaining, rebuilding
+from highwater.orchestration.operating.erasing import Asked
+from highwater.orchestration.operating.rebuilding import Rebuilt
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange
-from orchestration.checking import gap_checks
-from orchestration.operating import erasing, maintaining, rebuilding
-from orchestration.operating.erasing import Asked
-from orchestration.operating.rebuilding import Rebuilt
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.test_erasing import Committed
 from tests.world import FIRST, NOON, RETRIED, STREAM, World, piece
 

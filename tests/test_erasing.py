@@ -13,27 +13,27 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
-from assets import current, dlq, erasing, rejects, sent
-from assets.erasing import find
 from assets.streams.orders import STREAM as ORDERS
-from assets.work import Work
+from highwater.assets import current, dlq, erasing, rejects, sent
+from highwater.assets.erasing import find
+from highwater.assets.work import Work
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.erasing import Erased, Erasure, digest_of, remaining, until
 from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
+from highwater.orchestration.checking import gap_checks
+from highwater.orchestration.checking.audit import audit
+from highwater.orchestration.checking.completeness import hold_against_topic
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.operating import rebuilding
+from highwater.orchestration.operating.erasing import Asked, act
+from highwater.orchestration.sensing.history import past_runs
+from highwater.orchestration.sensing.requests import in_flight
+from highwater.orchestration.telling.explaining import explain
+from highwater.orchestration.telling.locating import locate
 from highwater.reclaims import Reclaim
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange
-from orchestration.checking import gap_checks
-from orchestration.checking.audit import audit
-from orchestration.checking.completeness import hold_against_topic
-from orchestration.cli.main import main
-from orchestration.operating import rebuilding
-from orchestration.operating.erasing import Asked, act
-from orchestration.sensing.history import past_runs
-from orchestration.sensing.requests import in_flight
-from orchestration.telling.explaining import explain
-from orchestration.telling.locating import locate
-from resources.ledger import Ledger
 from tests.support import Bench, Message, order_message
 from tests.world import FIRST, NOON, RETRIED, STREAM, Served, World, piece
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets import published
-from assets.client_reads import FOLDER
+from highwater.assets import published
+from highwater.assets.client_reads import FOLDER
 from highwater.declaration import Accepted, Breaker
+from highwater.orchestration import metadata
+from highwater.resources import spark as settings
+from highwater.resources.delta import open_table, query
 from highwater.slices import Slice
-from orchestration import metadata
-from resources import spark as settings
-from resources.delta import open_table, query
 from tests.support import Bench, Message, make_bench, order, order_message
 from tests.test_dlq import published as read
 

@@ -11,9 +11,9 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster_shared.serdes import serialize_value
 
 from highwater.errors import DependencyAwayError, HighwaterError, OffsetsExpiredError
-from orchestration.failures import FIRST_WAIT, TRIES_AGAIN, told_to_dagster, wait_seconds
-from orchestration.redaction import HIDDEN, harmless, secret_values
-from orchestration.resources import settings
+from highwater.orchestration.failures import FIRST_WAIT, TRIES_AGAIN, told_to_dagster, wait_seconds
+from highwater.orchestration.redaction import HIDDEN, harmless, secret_values
+from highwater.orchestration.resources import settings
 
 AWAY = DependencyAwayError("Kafka is away", found="refused", remedy="see that it runs")
 EXPIRED = OffsetsExpiredError("gone", stored="[0, 5)", found="7", remedy="accept the loss")
@@ -59,7 +59,7 @@ def test_a_termination_stops_the_work_and_is_never_tried_again(error: BaseExcept
 
 def test_no_step_has_a_retry_policy() -> None:
     from assets.streams.orders import STREAM
-    from orchestration.build import build_defs
+    from highwater.orchestration.build import build_defs
 
     job = build_defs(streams=[STREAM]).resolve_job_def("orders_slice")
     with_policy = [node.name for node in job.nodes if getattr(node.definition, "retry_policy", None) is not None]
@@ -87,7 +87,7 @@ SECRET = "correct-horse-battery"
 @pytest.fixture
 def configured(monkeypatch: pytest.MonkeyPatch) -> None:
     # The failure itself is stored, without a wait.
-    monkeypatch.setattr("orchestration.failures.TRIES_AGAIN", 0)
+    monkeypatch.setattr("highwater.orchestration.failures.TRIES_AGAIN", 0)
     config = {"security.protocol": "SASL_SSL", "sasl.username": "reader", "sasl.password": SECRET}
     monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG", json.dumps(config))
     monkeypatch.setenv("HIGHWATER_LEDGER_URL", "postgresql://ledger:staple-of-the-ledger@db/highwater")

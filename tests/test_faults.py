@@ -23,15 +23,15 @@ from dev.failing import Failing, failing
 from dev.processes import wait_until
 from highwater import settings
 from highwater.errors import KAFKA, DeclarationError, PermanentError
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.checking.checks import Sources
+from highwater.orchestration.sensing.repairing import repair
+from highwater.orchestration.sensing.requests import RANGE_END, RANGE_START, RepairRules
+from highwater.resources.guards import COOL_DOWN, FAILURES
+from highwater.resources.kafka import Kafka
+from highwater.resources.ledger import Ledger
+from highwater.resources.sensor_faults import SensorFault
 from highwater.slices import OffsetRange, Slice
-from orchestration.build import build_defs
-from orchestration.checking.checks import Sources
-from orchestration.sensing.repairing import repair
-from orchestration.sensing.requests import RANGE_END, RANGE_START, RepairRules
-from resources.guards import COOL_DOWN, FAILURES
-from resources.kafka import Kafka
-from resources.ledger import Ledger
-from resources.sensor_faults import SensorFault
 from tests.conftest import create_topic
 from tests.crash_support import PARTITIONS, TABLES, Deployment
 from tests.support import Message, order_message, read_rows, read_topic, send
@@ -112,7 +112,7 @@ class Ours:
         """The command `highwater`, on a declaration of the test's stream."""
         from click.testing import CliRunner
 
-        from orchestration.cli.main import main
+        from highwater.orchestration.cli.main import main
 
         folder = self.held.home / "streams"
         folder.mkdir(exist_ok=True)
@@ -184,10 +184,12 @@ def in_history(row: Mapping[str, Any]) -> tuple[int, int, int]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps try a temporary error again once, and at once."""
-    monkeypatch.setattr("orchestration.failures.TRIES_AGAIN", 1)
-    monkeypatch.setattr("orchestration.failures.FIRST_WAIT", 0.05)
+    monkeypatch.setattr("highwater.orchestration.failures.TRIES_AGAIN", 1)
+    monkeypatch.setattr("highwater.orchestration.failures.FIRST_WAIT", 0.05)
     # Repair asks at once for what the planner may still request, and for what failed just now.
-    monkeypatch.setattr("orchestration.sensing.repairing.RULES", RepairRules(grace=timedelta(), first_wait=timedelta()))
+    monkeypatch.setattr(
+        "highwater.orchestration.sensing.repairing.RULES", RepairRules(grace=timedelta(), first_wait=timedelta())
+    )
 
 
 @pytest.fixture
@@ -666,8 +668,8 @@ def test_a_broker_that_is_away_before_and_during_a_run(
 
 
 def killed_while_reading(broker: EmbeddedBroker, patch: pytest.MonkeyPatch) -> None:
-    from assets import raw
-    from resources.kafka import Kafka
+    from highwater.assets import raw
+    from highwater.resources.kafka import Kafka
 
     options, read = Kafka.spark_options, raw._read
     patch.setattr(Kafka, "spark_options", lambda self: {**options(self), **IMPATIENT})
@@ -713,7 +715,7 @@ def test_a_declaration_that_does_not_parse(ours: Ours) -> None:
 
 def declared(ours: Ours, folder: Path) -> Ours:
     """The deployment with the definitions that a folder of declarations gives."""
-    from assets.streams import load_streams
+    from highwater.stream_files import load_streams
 
     return replace(ours, defs=build_defs(streams=[*load_streams(folder).values()]))
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from assets.origins import PROBLEM
-from assets.parsing import judged
+from highwater.assets.origins import PROBLEM
+from highwater.assets.parsing import judged
 from highwater.declaration import Field, Stream
 from highwater.decoding import document_of_key
 from highwater.formats import BigEndian, Json, KeyFormat, Raw, Text
@@ -24,7 +24,7 @@ from tests.support import make_stream
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from assets.work import Work
+    from highwater.assets.work import Work
 
 
 class Malformed(str):

@@ -9,10 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from assets.raw import MOST_RECORDS_A_TASK, RECORDS_A_FILE, _Read, files_for
+from highwater.assets.raw import MOST_RECORDS_A_TASK, RECORDS_A_FILE, _Read, files_for
+from highwater.resources.spark_tables import READS_A_WRITER, TASKS, _laid_out, _murmur3, numbers_by_hash
 from highwater.slices import OffsetRange, Slice
 from highwater.upkeep import FEWEST_FILES, SMALL_BYTES, File, to_merge
-from resources.spark_tables import READS_A_WRITER, TASKS, _laid_out, _murmur3, numbers_by_hash
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,9 @@ def test_a_commit_gathers_its_rows_where_a_writer_would_read_many_partitions_one
     row where it went before.
     """
     monkeypatch.setattr("pyspark.sql.functions.xxhash64", lambda column: ("hash", column))
-    monkeypatch.setattr("resources.spark_tables._neighbours", lambda files, spread, keys: f"neighbours of {len(keys)}")
+    monkeypatch.setattr(
+        "highwater.resources.spark_tables._neighbours", lambda files, spread, keys: f"neighbours of {len(keys)}"
+    )
     rows: Any = Frame()
     _laid_out(rows, files, "offset", tasks, [f"orders@{n:07d}" for n in range(slices)])
     assert rows.calls == way

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets.dlq_sending import Reject, Sending
-from assets.references import Original, came_as, original, original_of, originals_of, place_of
 from dev.planted import plant
 from highwater import envelope as names
+from highwater.assets.dlq_sending import Reject, Sending
+from highwater.assets.references import Original, came_as, original, original_of, originals_of, place_of
 from highwater.envelope import MOST_BYTES, MOST_DETAIL, Envelope, Header, Origin, Place, Reference, opened, wrapped
 from highwater.errors import (
     DependencyAwayError,
@@ -24,13 +24,13 @@ from highwater.errors import (
     UnbalancedError,
 )
 from highwater.fitting import Limits, size_of
+from highwater.orchestration.operating import redriving
 from highwater.portions import cut, cuts
-from orchestration.operating import redriving
-from resources.dlq_topics import Shape
-from resources.kafka import Kafka
-from resources.lake import Lake
-from resources.producer import Record
-from resources.transactions import Mark, Transactions, _called
+from highwater.resources.dlq_topics import Shape
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.producer import Record
+from highwater.resources.transactions import Mark, Transactions, _called
 from tests.conftest import create_topic
 from tests.support import read_topic
 from tests.world import STREAM

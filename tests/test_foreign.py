@@ -18,26 +18,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets.foreign import main_log
-from assets.streams import load_streams
 from assets.streams.orders import STREAM as ORDERS
 from highwater import envelope
+from highwater.assets.foreign import main_log
 from highwater.declaration import Foreign
 from highwater.envelope import MOST_BYTES, Envelope, Origin, opened
 from highwater.errors import DeclarationError
 from highwater.foreign import MainLog, Named, identity, named
+from highwater.orchestration.checking.origin_counts import count_ends
+from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.sensing.retries import plan_tier
+from highwater.orchestration.sensing.ticks import tiers_to_plan
+from highwater.orchestration.telling.locating import locate
+from highwater.orchestration.telling.plan_status import stream_status
 from highwater.plans import Generation, Loss
+from highwater.resources.dlq_topics import ensure
+from highwater.resources.ledger import Ledger
 from highwater.routing import destination, on_tier, option_for, tier_of
 from highwater.routing import named as asked
 from highwater.slices import OffsetRange, Slice
-from orchestration.checking.origin_counts import count_ends
-from orchestration.sensing.planning import Planner
-from orchestration.sensing.retries import plan_tier
-from orchestration.sensing.ticks import tiers_to_plan
-from orchestration.telling.locating import locate
-from orchestration.telling.plan_status import stream_status
-from resources.dlq_topics import ensure
-from resources.ledger import Ledger
+from highwater.stream_files import load_streams
 from tests.conftest import create_topic
 from tests.support import Message, customers, make_stream, order_message
 
@@ -523,7 +523,7 @@ def see_followed(bench: Bench, theirs: str) -> None:
 @pytest.mark.slow
 def test_spark_tells_the_open_generation_as_python_does(spark: SparkSession) -> None:
     """Also of a hundred: what is sent to Spark must not nest so deep."""
-    from assets import foreign
+    from highwater.assets import foreign
 
     logs = {"one": ONE, "three": THREE, "none": MainLog([])}
     logs["many"] = MainLog([generation(n, n, p0=0) for n in range(120)])
@@ -536,7 +536,7 @@ def test_spark_tells_the_open_generation_as_python_does(spark: SparkSession) -> 
 
 @pytest.mark.slow
 def test_spark_reads_their_headers_as_python_does(spark: SparkSession) -> None:
-    from assets import foreign
+    from highwater.assets import foreign
 
     cases: Mapping[str, tuple[Headers, int]] = {
         **{name: (headers, kind) for name, (headers, kind, _) in SOUND.items()},

@@ -303,7 +303,7 @@ def test_debezium_in_avro_whose_tombstones_delete(bench: Bench) -> None:
 
 def test_current_with_a_map_is_rebuilt(bench: Bench) -> None:
     """Spark subtracts no rows with maps."""
-    from assets.current_rebuild import Look, differences, rebuild
+    from highwater.assets.current_rebuild import Look, differences, rebuild
 
     loaded(bench, "10-avro-logical-types")
     work = bench.work()

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from dev.processes import wait_until
 from highwater.gaps import compacts, digest_of, missing, offsets_in, places_in, ranges_of, rounds, within
+from highwater.orchestration.checking.gap_checks import gaps_explained
+from highwater.orchestration.checking.offset_queries import in_raw
 from highwater.plans import Generation, Loss
+from highwater.resources.lake import Lake
 from highwater.slices import OffsetRange, Slice
 from highwater.tiling import seams
-from orchestration.checking.gap_checks import gaps_explained
-from orchestration.checking.offset_queries import in_raw
-from resources.lake import Lake
 from tests.conftest import create_topic
 from tests.scene import Scene
 from tests.test_completeness import store
 
 if TYPE_CHECKING:
-    from orchestration.checking.verdicts import Verdict
+    from highwater.orchestration.checking.verdicts import Verdict
     from tests.conftest import TopicFactory
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -1,7 +1,6 @@
 """The stages on a Spark with the settings that users get: queries run as generated code, and adapted.
 
-All other tests have `SMALL_QUERIES`, which nobody else has. What belongs here: those of their tests in which Spark's
-errors are the fence, or its parsing decides. What does not: tests that are nowhere else.
+All other tests have `SMALL_QUERIES`, which nobody else has.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def spark(spark_server: SparkConnect) -> Iterator[SparkSession]:
     """A session on it; every fixture of the tests below has this one."""
     from pyspark.sql import SparkSession
 
-    from resources.spark import close, prepare
+    from highwater.resources.spark import close, prepare
 
     session = prepare(SparkSession.builder.remote(spark_server.remote).create())
     yield session

@@ -13,15 +13,15 @@ import pytest
 from click.testing import CliRunner
 
 from highwater.errors import ConfigurationError
-from orchestration.cli.main import main
-from orchestration.operating.retrying_slices import Asked, act
-from orchestration.sensing import repairing
-from orchestration.sensing.requests import PastRun, RepairRules, decide_repair
-from orchestration.telling import alerts
-from orchestration.telling.explaining import explain
-from orchestration.telling.plan_status import StreamStatus
-from resources.given_up import GivenUp
-from resources.ledger import Ledger
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.operating.retrying_slices import Asked, act
+from highwater.orchestration.sensing import repairing
+from highwater.orchestration.sensing.requests import PastRun, RepairRules, decide_repair
+from highwater.orchestration.telling import alerts
+from highwater.orchestration.telling.explaining import explain
+from highwater.orchestration.telling.plan_status import StreamStatus
+from highwater.resources.given_up import GivenUp
+from highwater.resources.ledger import Ledger
 from tests.support import failed_by
 from tests.test_breaker import ONE, STREAM, TWO, Repairing, prove
 

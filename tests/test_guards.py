@@ -18,21 +18,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets.lookups import ensure_lookup
 from dev.processes import LOOPBACK, wait_until
+from highwater.assets.lookups import ensure_lookup
 from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError, HighwaterError, PermanentError
-from orchestration.dependencies import guards_of, lookup_guards
-from orchestration.sensing import repairing, ticks
-from orchestration.sensing.requests import stop
-from orchestration.telling import alerts
-from orchestration.telling.plan_status import stream_status
-from resources import guards
-from resources.breakers import Dependency
-from resources.delta import open_table, query
-from resources.guards import COOL_DOWN, FAILURES, Guard, guarded
-from resources.kafka import Kafka
-from resources.lake import Lake
-from resources.ledger import Ledger
+from highwater.orchestration.dependencies import guards_of, lookup_guards
+from highwater.orchestration.sensing import repairing, ticks
+from highwater.orchestration.sensing.requests import stop
+from highwater.orchestration.telling import alerts
+from highwater.orchestration.telling.plan_status import stream_status
+from highwater.resources import guards
+from highwater.resources.breakers import Dependency
+from highwater.resources.delta import open_table, query
+from highwater.resources.guards import COOL_DOWN, FAILURES, Guard, guarded
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from tests.support import customers, make_stream
 from tests.test_audit import a_slice
 from tests.test_breaker import OPEN, UNDECIDED, UNREAD, Repairing, prove
@@ -213,7 +213,7 @@ def listener() -> Iterator[Listener]:
 def test_a_broker_that_is_away_gets_no_connection_while_its_breaker_is_open(
     listener: Listener, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resources.kafka.REQUEST_SECONDS", 2.0)
+    monkeypatch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 2.0)
     ledger, kafka, lake = Ledger(url), Kafka(f"{LOOPBACK}:{listener.port}"), Lake(str(tmp_path / "lake"))
     resources = SimpleNamespace(
         ledger=SimpleNamespace(open=lambda: ledger),
@@ -311,7 +311,7 @@ def test_a_reference_table_that_is_away_is_not_asked_and_raw_goes_on(
         asked = counting(monkeypatch, away=lambda _: False)
         [guard] = lookup_guards(ours.ledger, ours.lake, STREAM)
         for _ in range(FAILURES):
-            from assets.lookups import ensure_lookup
+            from highwater.assets.lookups import ensure_lookup
 
             assert STREAM.lookup is not None
             with pytest.raises(DependencyAwayError, match="reference/customers"), guarded(guard):
@@ -340,7 +340,7 @@ def test_nothing_is_a_probe_while_the_reference_table_is_left_alone() -> None:
 
 
 def test_status_tells_of_what_is_left_alone(url: str, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resources.kafka.REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 0.5)
     ledger = Ledger(url)
     since = datetime(2026, 3, 1, 12, tzinfo=UTC)
     for name in (KAFKA, "lookup reference/others"):

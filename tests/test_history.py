@@ -16,23 +16,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from assets import raw
 from assets.streams.orders import STREAM
 from dev.broker import EmbeddedCluster
 from dev.processes import wait_until
+from highwater.assets import raw
 from highwater.declaration import Limits
 from highwater.erasing import milliseconds, moment_of
 from highwater.errors import DependencyAwayError, TopicAbsentError, TopicTruncatedError
 from highwater.history import Fingerprint, History, Recorded, SeenRecord, digest, replaced
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.operating.acceptance import accept_loss, acceptance
+from highwater.orchestration.sensing.cutting import plan
+from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.stream_assets import topic_key
 from highwater.plans import Generation, Planned, left_to_read
+from highwater.resources.history import compare, parted
+from highwater.resources.kafka import Kafka, PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
-from orchestration.build import build_defs
-from orchestration.operating.acceptance import accept_loss, acceptance
-from orchestration.sensing.cutting import plan
-from orchestration.sensing.planning import Planner
-from orchestration.stream_assets import topic_key
-from resources.history import compare, parted
-from resources.kafka import Kafka, PartitionState, TopicState
 from tests.scene import Scene
 from tests.support import Bench, Message, make_bench, make_stream, order_message, send
 from tests.test_sensors import Ticking
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dev.broker import EmbeddedBroker
-    from resources.ledger import Ledger
+    from highwater.resources.ledger import Ledger
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 WAS = Recorded(end=10, epoch=3, mark=Fingerprint(9, "a"))

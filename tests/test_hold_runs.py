@@ -11,7 +11,7 @@ import pytest
 
 from highwater.commit_records import from_user_metadata
 from highwater.holding import Release
-from orchestration.stream_assets import table_key
+from highwater.orchestration.stream_assets import table_key
 from tests.support import Bench, customers, order_message, read_topic
 from tests.test_breaker_runs import Runs, configure, failure
 from tests.test_holds import HOLDING

@@ -16,11 +16,11 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets import events
-from assets.admission import see_admitted
-from assets.commit import Standing
-from assets.holding import FIRST, HOLDS, end_holds, parked_slices, rejected_anyway, see_none_held
-from assets.work import Work
+from highwater.assets import events
+from highwater.assets.admission import see_admitted
+from highwater.assets.commit import Standing
+from highwater.assets.holding import FIRST, HOLDS, end_holds, parked_slices, rejected_anyway, see_none_held
+from highwater.assets.work import Work
 from highwater.declaration import ON_REJECT, OnReject, Stream
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import (
@@ -31,26 +31,26 @@ from highwater.errors import (
     UnknownSliceError,
 )
 from highwater.holding import Found, Release, in_the_way
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.failures import NOT_TRIED_AGAIN
+from highwater.orchestration.metadata import of_holds
+from highwater.orchestration.operating.releasing_holds import Asked, act
+from highwater.orchestration.sensing import ticks
+from highwater.orchestration.sensing.breaking import watched
+from highwater.orchestration.sensing.requests import PastRun, RepairRules
+from highwater.orchestration.sensing.turns import LOOK_BACK, behind, hold_lines, see_in_turn, take_turn
+from highwater.orchestration.stream_assets import table_key
+from highwater.orchestration.telling import alerts
+from highwater.orchestration.telling.explaining import explain
+from highwater.orchestration.telling.open_metrics import Metrics, _holds
+from highwater.orchestration.telling.plan_status import stream_status
+from highwater.resources.breakers import Judgement
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.routing import destination
 from highwater.slices import Slice
-from orchestration.build import build_defs
-from orchestration.cli.main import main
-from orchestration.failures import NOT_TRIED_AGAIN
-from orchestration.metadata import of_holds
-from orchestration.operating.releasing_holds import Asked, act
-from orchestration.sensing import ticks
-from orchestration.sensing.breaking import watched
-from orchestration.sensing.requests import PastRun, RepairRules
-from orchestration.sensing.turns import LOOK_BACK, behind, hold_lines, see_in_turn, take_turn
-from orchestration.stream_assets import table_key
-from orchestration.telling import alerts
-from orchestration.telling.explaining import explain
-from orchestration.telling.open_metrics import Metrics, _holds
-from orchestration.telling.plan_status import stream_status
-from resources.breakers import Judgement
-from resources.kafka import Kafka
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.support import SilentKafka, make_stream
 from tests.test_audit import a_slice
 from tests.test_breaker import OPEN, Repairing, opened, prove
@@ -413,7 +413,7 @@ def test_the_planner_asks_for_raw_alone_behind_what_is_not_done(
 ) -> None:
     ledger.add([ONE, TWO])
     planned = SimpleNamespace(slices=[TWO], lines=[], errors={}, skipped={}, state=None)
-    monkeypatch.setattr("orchestration.sensing.planning.Planner.tick", lambda *_, **__: planned)
+    monkeypatch.setattr("highwater.orchestration.sensing.planning.Planner.tick", lambda *_, **__: planned)
     monkeypatch.setattr(ticks, "_observed", lambda tick, *_: tick)
     resources = SimpleNamespace(ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=SilentKafka))
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
@@ -473,7 +473,7 @@ def test_a_hold_is_told_everywhere(ledger: Ledger, tmp_path: Path) -> None:
 
 
 def test_a_person_releases_a_slice_under_a_name(ledger: Ledger, url: str) -> None:
-    from assets.streams import load_streams
+    from highwater.stream_files import load_streams
 
     ledger.add([ONE, TWO])
     assert "orders" in load_streams()

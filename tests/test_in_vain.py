@@ -12,10 +12,10 @@ import dagster as dg
 import pytest
 
 from highwater.alerting import Alert
-from orchestration.sensing import repairing
-from orchestration.telling import alerts
-from resources.in_vain import InVain
-from resources.ledger import Ledger
+from highwater.orchestration.sensing import repairing
+from highwater.orchestration.telling import alerts
+from highwater.resources.in_vain import InVain
+from highwater.resources.ledger import Ledger
 from tests.support import failed_by
 from tests.test_breaker import OPEN, Repairing, opened, prove
 from tests.test_given_up import NAMED, NOW

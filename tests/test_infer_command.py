@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from assets.streams import FOLDER, load_streams
-from orchestration.cli.main import main
-from orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.stream_files import load_streams, streams_folder
 from tests.support import Message, send
 
 TopicFactory = Callable[..., str]
@@ -24,7 +24,7 @@ RECORDS = 60
 def folder(tmp_path: Path) -> Path:
     """A copy of the folder of declared streams."""
     copy = tmp_path / "streams"
-    shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(streams_folder(), copy, ignore=shutil.ignore_patterns("__pycache__"))
     return copy
 
 

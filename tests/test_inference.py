@@ -20,7 +20,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assets.streams import load_streams
 from highwater.classifying import classify
 from highwater.declaration import (
     ON_REJECT,
@@ -42,6 +41,7 @@ from highwater.sample_counts import count_sample, records_from_lines
 from highwater.sampling import shares
 from highwater.schemas import Schema
 from highwater.sources import Header, Key, Meta
+from highwater.stream_files import load_streams
 from highwater.stream_source import to_source
 
 FOLDER = Path(__file__).parent / "formats"

@@ -12,12 +12,12 @@ from typing import Any, cast
 import dagster as dg
 import pytest
 
-from orchestration.build import build_defs
-from orchestration.sensing import ticks
-from orchestration.telling import alerts
-from orchestration.telling.plan_status import stream_status
-from resources.lake import Lake
-from resources.ledger import Ledger
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.sensing import ticks
+from highwater.orchestration.telling import alerts
+from highwater.orchestration.telling.plan_status import stream_status
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from tests.support import make_stream
 from tests.test_breaker import FOUR, ONE, THREE, TWO, Repairing, prove
 from tests.test_unread import Topic

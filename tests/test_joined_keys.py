@@ -10,9 +10,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from assets.parsing import key_of
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
+from highwater.assets.parsing import key_of
 from tests.support import Bench, Message
 
 if TYPE_CHECKING:

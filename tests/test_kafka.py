@@ -14,10 +14,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from assets import raw
 from dev.broker import EmbeddedBroker, Node
 from dev.processes import LOOPBACK, free_port, wait_until
 from dev.proxy import Proxy
+from highwater.assets import raw
 from highwater.errors import (
     ConfigurationError,
     DependencyAwayError,
@@ -25,11 +25,11 @@ from highwater.errors import (
     OffsetsExpiredError,
     TopicAbsentError,
 )
+from highwater.resources import groups
+from highwater.resources.kafka import Kafka, PartitionState
+from highwater.resources.spark import translated
+from highwater.resources.transactions import publishing_properties
 from highwater.slices import OffsetRange
-from resources import groups
-from resources.kafka import Kafka, PartitionState
-from resources.spark import translated
-from resources.transactions import publishing_properties
 from tests.conftest import create_topic
 from tests.support import BOUNDED, make_bench, order_message
 
@@ -236,15 +236,15 @@ def test_a_time_behind_the_last_record_is_told_apart_from_no_answer() -> None:
 
 def test_the_second_look_comes_later_and_by_connections_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("resources.kafka.LOOKS_APART", 7.0)
-    monkeypatch.setattr("resources.kafka.time.sleep", slept.append)
+    monkeypatch.setattr("highwater.resources.kafka.LOOKS_APART", 7.0)
+    monkeypatch.setattr("highwater.resources.kafka.time.sleep", slept.append)
     opened: list[Answers] = []
 
     def connect(*_: object, **__: object) -> Answers:
         opened.append(Answers())
         return opened[-1]
 
-    monkeypatch.setattr("resources.kafka.opened", connect)
+    monkeypatch.setattr("highwater.resources.kafka.opened", connect)
     kafka = Kafka("nowhere:1")
     kafka.topic_state("orders")
     kafka.look_again("orders")
@@ -427,7 +427,7 @@ def test_a_reader_that_got_nothing_waits_longer(
         opened.append(int(config["fetch.wait.max.ms"]))
         return Slow(opened[-1])
 
-    monkeypatch.setattr("resources.kafka.opened", open_)
+    monkeypatch.setattr("highwater.resources.kafka.opened", open_)
     assert [message.offset() for message in kafka.read("orders", {0: OffsetRange(7, 8)}, seconds=seconds)] == [7]
     assert opened == waits
 
@@ -747,9 +747,9 @@ def test_a_fetch_waits_as_long_as_the_configuration_says(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, str], python: object, java: str
 ) -> None:
     """Both clients were given it, and both overwrote it without a word."""
-    from assets import raw
+    from highwater.assets import raw
 
-    monkeypatch.setattr("resources.kafka.opened", lambda kind, found, given: found)
+    monkeypatch.setattr("highwater.resources.kafka.opened", lambda kind, found, given: found)
     kafka: Any = Kafka("a:1", config)
     assert kafka.reader()["fetch.wait.max.ms"] == python
     source = MagicMock()

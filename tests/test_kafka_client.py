@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from highwater.errors import DependencyAwayError, HighwaterError
-from resources.dlq_topics import Shape, _create
-from resources.groups import _ask
-from resources.kafka import Kafka, Look
-from resources.permissions import permitted
-from resources.topic_facts import topic_settings
+from highwater.resources.dlq_topics import Shape, _create
+from highwater.resources.groups import _ask
+from highwater.resources.kafka import Kafka, Look
+from highwater.resources.permissions import permitted
+from highwater.resources.topic_facts import topic_settings
 
 
 class Client:
@@ -76,7 +76,7 @@ def test_a_client_that_another_thread_gives_up_answers_those_who_wait(
 ) -> None:
     """A client that nobody holds is destroyed; those who wait were told that no broker had answered."""
     kafka = Kafka("nowhere:1")
-    monkeypatch.setattr("resources.kafka.opened", lambda *_, **__: Client(kafka))
+    monkeypatch.setattr("highwater.resources.kafka.opened", lambda *_, **__: Client(kafka))
     QUESTIONS[question](kafka)
 
 
@@ -100,7 +100,7 @@ def test_the_error_of_a_question_holds_no_client(question: str, monkeypatch: pyt
         made.append(weakref.ref(client))
         return client
 
-    monkeypatch.setattr("resources.kafka.opened", silent)
+    monkeypatch.setattr("highwater.resources.kafka.opened", silent)
     with pytest.raises(DependencyAwayError) as told:
         QUESTIONS[question](kafka)
     assert [one() for one in made] == [None], told.traceback
@@ -115,7 +115,7 @@ def test_threads_that_ask_first_at_once_share_one_client(monkeypatch: pytest.Mon
         made.append(object())
         return made[-1]
 
-    monkeypatch.setattr("resources.kafka.opened", slow)
+    monkeypatch.setattr("highwater.resources.kafka.opened", slow)
     kafka = Kafka("nowhere:1")
     with ThreadPoolExecutor(3) as threads:
         found = [*threads.map(lambda _: kafka.admin(), range(3))]
@@ -123,7 +123,7 @@ def test_threads_that_ask_first_at_once_share_one_client(monkeypatch: pytest.Mon
 
 
 def test_the_next_question_opens_a_new_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resources.kafka.opened", lambda *_, **__: object())
+    monkeypatch.setattr("highwater.resources.kafka.opened", lambda *_, **__: object())
     kafka = Kafka("nowhere:1")
     first = kafka.admin()
     assert kafka.admin() is first

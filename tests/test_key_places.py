@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from dev.planted import plant
+from highwater.orchestration.checking import key_places as module
+from highwater.orchestration.checking.key_places import KeyPlaces, key_places
 from highwater.partition_counts import Era, eras
 from highwater.partitioners import Choice, Partitioner, Why
 from highwater.plans import Generation
 from highwater.proof import Proof
+from highwater.resources.lake import Lake
 from highwater.slices import OffsetRange, Slice
-from orchestration.checking import key_places as module
-from orchestration.checking.key_places import KeyPlaces, key_places
-from resources.lake import Lake
 from tests.support import make_stream
 
 STREAM = make_stream("orders")

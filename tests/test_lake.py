@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets.commit import have_table
-from assets.work import Work
 from dev.planted import plant
+from highwater.assets.commit import have_table
+from highwater.assets.work import Work
 from highwater.errors import DependencyAwayError
 from highwater.proof import Proof
+from highwater.resources import commit_log
+from highwater.resources.commit_log import Written, written
+from highwater.resources.delta import query
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.small_tables import create
+from highwater.resources.spark_tables import create_table, name_of, parts_of
 from highwater.slices import OffsetRange, Slice
-from resources import commit_log
-from resources.commit_log import Written, written
-from resources.delta import query
-from resources.lake import Lake
-from resources.ledger import Ledger
-from resources.small_tables import create
-from resources.spark_tables import create_table, name_of, parts_of
 from tests.support import make_stream
 
 if TYPE_CHECKING:

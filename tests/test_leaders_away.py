@@ -22,13 +22,13 @@ from dev.processes import wait_until
 from highwater.alerting import Alert
 from highwater.declaration import Limits
 from highwater.errors import HighwaterError, TemporaryError
-from orchestration.operating.acceptance import accept_loss
-from orchestration.sensing.planning import Planner
-from orchestration.telling import alerts
-from orchestration.telling.plan_status import stream_status
-from resources.kafka import Kafka
-from resources.lake import Lake
-from resources.ledger import Ledger
+from highwater.orchestration.operating.acceptance import accept_loss
+from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.telling import alerts
+from highwater.orchestration.telling.plan_status import stream_status
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from tests.conftest import create_topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(1800)]
@@ -129,7 +129,7 @@ def test_leaders_that_are_away_are_no_loss(
 
     Who followed the remedy had a generation that starts at -1001, and planning stopped for good.
     """
-    monkeypatch.setattr("resources.kafka.LOOKS_APART", 2.0)
+    monkeypatch.setattr("highwater.resources.kafka.LOOKS_APART", 2.0)
     load, watched, chance = Load(cluster.bootstrap), Watched(cluster.bootstrap, tmp_path), random.Random(7)
     load.start()
 

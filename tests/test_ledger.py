@@ -31,9 +31,9 @@ from highwater.errors import (
 )
 from highwater.gaps import Gaps
 from highwater.plans import Generation, Loss, Publication
+from highwater.resources.leases import Lease
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from resources.leases import Lease
-from resources.ledger import Ledger
 from tests.support import BOUNDED
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -300,7 +300,7 @@ def test_starts_are_decided_once(ledger: Ledger) -> None:
 
 COUNT_UP = """
     import json, sys
-    from resources.ledger import Ledger
+    from highwater.resources.ledger import Ledger
     ledger = Ledger(sys.argv[1], wait_seconds=60)
     print(json.dumps([ledger.next_attempts(["orders@0000000", "orders@0000001"]) for _ in range(50)]))
 """
@@ -315,7 +315,7 @@ def test_attempt_numbers_are_given_out_once(url: str, ledger: Ledger) -> None:
 
 FIRST_USE = """
     import sys
-    from resources.ledger import Ledger
+    from highwater.resources.ledger import Ledger
     print(Ledger(sys.argv[1], wait_seconds=60).counts())
 """
 
@@ -454,7 +454,7 @@ def test_a_waiter_gets_the_lease_when_it_is_given_back(url: str, ledger: Ledger)
 
 HOLD = """
     import sys, time
-    from resources.ledger import Ledger
+    from highwater.resources.ledger import Ledger
     with Ledger(sys.argv[1]).lease("commit", seconds=6):
         print("held", flush=True)
         time.sleep(600)
@@ -499,7 +499,7 @@ def test_a_holder_that_stood_still_learns_that_its_lease_is_gone(url: str) -> No
     holder = python(
         """
         import sys, time
-        from resources.ledger import Ledger
+        from highwater.resources.ledger import Ledger
         from highwater.errors import LeaseHeldError
         with Ledger(sys.argv[1]).lease("commit", seconds=1) as lease:
             print("held", flush=True)

@@ -13,19 +13,19 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.commit import Clock
 from dev.paths import REPOSITORY
 from dev.processes import LOOPBACK, free_port
+from highwater.assets.commit import Clock
 from highwater.errors import ConfigurationError
 from highwater.log_fields import fields, of_slices
+from highwater.orchestration import log_lines
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.checking.checks import evaluation
+from highwater.orchestration.checking.verdicts import Verdict
+from highwater.orchestration.sensing.requests import RANGE_END, RANGE_START
+from highwater.resources.ledger import Ledger
 from highwater.settings import LOG_FORMAT
 from highwater.slices import OffsetRange, Slice
-from orchestration import log_lines
-from orchestration.build import build_defs
-from orchestration.checking.checks import evaluation
-from orchestration.checking.verdicts import Verdict
-from orchestration.sensing.requests import RANGE_END, RANGE_START
-from resources.ledger import Ledger
 from tests.support import make_stream
 from tests.test_docs import rows, section, spans
 

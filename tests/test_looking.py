@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from assets import raw
 from assets.streams.orders import STREAM as ORDERS
+from highwater.assets import raw
 from highwater.declaration import Limits
 from highwater.errors import (
     DependencyAwayError,
@@ -23,19 +23,19 @@ from highwater.errors import (
     TopicTruncatedError,
     TopicVanishedError,
 )
+from highwater.orchestration.checking import topic_audit
+from highwater.orchestration.operating import accepting_losses
+from highwater.orchestration.operating.acceptance import Acceptance, accept_loss
+from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.telling.plan_status import topic_status
 from highwater.plans import Generation, Loss
+from highwater.resources import dlq_topics
+from highwater.resources.expired import expired_slices
+from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.vanished_topics import parked_lost
 from highwater.slices import OffsetRange, Slice
-from orchestration.checking import topic_audit
-from orchestration.operating import accepting_losses
-from orchestration.operating.acceptance import Acceptance, accept_loss
-from orchestration.sensing.planning import Planner
-from orchestration.telling.plan_status import topic_status
-from resources import dlq_topics
-from resources.expired import expired_slices
-from resources.kafka import Kafka, PartitionState, TopicState
-from resources.lake import Lake
-from resources.ledger import Ledger
-from resources.vanished_topics import parked_lost
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 STREAM = replace(ORDERS, topic="orders", limits=Limits())

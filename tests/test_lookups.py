@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets import events, raw
 from assets.streams.orders import STREAM as ORDERS
+from highwater.assets import events, raw
 from highwater.classifying import classify
 from highwater.declaration import Accepted, Deletes, Field, Stream
 from highwater.errors import ConfigurationError, DeclarationError

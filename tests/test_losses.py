@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets import raw
 from dev.processes import wait_until
+from highwater.assets import raw
 from highwater.errors import HighwaterError, OffsetsExpiredError, TopicRecreatedError, TopicTruncatedError
+from highwater.orchestration.operating.acceptance import accept_loss, never_read
+from highwater.orchestration.sensing.planning import Planner
 from highwater.plans import Generation
 from highwater.slices import Slice
-from orchestration.operating.acceptance import accept_loss, never_read
-from orchestration.sensing.planning import Planner
 from tests.support import order_message
 
 if TYPE_CHECKING:

@@ -14,24 +14,24 @@ from typing import Any, cast
 import dagster as dg
 import pytest
 
-from assets import erased, events, published, sent
-from assets.aging import put_back
-from assets.origins import SEEN
 from assets.streams.orders import STREAM as ORDERS
-from assets.work import Work
+from highwater.assets import erased, events, published, sent
+from highwater.assets.aging import put_back
+from highwater.assets.origins import SEEN
+from highwater.assets.work import Work
 from highwater.declaration import Retention, Upkeep
 from highwater.erasing import Erased, Erasure
 from highwater.errors import ConfigurationError, SupersededAttemptError
+from highwater.orchestration.operating import maintaining
+from highwater.orchestration.operating.maintaining import act, horizon_rule
+from highwater.orchestration.operating.retaining import retain
+from highwater.resources import upkeep
+from highwater.resources.delta import open_table
+from highwater.resources.dlq_topics import Shape
+from highwater.resources.kafka import Kafka
+from highwater.resources.spark_tables import rows_at
+from highwater.resources.upkeep import join_small, parts_of, removable, remove_files, stock_of, times_of
 from highwater.upkeep import FEWEST_FILES, LONGEST_RUN, File, Horizon
-from orchestration.operating import maintaining
-from orchestration.operating.maintaining import act, horizon_rule
-from orchestration.operating.retaining import retain
-from resources import upkeep
-from resources.delta import open_table
-from resources.dlq_topics import Shape
-from resources.kafka import Kafka
-from resources.spark_tables import rows_at
-from resources.upkeep import join_small, parts_of, removable, remove_files, stock_of, times_of
 from tests.accepted import Event, Log, Tables
 from tests.support import Bench, order_message, read_rows
 from tests.world import COLUMNS, RETRIED, STREAM, World, schema_of
@@ -265,7 +265,7 @@ def test_the_time_of_a_version_is_its_own_where_another_commit_follows(tmp_path:
 @pytest.mark.slow
 def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files become fewer, rows and commit records stay, an old version stays readable, and the checks stay green."""
-    monkeypatch.setattr("assets.raw.LEAST_RECORDS_A_TASK", 1)  # so that a slice has several files
+    monkeypatch.setattr("highwater.assets.raw.LEAST_RECORDS_A_TASK", 1)  # so that a slice has several files
     monkeypatch.setattr("highwater.upkeep.FEWEST_FILES", 2)
     bench.stream = replace(bench.stream, metrics=ORDERS.metrics)
     bench.send(*[order_message(f"o{n}", 1) for n in range(9)])

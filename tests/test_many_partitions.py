@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from deltalake import DeltaTable
 
-from assets import published
-from assets.erasing import find
+from highwater.assets import published
+from highwater.assets.erasing import find
 from highwater.envelope import Origin
 from highwater.erasing import digest_of
 from highwater.errors import IncompleteReadError
+from highwater.orchestration.checking import gap_checks
+from highwater.orchestration.checking.origin_counts import count_ends
+from highwater.orchestration.operating import rebuilding
+from highwater.orchestration.operating.parked import Choice, _settled
+from highwater.orchestration.operating.reclaiming import look
+from highwater.orchestration.operating.retaining import _newest, in_dlq
+from highwater.orchestration.telling.explaining import explain
+from highwater.orchestration.telling.locating import locate
+from highwater.orchestration.telling.publication import behind
+from highwater.resources import delta
+from highwater.resources.commit_log import TABLE as COMMITS
+from highwater.resources.dlq_topics import Shape
 from highwater.topic_rules import Setting
-from orchestration.checking import gap_checks
-from orchestration.checking.origin_counts import count_ends
-from orchestration.operating import rebuilding
-from orchestration.operating.parked import Choice, _settled
-from orchestration.operating.reclaiming import look
-from orchestration.operating.retaining import _newest, in_dlq
-from orchestration.telling.explaining import explain
-from orchestration.telling.locating import locate
-from orchestration.telling.publication import behind
-from resources import delta
-from resources.commit_log import TABLE as COMMITS
-from resources.dlq_topics import Shape
 from tests.accepted import Event, Log, Tables
 from tests.support import read_rows
 from tests.test_planted_defects import STREAM
@@ -96,7 +96,7 @@ def wide(
     """Tables as we write them, and as an older version did, or somebody's OPTIMIZE."""
     from pyspark.sql import SparkSession
 
-    from resources.spark import close
+    from highwater.resources.spark import close
 
     if request.param == OURS:
         yield Wide(tmp_path, spark)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
-from assets import events, raw
-from assets.merging import merge
+from highwater.assets import events, raw
+from highwater.assets.merging import merge
 from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.errors import SupersededAttemptError
+from highwater.resources.delta import open_table
+from highwater.resources.upkeep import files_of
 from highwater.upkeep import Group
-from resources.delta import open_table
-from resources.upkeep import files_of
 from tests.support import Bench, order_message
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_a_slice_that_has_rows_in_a_large_file_too_stays_where_it_is(bench: Benc
 
 def test_slices_of_one_run_lie_beside_each_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever looks for a slice opens few files; a large slice is in several of them."""
-    monkeypatch.setattr("assets.raw.RECORDS_A_FILE", 4)
+    monkeypatch.setattr("highwater.assets.raw.RECORDS_A_FILE", 4)
     bench.send(*[order_message(f"o{n}", 1) for n in range(24)])
     slices = [bench.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(6)]
     raw.materialise(bench.work(*slices))
@@ -158,8 +158,8 @@ def test_a_merge_that_dies_changes_nothing_and_the_next_goes_on(
     rows, records = by_slice(bench, "raw"), bench.lake.commits("orders", "raw").records
     group = Group(tuple(small_files(bench, "raw")))
     place = {
-        "before the write": "assets.merging._unchecked",
-        "before it is recorded": "resources.numbered_commits._complete",
+        "before the write": "highwater.assets.merging._unchecked",
+        "before it is recorded": "highwater.resources.numbered_commits._complete",
     }
     with monkeypatch.context() as patched:
         patched.setattr(place[point], die)

@@ -23,20 +23,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from assets import metrics, minute_rows
 from assets.streams.orders import STREAM as ORDERS
-from assets.work import SliceReport, Work
+from highwater.assets import metrics, minute_rows
+from highwater.assets.work import SliceReport, Work
 from highwater.declaration import Field, Metrics, Stream
 from highwater.errors import DeclarationError, DependencyAwayError, SupersededAttemptError, TemporaryError
 from highwater.minutes import Minute, Sums, batches, closed, day_of, hours, seen_by, spans, time_of
+from highwater.orchestration.checking import metrics_checks
+from highwater.orchestration.sensing.standing import attempts
 from highwater.proof import Proof
+from highwater.resources.commit_log import replace_slices
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.small_tables import create
 from highwater.slices import OffsetRange, Slice
-from orchestration.checking import metrics_checks
-from orchestration.sensing.standing import attempts
-from resources.commit_log import replace_slices
-from resources.lake import Lake
-from resources.ledger import Ledger
-from resources.small_tables import create
 from tests.plain_minutes import STATUSES, minutes_of
 from tests.support import with_milliseconds
 
@@ -522,7 +522,7 @@ class History(RuleBasedStateMachine):
 
     @rule(ordinal=ORDINALS, events=st.lists(EVENTS_OF_ALL, max_size=4))
     def decide(self, ordinal: int, events: list[Event]) -> None:
-        """A decision is made anew only when metrics follow the last one, which `assets.events` sees to."""
+        """A decision is made anew only when metrics follow the last one, which `highwater.assets.events` sees to."""
         if ordinal in self.measured.lacking():
             return
         own = []

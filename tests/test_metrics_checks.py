@@ -1,4 +1,4 @@
-"""The check of metrics against the table that `assets.metrics` makes: no false alarm, and none of its errors passes."""
+"""The check of metrics against the table of `highwater.assets.metrics`: no false alarm, and no error passes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from highwater.orchestration.checking import metrics_checks
+from highwater.orchestration.checking.metrics_checks import FOLLOWS, metrics_follow_events
+from highwater.orchestration.checking.verdicts import Verdict
 from highwater.proof import Proof
-from orchestration.checking import metrics_checks
-from orchestration.checking.metrics_checks import FOLLOWS, metrics_follow_events
-from orchestration.checking.verdicts import Verdict
-from resources.commit_log import proofs_in
-from resources.delta import query
+from highwater.resources.commit_log import proofs_in
+from highwater.resources.delta import query
 from tests.test_metrics import Event, Measured
 
 # In seconds.

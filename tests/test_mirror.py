@@ -30,20 +30,20 @@ from highwater.errors import (
 )
 from highwater.history import SOUND, History
 from highwater.mirroring import Held, Mark
+from highwater.orchestration.sensing import mirror, standing
+from highwater.orchestration.sensing.planning import Planner
 from highwater.plans import Generation
 from highwater.proof import Proof
+from highwater.resources import groups
+from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from orchestration.sensing import mirror, standing
-from orchestration.sensing.planning import Planner
-from resources import groups
-from resources.kafka import Kafka, PartitionState, TopicState
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.commits import commit_current
 from tests.support import Message, make_stream, send
 
 if TYPE_CHECKING:
-    from resources.groups import Place
+    from highwater.resources.groups import Place
     from tests.conftest import TopicFactory
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

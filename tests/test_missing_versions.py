@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.proof import Proof
-from highwater.slices import OffsetRange, Slice
-from orchestration.checking.missing_versions import (
+from highwater.orchestration.checking.missing_versions import (
     NOWHERE,
     TO_COME,
     UNDECIDED,
@@ -24,6 +22,8 @@ from orchestration.checking.missing_versions import (
     reaches,
     version_in,
 )
+from highwater.proof import Proof
+from highwater.slices import OffsetRange, Slice
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 

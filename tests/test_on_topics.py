@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from assets import dlq, sent
+from highwater.assets import dlq, sent
 from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Header, Origin
 from highwater.errors import TopicAbsentError
+from highwater.orchestration.checking import on_topics
+from highwater.orchestration.checking.on_topics import OnTopic, held_on_topics
+from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.lake import Lake
 from highwater.slices import OffsetRange, Slice
-from orchestration.checking import on_topics
-from orchestration.checking.on_topics import OnTopic, held_on_topics
-from resources.kafka import Kafka, PartitionState, TopicState
-from resources.lake import Lake
 from tests.support import make_stream
 from tests.world import schema_of
 

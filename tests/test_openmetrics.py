@@ -19,14 +19,14 @@ from dev.processes import LOOPBACK, free_port
 from highwater.alerting import DEPLOYMENT, Alert
 from highwater.declaration import Severity
 from highwater.errors import DependencyAwayError, TopicAbsentError
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
+from highwater.orchestration.telling.open_metrics import FAMILIES, Metrics, measure
 from highwater.plans import Generation, Loss
+from highwater.resources.kafka import PartitionState, TopicState
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from orchestration.cli.main import main
-from orchestration.cli.terminal import PERMANENT, TEMPORARY
-from orchestration.telling.open_metrics import FAMILIES, Metrics, measure
-from resources.kafka import PartitionState, TopicState
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.test_audit import PARKED, STREAM, TIER, Written
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -16,13 +16,13 @@ from click.testing import CliRunner
 
 from assets.streams.orders import STREAM as ORDERS
 from highwater.errors import ConfigurationError, DependencyAwayError
-from orchestration import failures
-from orchestration.build import build_defs
-from orchestration.cli.main import main
-from orchestration.operating import maintaining
-from orchestration.operating.maintaining import Report, TableReport
-from orchestration.operating.operator_jobs import AUDIT_PRIORITY, OPERATIONS
-from resources.upkeep import Stock
+from highwater.orchestration import failures
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.operating import maintaining
+from highwater.orchestration.operating.maintaining import Report, TableReport
+from highwater.orchestration.operating.operator_jobs import AUDIT_PRIORITY, OPERATIONS
+from highwater.resources.upkeep import Stock
 
 OTHERS = replace(ORDERS, name="others", topic="others", publishes=None)
 DIGEST = "0" * 64
@@ -117,12 +117,12 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     found = Calls()
     for module in {module for module, _, _ in SAME.values()}:
         name = "recall" if module == "retiring" else "act"
-        monkeypatch.setattr(import_module(f"orchestration.operating.{module}"), name, found)
+        monkeypatch.setattr(import_module(f"highwater.orchestration.operating.{module}"), name, found)
     for name in ("act", "act_on_part"):
-        monkeypatch.setattr(f"orchestration.operating.pausing.{name}", found)
-        monkeypatch.setattr(f"orchestration.cli.pause.{name}", found)
-    monkeypatch.setattr("orchestration.resources.open_session", lambda _: None)
-    monkeypatch.setattr("orchestration.resources.close_session", lambda _: None)
+        monkeypatch.setattr(f"highwater.orchestration.operating.pausing.{name}", found)
+        monkeypatch.setattr(f"highwater.orchestration.cli.pause.{name}", found)
+    monkeypatch.setattr("highwater.orchestration.resources.open_session", lambda _: None)
+    monkeypatch.setattr("highwater.orchestration.resources.close_session", lambda _: None)
     monkeypatch.setenv("HIGHWATER_HOME", str(tmp_path))
     monkeypatch.setenv("HIGHWATER_KAFKA_BOOTSTRAP", "nobody:1")
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
@@ -224,7 +224,7 @@ def maintained(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Maintained:
     del calls  # its settings
     found = Maintained()
     monkeypatch.setattr(maintaining, "act", found.act)
-    monkeypatch.setattr("orchestration.operating.maintenance_job.wait_seconds", lambda _: 0.0)
+    monkeypatch.setattr("highwater.orchestration.operating.maintenance_job.wait_seconds", lambda _: 0.0)
     return found
 
 

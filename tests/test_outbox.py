@@ -19,14 +19,14 @@ from dev.generator import SOURCES, Order, Target, generate, outbox_file
 from dev.processes import wait_until
 from dev.readings import end_offsets
 from highwater.errors import ConfigurationError, DependencyAwayError, UndeliveredError
+from highwater.resources.delivery import NOT_SENT, End
+from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.outbox import ID_HEADER, ORIGIN_HEADER, Outbox, _window
+from highwater.resources.producer import Outcome, Record, ReliableProducer
+from highwater.resources.producer_properties import producer_properties
+from highwater.resources.topic_facts import topic_settings
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Setting
-from resources.delivery import NOT_SENT, End
-from resources.kafka import Kafka, PartitionState, TopicState
-from resources.outbox import ID_HEADER, ORIGIN_HEADER, Outbox, _window
-from resources.producer import Outcome, Record, ReliableProducer
-from resources.producer_properties import producer_properties
-from resources.topic_facts import topic_settings
 from tests.conftest import TopicFactory, create_topic
 from tests.support import forkserver, read_topic
 from tests.test_producer import Client, fault
@@ -151,7 +151,7 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> None:
             return {"cleanup.policy": Setting(kafka.policy, "of the topic")} if kafka.policy else None
         return asked(kafka, topic)
 
-    monkeypatch.setattr("resources.outbox.topic_settings", settings)
+    monkeypatch.setattr("highwater.resources.outbox.topic_settings", settings)
 
 
 def die_amid(file: Path, log: Log, names: list[str], arrived: list[str]) -> None:
@@ -163,8 +163,8 @@ def die_amid(file: Path, log: Log, names: list[str], arrived: list[str]) -> None
 
 
 def a_box(file: Path, monkeypatch: pytest.MonkeyPatch) -> Outbox:
-    monkeypatch.setattr("resources.outbox.PORTION", 3)
-    monkeypatch.setattr("resources.outbox.TICKS", 2)
+    monkeypatch.setattr("highwater.resources.outbox.PORTION", 3)
+    monkeypatch.setattr("highwater.resources.outbox.TICKS", 2)
     box = Outbox(file, NOBODY)
     monkeypatch.setattr(box, "_begin", lambda topics: None)
     return box

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pytest
 
-from assets import event_json
-from assets.documents import exact_numbers
-from assets.fields import _digits_of, _plain, _value, part_of
-from assets.origins import PROBLEM
-from assets.parsing import judged
+from highwater.assets import event_json
+from highwater.assets.documents import exact_numbers
+from highwater.assets.fields import _digits_of, _plain, _value, part_of
+from highwater.assets.origins import PROBLEM
+from highwater.assets.parsing import judged
 from highwater.declaration import Field
 from tests.support import make_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from assets.work import Work
+    from highwater.assets.work import Work
     from highwater.declaration import Stream
 
 STREAM = make_stream(

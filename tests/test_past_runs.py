@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import dagster as dg
 import pytest
 
-from orchestration.sensing import history
-from orchestration.sensing.requests import PARTITION, PUBLISH, PURPOSE
-from orchestration.stream_assets import PUBLISHED, STREAM_TAG, table_key
+from highwater.orchestration.sensing import history
+from highwater.orchestration.sensing.requests import PARTITION, PUBLISH, PURPOSE
+from highwater.orchestration.stream_assets import PUBLISHED, STREAM_TAG, table_key
 from tests.support import make_stream
 
 STREAM = make_stream("orders")

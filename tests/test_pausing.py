@@ -15,15 +15,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.errors import ConfigurationError
-from orchestration.build import build_defs
-from orchestration.checking.audit import _dlq as audited
-from orchestration.cli.main import main
-from orchestration.operating.pausing import Asked, AskedPart, act, act_on_part
-from orchestration.sensing import ticks
-from orchestration.telling.plan_status import StreamStatus, _dlq
-from resources.lake import Lake
-from resources.ledger import Ledger
-from resources.paused_topics import ALL, RETRIES, Pause
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.checking.audit import _dlq as audited
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.operating.pausing import Asked, AskedPart, act, act_on_part
+from highwater.orchestration.sensing import ticks
+from highwater.orchestration.telling.plan_status import StreamStatus, _dlq
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.paused_topics import ALL, RETRIES, Pause
 from tests.support import make_stream
 from tests.test_vanished import Topics
 

@@ -13,12 +13,12 @@ from dev.broker import EmbeddedBroker
 from dev.processes import LOOPBACK, free_port
 from highwater.declaration import Accepted
 from highwater.errors import ConfigurationError, TopicDriftError
+from highwater.orchestration.telling import doctor
+from highwater.resources.dlq_topics import ensure, ensure_accepted, see_accepted, see_no_drift
+from highwater.resources.kafka import Kafka
+from highwater.resources.permissions import permitted
+from highwater.resources.topic_facts import topic_facts
 from highwater.topic_rules import Level, endurance, judge
-from orchestration.telling import doctor
-from resources.dlq_topics import ensure, ensure_accepted, see_accepted, see_no_drift
-from resources.kafka import Kafka
-from resources.permissions import permitted
-from resources.topic_facts import topic_facts
 from tests.conftest import create_topic, grow
 from tests.support import make_stream, order_message, send
 

@@ -27,16 +27,16 @@ from highwater.errors import (
     TopicRecreatedError,
     TopicVanishedError,
 )
+from highwater.orchestration import observation
+from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
+from highwater.orchestration.operating.acceptance import accept_loss
+from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.telling import alerts
+from highwater.orchestration.telling.plan_status import topic_status
+from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange
-from orchestration import observation
-from orchestration.cli.terminal import PERMANENT, TEMPORARY
-from orchestration.operating.acceptance import accept_loss
-from orchestration.sensing.planning import Planner
-from orchestration.telling import alerts
-from orchestration.telling.plan_status import topic_status
-from resources.kafka import Kafka, PartitionState, TopicState
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.scene import Scene, offsets
 from tests.support import BOUNDED
 
@@ -351,9 +351,9 @@ PLAN = """
     from assets.streams.orders import STREAM
     from highwater.declaration import Limits
     from highwater.errors import HighwaterError, TemporaryError
-    from orchestration.sensing.planning import Planner
-    from resources.kafka import Kafka
-    from resources.ledger import Ledger
+    from highwater.orchestration.sensing.planning import Planner
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.ledger import Ledger
 
     bootstrap, url, topic, ticks = sys.argv[1:]
     stream = replace(STREAM, topic=topic, limits=Limits(most_records=5, slices_a_tick=3))

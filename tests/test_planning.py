@@ -24,12 +24,12 @@ from highwater.errors import (
     TopicTruncatedError,
 )
 from highwater.history import Fingerprint, History
+from highwater.orchestration.operating.acceptance import acceptance
+from highwater.orchestration.sensing import planning
+from highwater.orchestration.sensing.cutting import PlanResult, fair_shares, plan
 from highwater.plans import Generation, Loss, Planned
+from highwater.resources.kafka import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
-from orchestration.operating.acceptance import acceptance
-from orchestration.sensing import planning
-from orchestration.sensing.cutting import PlanResult, fair_shares, plan
-from resources.kafka import PartitionState, TopicState
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 EAGER = replace(STREAM, limits=Limits(most_records=10, slices_a_tick=3))

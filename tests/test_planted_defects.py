@@ -17,16 +17,16 @@ import sqlalchemy as sa
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Accepted
 from highwater.gaps import Gaps
+from highwater.orchestration.checking import audit as audit_page
+from highwater.orchestration.checking import checks, gap_checks
+from highwater.orchestration.checking.completeness import hold_against_topic
+from highwater.orchestration.checking.offset_queries import in_raw
+from highwater.orchestration.telling.plan_status import StreamStatus
+from highwater.orchestration.telling.unread import Ages
 from highwater.plans import Loss, Publication
+from highwater.resources.kafka import Kafka
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
-from orchestration.checking import audit as audit_page
-from orchestration.checking import checks, gap_checks
-from orchestration.checking.completeness import hold_against_topic
-from orchestration.checking.offset_queries import in_raw
-from orchestration.telling.plan_status import StreamStatus
-from orchestration.telling.unread import Ages
-from resources.kafka import Kafka
 from tests.support import make_stream, order
 from tests.world import FIRST, ID, NOON, RETRIED, TIER, Place, World, piece
 

@@ -14,14 +14,14 @@ from typing import Any, cast
 import pytest
 
 from highwater.errors import DependencyAwayError, TopicAbsentError
+from highwater.orchestration.checking import audit as audit_page
+from highwater.orchestration.checking import gap_checks
+from highwater.orchestration.checking.audit import Audit
+from highwater.orchestration.checking.offset_queries import in_raw
+from highwater.resources import topic_facts
+from highwater.resources.kafka import Kafka, PartitionState, TopicState
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Level, Setting
-from orchestration.checking import audit as audit_page
-from orchestration.checking import gap_checks
-from orchestration.checking.audit import Audit
-from orchestration.checking.offset_queries import in_raw
-from resources import topic_facts
-from resources.kafka import Kafka, PartitionState, TopicState
 from tests.test_topic_rules import OF_BROKER, SETTINGS
 from tests.world import NOON, STREAM, TIER, Served, World
 

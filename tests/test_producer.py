@@ -13,19 +13,19 @@ from weakref import ref
 
 import pytest
 
-import resources.producer
+import highwater.resources.producer
 from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
-from resources import delivery
-from resources.delivery import End, Kind, end_of, kind_of
-from resources.producer import (
+from highwater.resources import delivery
+from highwater.resources.delivery import End, Kind, end_of, kind_of
+from highwater.resources.producer import (
     MOST_WITH_CLIENT,
     OnFailure,
     Outcome,
     Record,
     ReliableProducer,
 )
-from resources.producer_properties import producer_properties
-from resources.several_clients import SeveralClients, client_of
+from highwater.resources.producer_properties import producer_properties
+from highwater.resources.several_clients import SeveralClients, client_of
 from tests.conftest import TopicFactory, create_topic
 from tests.support import read_topic
 
@@ -212,7 +212,7 @@ def test_close_leaves_nothing_in_a_queue_and_every_record_has_an_end(nobody: str
 
 
 def test_records_that_even_a_purge_does_not_end_are_named(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources.producer, "PURGE_SECONDS", 0.0)
+    monkeypatch.setattr(highwater.resources.producer, "PURGE_SECONDS", 0.0)
     producer = ReliableProducer(producer_properties(nobody))
     for n in range(3):
         producer.send(Record("orders", b"k", b"v"), f"id-{n}")
@@ -224,7 +224,7 @@ def test_a_record_that_the_client_never_tells_of_ends_once_as_unknown(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stayed outstanding, a fourth end; and a report that comes after all must not count it again."""
-    monkeypatch.setattr(resources.producer, "PURGE_SECONDS", 0.0)
+    monkeypatch.setattr(highwater.resources.producer, "PURGE_SECONDS", 0.0)
     outcomes: list[Outcome] = []
     client.silent, client.room = True, 3
     producer = producing()
@@ -723,7 +723,7 @@ def test_of_many_that_have_callbacks_the_client_leaves_unknown_only_those_it_nev
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who was told that a record was delivered may have acknowledged it."""
-    monkeypatch.setattr(resources.producer, "PURGE_SECONDS", 0.0)
+    monkeypatch.setattr(highwater.resources.producer, "PURGE_SECONDS", 0.0)
     client.silent, client.room = True, 4
     client.ends = [None, fault("INVALID_MSG")]
     told: list[str] = []
@@ -759,7 +759,7 @@ def test_of_many_that_the_client_never_tells_of_those_that_it_told_of_are_as_unk
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts the delivered ones of a portion only: to call one delivered that is not would lose it."""
-    monkeypatch.setattr(resources.producer, "PURGE_SECONDS", 0.0)
+    monkeypatch.setattr(highwater.resources.producer, "PURGE_SECONDS", 0.0)
     client.silent, client.room = True, 4
     client.ends = [None, fault("INVALID_MSG")]
     producer = producing()
@@ -780,7 +780,7 @@ def test_of_many_that_the_client_never_tells_of_those_that_it_told_of_are_as_unk
 def test_an_interrupt_before_any_was_sent_leaves_none_unknown(
     client: Client, keys: list[bytes | None], at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_for, calls = resources.producer._Ticket.stand_for, itertools.count(1)
+    stand_for, calls = highwater.resources.producer._Ticket.stand_for, itertools.count(1)
 
     def interrupted(*given: Any) -> object:
         if next(calls) == at:
@@ -790,7 +790,7 @@ def test_an_interrupt_before_any_was_sent_leaves_none_unknown(
     client.room = 3
     producer = producing()
     with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
-        patched.setattr(resources.producer._Ticket, "stand_for", interrupted)
+        patched.setattr(highwater.resources.producer._Ticket, "stand_for", interrupted)
         producer.send_all("t", [(key, b"v") for key in keys])
     assert producer._with_client == len(client.sent) == producer.counts.sent
     client.ends = [None] * 3
@@ -818,7 +818,7 @@ def test_a_stuck_record_of_each_portion_keeps_only_so_many_keys(client: Client) 
         producer.send_all("t", [(b"stuck", b"v"), (b"%d" % n, b"v")])
         client.under_way.pop()[2](None, None)
     shared = [ticket for ticket in producer._tickets if ticket.left and ticket.places]
-    assert len(shared) == 2 * resources.producer.SPREAD
+    assert len(shared) == 2 * highwater.resources.producer.SPREAD
     assert (producer.counts.delivered, producer.counts.outstanding) == (50, 50)
 
 

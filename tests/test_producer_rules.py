@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from highwater.errors import ConfigurationError
+from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.producer_files import producer_facts, version_of
 from highwater.producer_rules import UNTOLD, Client, ProducerFacts, Version, judge_producer
+from highwater.resources.kafka import Kafka
+from highwater.resources.live_producer import live_producer, own_producers
+from highwater.resources.producer_properties import producer_properties
 from highwater.topic_rules import Finding, Level
-from orchestration.cli.terminal import PERMANENT
-from resources.kafka import Kafka
-from resources.live_producer import live_producer, own_producers
-from resources.producer_properties import producer_properties
 from tests.scene import Scene
 from tests.support import make_stream
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assets import dlq, events, marks, raw, rejects
+from highwater.assets import dlq, events, marks, raw, rejects
 from highwater.errors import ConfigurationError
 from highwater.mirroring import Mark as GroupMark
-from resources import ledger_schema
-from resources.dlq_topics import ensure
-from resources.groups import commit
-from resources.transactions import Mark, Transactions
+from highwater.resources import ledger_schema
+from highwater.resources.dlq_topics import ensure
+from highwater.resources.groups import commit
+from highwater.resources.transactions import Mark, Transactions
 from tests.publish_child import FENCED, POINTS
 from tests.support import Bench, Children, order_message, read_topic
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from assets import event_json, event_records, kept, outgoing, published, sent
-from assets.erasing import origins_of
-from assets.window import RUN, Window
-from assets.window import schema as window_schema
-from assets.work import Work
+from highwater.assets import event_json, event_records, kept, outgoing, published, sent
+from highwater.assets.erasing import origins_of
+from highwater.assets.window import RUN, Window
+from highwater.assets.window import schema as window_schema
+from highwater.assets.work import Work
 from highwater.declaration import Accepted, Field
 from highwater.envelope import Origin
 from highwater.erasing import digest_of
@@ -33,15 +33,15 @@ from highwater.errors import (
     TopicAbsentError,
     TopicRecreatedError,
 )
+from highwater.orchestration.checking.published_checks import events_published
 from highwater.plans import Publication
 from highwater.publishing import Judged, State
+from highwater.resources import ledger_schema
+from highwater.resources.breakers import Acceptance
+from highwater.resources.delta import query
+from highwater.resources.dlq_topics import Shape
+from highwater.resources.kafka import TopicState
 from highwater.slices import Slice
-from orchestration.checking.published_checks import events_published
-from resources import ledger_schema
-from resources.breakers import Acceptance
-from resources.delta import query
-from resources.dlq_topics import Shape
-from resources.kafka import TopicState
 from tests.accepted import NOON, Broken, Event, Log, Sent, Tables, said
 
 # Seconds of processor each.

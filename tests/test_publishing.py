@@ -13,27 +13,27 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from assets import accepted_copies, kept, published, sent
-from assets.marks import needless_groups
 from assets.streams.payments import STREAM as PAYMENTS
+from highwater.assets import accepted_copies, kept, published, sent
+from highwater.assets.marks import needless_groups
 from highwater.declaration import Field
 from highwater.envelope import Origin
 from highwater.errors import KAFKA, RetractionError, SupersededAttemptError
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.checking.published_checks import events_published, standing_line
+from highwater.orchestration.checking.verdicts import Verdict
+from highwater.orchestration.operating.retrying_slices import Asked, act
+from highwater.orchestration.sensing import publishing
+from highwater.orchestration.sensing.publishing import RULES, SLICES_A_RUN, next_run, publish
+from highwater.orchestration.sensing.requests import PURPOSE, RANGE_END, RANGE_START, Repair, Request
+from highwater.orchestration.sensing.ticks import Tick, run_requests
 from highwater.plans import Generation
 from highwater.publishing import Copy, second_deliveries
+from highwater.resources.breakers import Acceptance
+from highwater.resources.commit_log import TABLE as COMMITS
+from highwater.resources.delta import query
+from highwater.resources.dlq_topics import Shape
 from highwater.slices import Slice
-from orchestration.build import build_defs
-from orchestration.checking.published_checks import events_published, standing_line
-from orchestration.checking.verdicts import Verdict
-from orchestration.operating.retrying_slices import Asked, act
-from orchestration.sensing import publishing
-from orchestration.sensing.publishing import RULES, SLICES_A_RUN, next_run, publish
-from orchestration.sensing.requests import PURPOSE, RANGE_END, RANGE_START, Repair, Request
-from orchestration.sensing.ticks import Tick, run_requests
-from resources.breakers import Acceptance
-from resources.commit_log import TABLE as COMMITS
-from resources.delta import query
-from resources.dlq_topics import Shape
 from tests.accepted import NOON, Broken, Event, Log, Tables
 from tests.support import failed_by, make_stream
 from tests.test_audit import Written, a_slice
@@ -627,7 +627,7 @@ def test_a_copy_of_the_last_moment_that_there_is_ends_as_any_other(monkeypatch: 
 
     row = Row(slice="orders@0000001", us=253_402_300_799_999_999, **origin)
     monkeypatch.setattr(kept, "_reached", lambda *_: [])
-    monkeypatch.setattr("assets.accepted_copies.refused", lambda *_: [row])
+    monkeypatch.setattr("highwater.assets.accepted_copies.refused", lambda *_: [row])
     seen: list[Any] = []
     monkeypatch.setattr(kept, "lets_go", lambda _, sent_at: seen.extend(sent_at))
     ledger = SimpleNamespace(breakers=SimpleNamespace(accepted=lambda _: {}))

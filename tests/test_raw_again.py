@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from assets import raw
-from assets.work import Work
 from dev.planted import plant
+from highwater.assets import raw
+from highwater.assets.work import Work
 from highwater.plans import Generation
 from highwater.proof import Proof
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.support import make_stream
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

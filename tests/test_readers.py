@@ -13,10 +13,10 @@ import polars as pl
 import pytest
 from deltalake import DeltaTable
 
-from assets import current, events, metrics, origins, published, raw, rejects
 from assets.streams.orders import STREAM as ORDERS
+from highwater.assets import current, events, metrics, origins, published, raw, rejects
 from highwater.declaration import Accepted
-from resources.delta import query
+from highwater.resources.delta import query
 from tests.support import Bench, Message, order_message
 from tests.test_stages import aborted_transaction
 

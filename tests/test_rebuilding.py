@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.declaration import Start
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.operating.rebuilding import rebuilt
 from highwater.slices import OffsetRange, Slice
-from orchestration.build import build_defs
-from orchestration.cli.terminal import PERMANENT
-from orchestration.operating.rebuilding import rebuilt
 from tests.scene import Scene
 from tests.support import make_stream
 from tests.test_audit import Written

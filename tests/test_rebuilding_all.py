@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets import discarded
-from assets import published as accepted
-from assets.dlq_copies import concerned
-from assets.erased import keep
 from dev.processes import wait_until
 from highwater import envelope
+from highwater.assets import discarded
+from highwater.assets import published as accepted
+from highwater.assets.dlq_copies import concerned
+from highwater.assets.erased import keep
 from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Origin
 from highwater.erasing import Erased, Erasure
 from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.mirroring import Mark
+from highwater.orchestration.checking.origin_counts import count_ends
+from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.operating.rebuilding_all import Copies, act, begun, number_of
+from highwater.orchestration.sensing.planning import Planner, _see_never_published
+from highwater.orchestration.sensing.retries import plan_tier
 from highwater.plans import Discard
+from highwater.resources.groups import commit, see_no_member
+from highwater.resources.kafka import PartitionState, TopicState
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from orchestration.checking.origin_counts import count_ends
-from orchestration.cli.terminal import PERMANENT
-from orchestration.operating.rebuilding_all import Copies, act, begun, number_of
-from orchestration.sensing.planning import Planner, _see_never_published
-from orchestration.sensing.retries import plan_tier
-from resources.groups import commit, see_no_member
-from resources.kafka import PartitionState, TopicState
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.conftest import create_topic
 from tests.scene import Scene, offsets
 from tests.support import Bench, Message, customers, make_stream, order_message, read_topic, send

@@ -11,14 +11,14 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
-from assets import current, raw
-from assets.current_rebuild import Look, differences, rebuild
+from highwater.assets import current, raw
+from highwater.assets.current_rebuild import Look, differences, rebuild
 from highwater.commit_records import CommitRecord
 from highwater.errors import ConfigurationError
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.cli.main import main
 from highwater.proof import Proof
-from orchestration.build import build_defs
-from orchestration.cli.main import main
-from resources.commit_log import Committed
+from highwater.resources.commit_log import Committed
 from tests.commits import commit_current
 from tests.support import Bench, customers, order_message
 from tests.test_rebuilding import a_slice

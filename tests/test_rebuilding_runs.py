@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from orchestration.operating.rebuilding_all import act
-from orchestration.stream_assets import table_key
-from resources.lake import Lake
-from resources.ledger import Ledger
+from highwater.orchestration.operating.rebuilding_all import act
+from highwater.orchestration.stream_assets import table_key
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from tests.support import Bench, Message, customers, order_message, read_topic
 from tests.test_rebuilding_all import content
 from tests.test_sensors import Ticking

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets import raw
-from assets.work import Work
 from dev.planted import plant
+from highwater.assets import raw
+from highwater.assets.work import Work
 from highwater.errors import DependencyAwayError
 from highwater.history import Fingerprint, digest
+from highwater.orchestration.operating import rebuilding
+from highwater.orchestration.sensing.planning import Planner
 from highwater.plans import Generation
 from highwater.proof import Proof
+from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from orchestration.operating import rebuilding
-from orchestration.sensing.planning import Planner
-from resources.kafka import Kafka, PartitionState, TopicState
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.support import make_stream, order_message
 from tests.test_history import Replaced, planned
 

@@ -19,33 +19,33 @@ from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Alerts, Field
 from highwater.envelope import MOST_COUNT, RECLAIMS, Origin
 from highwater.errors import ConfigurationError
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.checking.follower_checks import rejects_published
+from highwater.orchestration.checking.origin_checks import offsets_accounted_for
+from highwater.orchestration.checking.origin_counts import Ends, count_ends, count_parked
+from highwater.orchestration.checking.verdicts import Verdict
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.operating import parked
+from highwater.orchestration.operating.parked import Choice
+from highwater.orchestration.operating.rebuilding import _reclaims
+from highwater.orchestration.operating.reclaiming import Asked, Found, act, look
+from highwater.orchestration.telling import alerts, taken_back
+from highwater.orchestration.telling.explaining import explain
+from highwater.orchestration.telling.locating import locate
+from highwater.orchestration.telling.plan_status import Waiting, _waiting
+from highwater.orchestration.telling.taken_back import TakenBack
 from highwater.plans import Discard
 from highwater.reclaims import Reclaim, numbers, stale
-from orchestration.build import build_defs
-from orchestration.checking.follower_checks import rejects_published
-from orchestration.checking.origin_checks import offsets_accounted_for
-from orchestration.checking.origin_counts import Ends, count_ends, count_parked
-from orchestration.checking.verdicts import Verdict
-from orchestration.cli.main import main
-from orchestration.cli.terminal import PERMANENT
-from orchestration.operating import parked
-from orchestration.operating.parked import Choice
-from orchestration.operating.rebuilding import _reclaims
-from orchestration.operating.reclaiming import Asked, Found, act, look
-from orchestration.telling import alerts, taken_back
-from orchestration.telling.explaining import explain
-from orchestration.telling.locating import locate
-from orchestration.telling.plan_status import Waiting, _waiting
-from orchestration.telling.taken_back import TakenBack
-from resources.ledger import Ledger
+from highwater.resources.ledger import Ledger
 from tests.support import Bench, Message, customers, order, order_message
 from tests.test_dlq import due, ends, published
 from tests.world import FIRST, NOON, PARKED, RETRIED, STREAM, World, headers_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from resources.kafka import Kafka
-    from resources.lake import Lake
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.lake import Lake
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 X, Y = Origin("orders", 0, 0, 2), Origin("orders", 0, 0, 4)

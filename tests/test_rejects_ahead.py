@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from assets import dlq, rejects
-from assets.dlq_sending import Reject
-from assets.work import nothing
+from highwater.assets import dlq, rejects
+from highwater.assets.dlq_sending import Reject
+from highwater.assets.work import nothing
 from highwater.errors import DependencyAwayError, SupersededAttemptError, TemporaryError, UnbalancedError
-from resources.dlq_topics import Shape
-from resources.transactions import Mark
+from highwater.resources.dlq_topics import Shape
+from highwater.resources.transactions import Mark
 from tests.accepted import Event, Log, Tables
 from tests.world import STREAM
 
 if TYPE_CHECKING:
-    from resources.producer import Record
+    from highwater.resources.producer import Record
 
 PARKED = STREAM.parked_topic
 
@@ -236,8 +236,8 @@ def test_the_group_of_a_slice_is_deleted_once_the_table_records_its_publication(
 
     for name, answer in (("have_table", None), ("ensure", {}), ("_publish", (3, 1)), ("_commit", 1)):
         early.monkeypatch.setattr(dlq, name, doing(name, answer))
-    early.monkeypatch.setattr("assets.marks.delete_groups", doing("delete", {}))
-    early.monkeypatch.setattr("assets.commit.write_cost", lambda *_: {})  # `_commit` wrote nothing
+    early.monkeypatch.setattr("highwater.assets.marks.delete_groups", doing("delete", {}))
+    early.monkeypatch.setattr("highwater.assets.commit.write_cost", lambda *_: {})  # `_commit` wrote nothing
     work, group = early.tables.work(early.piece), f"highwater.pub.{early.piece.key}#{early.decision.attempt}"
     if point:
         with pytest.raises(TemporaryError):

@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from assets.commit import Standing, commit_until_settled
-from assets.work import Work
 from dev.planted import plant
+from highwater.assets.commit import Standing, commit_until_settled
+from highwater.assets.work import Work
 from highwater.proof import Proof
+from highwater.resources.lake import Lake
 from highwater.slices import OffsetRange, Slice
-from resources.lake import Lake
 from tests.support import make_stream
 
 

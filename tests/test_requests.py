@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestration.sensing.requests import (
+from highwater.orchestration.sensing.requests import (
     PastRun,
     RepairRules,
     Request,

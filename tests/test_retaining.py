@@ -15,37 +15,37 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets import aging, events
-from assets.commit import Standing
-from assets.raw import _Read
-from assets.work import Work
+from highwater.assets import aging, events
+from highwater.assets.commit import Standing
+from highwater.assets.raw import _Read
+from highwater.assets.work import Work
 from highwater.declaration import Retention, Stream
 from highwater.envelope import Origin
 from highwater.erasing import BY_AGE, Erased, Erasure, digest_of, until
 from highwater.errors import DeclarationError, SupersededAttemptError, TemporaryError, UnbalancedError
+from highwater.orchestration.checking import gap_checks
+from highwater.orchestration.checking.completeness import hold_against_topic
+from highwater.orchestration.checking.offset_queries import Rows, rows_in_raw
+from highwater.orchestration.checking.origin_counts import count_ends
+from highwater.orchestration.operating import erasing, maintaining, rebuilding, retaining
+from highwater.orchestration.operating.erasing import Asked
+from highwater.orchestration.operating.maintaining import Report, TableReport
+from highwater.orchestration.operating.maintenance_job import _observe
+from highwater.orchestration.operating.parked import Choice
+from highwater.orchestration.operating.reclaiming import look as look_to_reclaim
+from highwater.orchestration.operating.retaining import Retained
+from highwater.orchestration.operating.retiring import complete
+from highwater.orchestration.telling.explaining import explain
+from highwater.orchestration.telling.locating import locate
 from highwater.plans import Discard
 from highwater.proof import Proof
 from highwater.reclaims import Reclaim
+from highwater.resources.erasures import Erasures
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.upkeep import Stock
 from highwater.retention import AGED_FROM, Needed, aged, free, old_enough, planned_before, records
 from highwater.slices import Slice
-from orchestration.checking import gap_checks
-from orchestration.checking.completeness import hold_against_topic
-from orchestration.checking.offset_queries import Rows, rows_in_raw
-from orchestration.checking.origin_counts import count_ends
-from orchestration.operating import erasing, maintaining, rebuilding, retaining
-from orchestration.operating.erasing import Asked
-from orchestration.operating.maintaining import Report, TableReport
-from orchestration.operating.maintenance_job import _observe
-from orchestration.operating.parked import Choice
-from orchestration.operating.reclaiming import look as look_to_reclaim
-from orchestration.operating.retaining import Retained
-from orchestration.operating.retiring import complete
-from orchestration.telling.explaining import explain
-from orchestration.telling.locating import locate
-from resources.erasures import Erasures
-from resources.lake import Lake
-from resources.ledger import Ledger
-from resources.upkeep import Stock
 from tests.test_erasing import Committed
 from tests.world import FIRST, NOON, RETRIED, STREAM, World
 

@@ -17,19 +17,19 @@ from sqlalchemy import event
 
 from highwater.declaration import Limits, Stream
 from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError
+from highwater.orchestration import sensors
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.sensing import rests, rounds
+from highwater.orchestration.sensing.requests import Request
+from highwater.orchestration.sensing.rounds import Cursor, limit_runs, visit_all
+from highwater.orchestration.sensing.ticks import Tick
+from highwater.orchestration.telling.plan_status import stream_status
+from highwater.orchestration.telling.stopped import skipped_streams
+from highwater.resources.kafka import PartitionState, TopicState
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.paused_topics import ALL, PLANNER, RETRIES, Pause
 from highwater.slices import OffsetRange
-from orchestration import sensors
-from orchestration.build import build_defs
-from orchestration.sensing import rests, rounds
-from orchestration.sensing.requests import Request
-from orchestration.sensing.rounds import Cursor, limit_runs, visit_all
-from orchestration.sensing.ticks import Tick
-from orchestration.telling.plan_status import stream_status
-from orchestration.telling.stopped import skipped_streams
-from resources.kafka import PartitionState, TopicState
-from resources.lake import Lake
-from resources.ledger import Ledger
-from resources.paused_topics import ALL, PLANNER, RETRIES, Pause
 from tests.support import make_stream
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -240,7 +240,7 @@ class Deployment:
 def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Deployment]]:
     # On a machine that stands still a tick takes longer, and the instance is recorded again.
     monkeypatch.setattr(sensors, "BUDGET_SECONDS", 3_600.0)
-    monkeypatch.setattr("resources.instances.WRITE_EVERY", timedelta(hours=1))
+    monkeypatch.setattr("highwater.resources.instances.WRITE_EVERY", timedelta(hours=1))
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
 
         def make(many: int = MANY, **changes: Any) -> Deployment:
@@ -289,7 +289,7 @@ def test_a_defect_that_one_stream_meets_is_recorded_without_secrets(
         return replace(found, partitions=broken) if topic == "s001" else found
 
     monkeypatch.setattr(Topics, "_state", damaged)
-    monkeypatch.setattr("orchestration.sensing.looks.is_caught_up", lambda *_: False)
+    monkeypatch.setattr("highwater.orchestration.sensing.looks.is_caught_up", lambda *_: False)
     result = ours.tick("planner")
     assert sorted(keys_of(result)) == ["s000_slices", "s002_slices"]
     [fault] = ours.ledger.sensor_faults.all()

@@ -17,9 +17,9 @@ import pytest
 from dev.processes import LOOPBACK, free_port
 from dev.registry import EmbeddedRegistry
 from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.resources.schema_registry import SchemaRegistry, open_registry
 from highwater.schemas import Reference, Schema, framing_of
 from highwater.settings import Settings
-from resources.schema_registry import SchemaRegistry, open_registry
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient

@@ -18,18 +18,18 @@ from dev.planted import plant
 from dev.processes import free_port
 from highwater.breaker import Circuit
 from highwater.declaration import Limits, Stream
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.sensing import repairing, ticks, workers
+from highwater.orchestration.sensing.rounds import Cursor
+from highwater.orchestration.stream_assets import TABLES, table_key, topic_key
+from highwater.orchestration.telling import alerts
+from highwater.orchestration.telling.plan_status import stream_status
 from highwater.proof import Proof
+from highwater.resources.groups import held
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import Slice
-from orchestration.build import build_defs
-from orchestration.sensing import repairing, ticks, workers
-from orchestration.sensing.rounds import Cursor
-from orchestration.stream_assets import TABLES, table_key, topic_key
-from orchestration.telling import alerts
-from orchestration.telling.plan_status import stream_status
-from resources.groups import held
-from resources.kafka import Kafka
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.commits import commit_current
 from tests.conftest import create_topic
 from tests.support import BOUNDED, Message, make_stream, send

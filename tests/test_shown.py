@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from assets.work import SliceReport
+from highwater.assets.work import SliceReport
+from highwater.orchestration.metadata import MOST_SHOWN, of_slice, offset_table
+from highwater.orchestration.observation import Position, of_topic
 from highwater.slices import OffsetRange, Slice
-from orchestration.metadata import MOST_SHOWN, of_slice, offset_table
-from orchestration.observation import Position, of_topic
 
 MANY = 1000
 

@@ -16,7 +16,7 @@ from dev.paths import REPOSITORY
 from dev.spark_local import SMALL_QUERIES, environment, local_conf, write_conf_dir
 from dev.spark_standalone import SparkStandalone
 from highwater import settings
-from resources.lake import Lake
+from highwater.resources.lake import Lake
 from tests.support import PAGE_SECONDS, Message, customers, order_message, read_rows, read_topic, send
 
 if TYPE_CHECKING:

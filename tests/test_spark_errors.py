@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from highwater.errors import LAKE, DependencyAwayError, OffsetsExpiredError, SupersededAttemptError
-from resources.spark import ADAPTIVE, delta_errors, translated
-from resources.spark_tables import _as_planned
+from highwater.resources.spark import ADAPTIVE, delta_errors, translated
+from highwater.resources.spark_tables import _as_planned
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets import commit, current, dlq, events, metrics, raw, rejects
-from assets.classified import Classified
-from assets.commit import Clock, Standing
+from highwater.assets import commit, current, dlq, events, metrics, raw, rejects
+from highwater.assets.classified import Classified
+from highwater.assets.commit import Clock, Standing
 from highwater.declaration import Field
 from highwater.errors import (
     DependencyAwayError,
@@ -30,12 +30,12 @@ from highwater.errors import (
     UnbalancedError,
 )
 from highwater.proof import Proof
+from highwater.resources.commit_log import APP
+from highwater.resources.commit_log import TABLE as COMMITS
+from highwater.resources.lake import Lake
+from highwater.resources.spark import ADAPTIVE, close, prepare
+from highwater.resources.spark_tables import TASKS, create_table, known_rows, write_slices
 from highwater.routing import destination
-from resources.commit_log import APP
-from resources.commit_log import TABLE as COMMITS
-from resources.lake import Lake
-from resources.spark import ADAPTIVE, close, prepare
-from resources.spark_tables import TASKS, create_table, known_rows, write_slices
 from tests.conftest import create_topic
 from tests.support import (
     ORDERS,
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from assets.work import SliceReport, Work
     from dev.spark_connect import SparkConnect
+    from highwater.assets.work import SliceReport, Work
     from highwater.slices import Slice
 
 pytestmark = pytest.mark.slow
@@ -378,7 +378,7 @@ def test_two_runs_of_a_slice_that_commit_at_once_leave_one_copy(
         return commit_turn(work, table)
 
     for module in ("commit", "rejects"):
-        monkeypatch.setattr(f"assets.{module}.commit_turn", together)
+        monkeypatch.setattr(f"highwater.assets.{module}.commit_turn", together)
     bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"), Message(b"o3", b"garbled"))
     piece = bench.plan(0, p0=(0, 3))
     other = prepare(SparkSession.builder.remote(spark_server.remote).create())

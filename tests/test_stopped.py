@@ -28,15 +28,13 @@ from dev.processes import wait_until
 from highwater.alerting import Alert, Measure
 from highwater.declaration import Alerts
 from highwater.errors import ConfigurationError, DependencyAwayError
-from highwater.plans import Loss
-from highwater.slices import OffsetRange
-from orchestration import sensors
-from orchestration.build import build_defs
-from orchestration.cli.terminal import PERMANENT
-from orchestration.operating.acceptance import accept_loss, never_read
-from orchestration.telling import alerts
-from orchestration.telling.plan_status import stream_status
-from orchestration.telling.stopped import (
+from highwater.orchestration import sensors
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.operating.acceptance import accept_loss, never_read
+from highwater.orchestration.telling import alerts
+from highwater.orchestration.telling.plan_status import stream_status
+from highwater.orchestration.telling.stopped import (
     failing_sensors,
     losses_recorded,
     planning_stopped,
@@ -44,11 +42,13 @@ from orchestration.telling.stopped import (
     slices_expired,
     slices_waiting,
 )
-from resources import expired
-from resources.kafka import PartitionState, TopicState
-from resources.lake import Lake
-from resources.ledger import Ledger
-from resources.paused_topics import Pause
+from highwater.plans import Loss
+from highwater.resources import expired
+from highwater.resources.kafka import PartitionState, TopicState
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.paused_topics import Pause
+from highwater.slices import OffsetRange
 from tests.conftest import TopicFactory
 from tests.scene import Scene
 from tests.test_unread import STREAM, TIER, Deployed, Topic
@@ -176,7 +176,7 @@ def test_status_ends_with_an_error_for_planned_slices_that_expired(tmp_path: Pat
 
 def test_a_tick_of_the_alerts_measures_all_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measure that the sensor does not know is never reported."""
-    monkeypatch.setattr("orchestration.telling.alerts.topic_settings", lambda *_: None)
+    monkeypatch.setattr("highwater.orchestration.telling.alerts.topic_settings", lambda *_: None)
     deployed, heard = Deployed(tmp_path), dict[str, str]()
     deployed.read(0, 1)
     deployed.ledger.record_loss(

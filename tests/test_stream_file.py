@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from assets.streams import FOLDER, load_streams
 from highwater.errors import DeclarationError
-from orchestration.build import build_defs
-from orchestration.stream_assets import TABLES, table_key
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.stream_assets import TABLES, table_key
+from highwater.stream_files import load_streams, streams_folder
 from tests.support import Message, read_rows, send
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ STREAM = Stream(
 def folder(tmp_path: Path) -> Path:
     """A copy of the folder of declared streams."""
     copy = tmp_path / "streams"
-    shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(streams_folder(), copy, ignore=shutil.ignore_patterns("__pycache__"))
     return copy
 
 

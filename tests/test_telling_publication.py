@@ -8,17 +8,17 @@ from typing import Any, cast
 
 import pytest
 
-from assets import published
+from highwater.assets import published
 from highwater.declaration import Alerts
 from highwater.errors import LAKE, BreakerOpenError, DependencyAwayError
 from highwater.holding import Found
+from highwater.orchestration.telling import alerts, publication
+from highwater.orchestration.telling.explaining import explain
+from highwater.orchestration.telling.plan_status import StreamStatus, Waiting, _waiting
+from highwater.orchestration.telling.publication import Behind, behind
 from highwater.plans import Publication
+from highwater.resources.breakers import Judgement
 from highwater.slices import Slice
-from orchestration.telling import alerts, publication
-from orchestration.telling.explaining import explain
-from orchestration.telling.plan_status import StreamStatus, Waiting, _waiting
-from orchestration.telling.publication import Behind, behind
-from resources.breakers import Judgement
 from tests.accepted import NOON, Broken, Event
 from tests.test_publishing import Scene, scene
 

@@ -16,14 +16,14 @@ from dagster import instance_for_test
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Limits
 from highwater.errors import OffsetsExpiredError, PermanentError, TopicTruncatedError, TopicVanishedError
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.sensing import ticks
+from highwater.orchestration.stream_assets import topic_key
 from highwater.plans import Generation
+from highwater.resources.kafka import PartitionState, TopicState
+from highwater.resources.ledger import Ledger
+from highwater.resources.paused_topics import Pause
 from highwater.slices import OffsetRange, Slice
-from orchestration.build import build_defs
-from orchestration.sensing import ticks
-from orchestration.stream_assets import topic_key
-from resources.kafka import PartitionState, TopicState
-from resources.ledger import Ledger
-from resources.paused_topics import Pause
 from tests.test_breaker import OPEN
 from tests.test_vanished import NOW
 

@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 
 from highwater.declaration import Accepted
+from highwater.orchestration.checking import topic_audit
+from highwater.resources import topic_facts
 from highwater.topic_rules import Level, Setting, TopicFacts, endurance, judge, judge_published, judge_room, together
-from orchestration.checking import topic_audit
-from resources import topic_facts
 from tests.support import make_stream
 
 SETTINGS = {

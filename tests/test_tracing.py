@@ -15,16 +15,16 @@ import pytest
 from dev.planted import plant
 from dev.processes import LOOPBACK, free_port
 from highwater.errors import ConfigurationError
+from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
+from highwater.orchestration.sensing.requests import PURPOSE, RANGE_START
+from highwater.orchestration.telling.explaining import explain
+from highwater.orchestration.telling.locating import locate, stream_of
 from highwater.plans import Loss
 from highwater.proof import Proof
+from highwater.resources.kafka import Kafka
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from orchestration.cli.terminal import PERMANENT, TEMPORARY
-from orchestration.sensing.requests import PURPOSE, RANGE_START
-from orchestration.telling.explaining import explain
-from orchestration.telling.locating import locate, stream_of
-from resources.kafka import Kafka
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.scene import Scene
 from tests.support import make_stream
 from tests.test_vanished import Topics

@@ -11,10 +11,10 @@ import pytest
 from dev.broker import EmbeddedBroker, EmbeddedCluster
 from dev.processes import wait_until
 from highwater.errors import DependencyAwayError, SupersededAttemptError
-from resources import transactions
-from resources.kafka import Kafka
-from resources.producer import Record
-from resources.transactions import Mark, Transactions
+from highwater.resources import transactions
+from highwater.resources.kafka import Kafka
+from highwater.resources.producer import Record
+from highwater.resources.transactions import Mark, Transactions
 from tests.conftest import TopicFactory, create_topic
 from tests.support import read_topic
 

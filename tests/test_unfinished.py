@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from assets import events
-from assets.commit import Standing
-from assets.work import Work
+from highwater.assets import events
+from highwater.assets.commit import Standing
+from highwater.assets.work import Work
 from highwater.plans import Publication
 from highwater.slices import Slice
 from tests.world import FIRST, NOON, STREAM, World

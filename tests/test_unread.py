@@ -16,18 +16,18 @@ from dev.planted import plant
 from highwater.alerting import Measure
 from highwater.declaration import Alerts, Foreign
 from highwater.errors import DependencyAwayError, TopicAbsentError
+from highwater.orchestration import observation
+from highwater.orchestration.checking import audit as audit_page
+from highwater.orchestration.telling import alerts, unread
+from highwater.orchestration.telling.plan_status import topic_status
+from highwater.orchestration.telling.unread import Ages, in_raw, unread_ages
 from highwater.plans import Generation, Loss
 from highwater.proof import Proof
+from highwater.resources.kafka import PartitionState, TopicState
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
-from orchestration import observation
-from orchestration.checking import audit as audit_page
-from orchestration.telling import alerts, unread
-from orchestration.telling.plan_status import topic_status
-from orchestration.telling.unread import Ages, in_raw, unread_ages
-from resources.kafka import PartitionState, TopicState
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.support import make_stream
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -25,7 +25,15 @@ from hypothesis import strategies as st
 from dev.planted import plant
 from highwater.declaration import Accepted, Upkeep
 from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, UnknownSliceError
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.operating import old_runs, retiring
+from highwater.orchestration.operating.old_runs import delete_runs
+from highwater.orchestration.sensing import repairing, ticks
+from highwater.orchestration.stream_assets import table_key
+from highwater.orchestration.telling.explaining import explain
 from highwater.proof import Proof
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
 from highwater.upkeep import (
     FEWEST_FILES,
@@ -38,14 +46,6 @@ from highwater.upkeep import (
     to_compact,
     to_merge,
 )
-from orchestration.cli.main import main
-from orchestration.operating import old_runs, retiring
-from orchestration.operating.old_runs import delete_runs
-from orchestration.sensing import repairing, ticks
-from orchestration.stream_assets import table_key
-from orchestration.telling.explaining import explain
-from resources.lake import Lake
-from resources.ledger import Ledger
 from tests.commits import commit_current
 from tests.support import SilentKafka, make_stream
 

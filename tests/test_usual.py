@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from assets import decoding, parsing, usual
-from assets.origins import PROBLEM
+from highwater.assets import decoding, parsing, usual
+from highwater.assets.origins import PROBLEM
 from highwater.declaration import Field
 from highwater.formats import Avro
 from highwater.sources import Header, Meta
@@ -20,7 +20,7 @@ from tests.support import make_stream
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from assets.work import Work
+    from highwater.assets.work import Work
     from highwater.declaration import Stream
 
 NUMBERS = (

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 import dagster as dg
 import pytest
 
-from assets import raw
 from dev.processes import wait_until
+from highwater.assets import raw
 from highwater.declaration import Foreign
 from highwater.errors import (
     DependencyAwayError,
@@ -24,25 +24,25 @@ from highwater.errors import (
     TopicTruncatedError,
     TopicVanishedError,
 )
+from highwater.orchestration import observation
+from highwater.orchestration.checking.origin_counts import count_ends
+from highwater.orchestration.operating import accepting_losses
+from highwater.orchestration.operating.parked import Choice, look
+from highwater.orchestration.operating.reclaiming import Asked
+from highwater.orchestration.operating.reclaiming import act as reclaim
+from highwater.orchestration.sensing import ticks
+from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.sensing.retries import plan_tier
+from highwater.orchestration.telling import alerts
+from highwater.orchestration.telling.plan_status import _dlq, topic_status
 from highwater.plans import Generation, Loss, Publication
+from highwater.resources import dlq_topics
+from highwater.resources.dlq_topics import ensure, see_no_drift
+from highwater.resources.kafka import PartitionState, TopicState
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.vanished_topics import parked_lost, vanished
 from highwater.slices import OffsetRange, Slice
-from orchestration import observation
-from orchestration.checking.origin_counts import count_ends
-from orchestration.operating import accepting_losses
-from orchestration.operating.parked import Choice, look
-from orchestration.operating.reclaiming import Asked
-from orchestration.operating.reclaiming import act as reclaim
-from orchestration.sensing import ticks
-from orchestration.sensing.planning import Planner
-from orchestration.sensing.retries import plan_tier
-from orchestration.telling import alerts
-from orchestration.telling.plan_status import _dlq, topic_status
-from resources import dlq_topics
-from resources.dlq_topics import ensure, see_no_drift
-from resources.kafka import PartitionState, TopicState
-from resources.lake import Lake
-from resources.ledger import Ledger
-from resources.vanished_topics import parked_lost, vanished
 from tests.scene import Scene
 from tests.support import LONG_TIERS, Message, SilentKafka, make_stream, send
 from tests.test_audit import MAIN, Written, a_slice

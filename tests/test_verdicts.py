@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from highwater.orchestration.checking.verdicts import Attempts, Counted, conserved, in_order
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
-from orchestration.checking.verdicts import Attempts, Counted, conserved, in_order
 
 PIECE = Slice("orders", "orders", "id", 0, 4, {0: OffsetRange(10, 22)}, datetime(2026, 3, 1, tzinfo=UTC))
 RAW = Proof(PIECE, 1, 10)

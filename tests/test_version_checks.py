@@ -19,10 +19,9 @@ from dev.compare_versions import NUMBERS, OF_THE_DATA, compare_versions, wrong_v
 from dev.planted import plant as plant_table
 from highwater.declaration import Severity, Transitions
 from highwater.envelope import Origin
-from highwater.slices import SliceKey
-from orchestration.checking import missing_versions, version_questions
-from orchestration.checking.checks import evaluation
-from orchestration.checking.version_checks import (
+from highwater.orchestration.checking import missing_versions, version_questions
+from highwater.orchestration.checking.checks import evaluation
+from highwater.orchestration.checking.version_checks import (
     ALONG_OFFSETS,
     IN_ORDER,
     MISSING,
@@ -34,9 +33,10 @@ from orchestration.checking.version_checks import (
     over_the_stream,
     version_checks,
 )
-from orchestration.checking.version_questions import SAMPLES, STREAM, Scope
-from resources import commit_log
-from resources.lake import Lake
+from highwater.orchestration.checking.version_questions import SAMPLES, STREAM, Scope
+from highwater.resources import commit_log
+from highwater.resources.lake import Lake
+from highwater.slices import SliceKey
 from tests.version_tables import (
     BEGIN,
     FIRST,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assets.current import winners
+from highwater.assets.current import winners
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,19 +13,19 @@ import pytest
 from dagster import instance_for_test
 
 from dev.processes import wait_until
-from orchestration.resources import LedgerResource
-from orchestration.sensing import workers
-from orchestration.sensing.worker_leases import living
-from orchestration.sensing.workers import (
+from highwater.orchestration.resources import LedgerResource
+from highwater.orchestration.sensing import workers
+from highwater.orchestration.sensing.worker_leases import living
+from highwater.orchestration.sensing.workers import (
     LEASE_SECONDS,
     LOOK_AGAIN_SECONDS,
     end_runs_without_worker,
     lease_name,
     without_worker,
 )
-from orchestration.sensors import REPAIR_SECONDS
-from resources.leases import RENEWALS_A_TERM, Lease
-from resources.ledger import Ledger
+from highwater.orchestration.sensors import REPAIR_SECONDS
+from highwater.resources.leases import RENEWALS_A_TERM, Lease
+from highwater.resources.ledger import Ledger
 from tests.support import make_stream
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -16,20 +16,20 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
-from assets import current, dlq, events, minute_rows, raw, rejects, sent
 from dev.planted import plant
+from highwater.assets import current, dlq, events, minute_rows, raw, rejects, sent
 from highwater.declaration import Stream
 from highwater.envelope import ORIGIN, Envelope, Origin
+from highwater.orchestration.checking.checks import CHECKS, Sources
+from highwater.orchestration.checking.verdicts import Verdict
 from highwater.plans import Generation, Publication
 from highwater.proof import Proof
+from highwater.resources import commit_log
+from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.spark_tables import name_of, parts_of
 from highwater.slices import OffsetRange, Slice
-from orchestration.checking.checks import CHECKS, Sources
-from orchestration.checking.verdicts import Verdict
-from resources import commit_log
-from resources.kafka import Kafka, PartitionState, TopicState
-from resources.lake import Lake
-from resources.ledger import Ledger
-from resources.spark_tables import name_of, parts_of
 from tests.commits import commit_current
 from tests.plain_minutes import minute_of, minutes_of
 from tests.support import make_stream, order, with_milliseconds

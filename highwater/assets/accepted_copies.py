@@ -1,0 +1,254 @@
+"""What the topic of accepted events held when a lost lake was begun anew, so that nothing is sent a second time.
+
+There is a row for each record of the topic: of an origin the one with the highest revision counts, as for its readers.
+An event that is decided anew with the content that is there is kept under its new slice, and not sent; then its row
+here has done its work.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets.dlq_copies import Ends, concerned
+from highwater.assets.event_json import fingerprint
+from highwater.envelope import (
+    LATE,
+    MOST_COUNT,
+    ORIGIN,
+    ORIGIN_GENERATION,
+    ORIGIN_OFFSET,
+    ORIGIN_PARTITION,
+    ORIGIN_TIMESTAMP,
+    ORIGIN_TOPIC,
+    ORIGIN_TYPES,
+    RETRACTED,
+    REVISION,
+    SLICE,
+    Header,
+    Origin,
+)
+from highwater.erasing import moment_of
+from highwater.publishing import Known, Late, State
+from highwater.resources.delta import query, query_all
+from highwater.resources.small_tables import storage, write_anew
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, Row
+
+    from highwater.assets.work import Work
+    from highwater.declaration import Stream
+    from highwater.resources.lake import Lake
+    from highwater.slices import Slice
+
+TABLE = "accepted_copies"
+# So many are looked at before an error names some of them.
+MOST_REFUSED = 1_000
+# Origins that are named in one condition.
+NAMED_AT_ONCE = 1_000
+_INT, _LONG = 2**31 - 1, 2**63 - 1
+_NUMBERS = {
+    ORIGIN_GENERATION: (0, MOST_COUNT),
+    ORIGIN_PARTITION: (0, _INT),
+    ORIGIN_OFFSET: (0, _LONG),
+    ORIGIN_TIMESTAMP: (-_LONG - 1, _LONG),
+    REVISION: (0, MOST_COUNT),
+}
+
+
+def schema() -> pa.Schema:
+    """The table's columns."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            *ORIGIN_TYPES,
+            ("revision", pa.int32()),
+            ("late", pa.string()),
+            ("fingerprint", pa.string()),
+            ("published_at", pa.timestamp("us", "UTC")),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What a record of the topic says.
+
+    Args:
+        origin: of the event.
+        ms: when that was published first, in milliseconds since 1970 in UTC.
+        slice_key: the slice that accepted it.
+        revision: how often it had been sent anew, or retracted.
+        late: why it is late; None in order.
+        fingerprint: of the content; None of a retraction.
+    """
+
+    origin: Origin
+    ms: int
+    slice_key: str
+    revision: int
+    late: Late | None
+    fingerprint: str | None
+
+    def row(self, sent_ms: int) -> dict[str, Any]:
+        """The row of the table; `sent_ms` is the record's own time."""
+        return {
+            **dict(zip(ORIGIN, self.origin, strict=True)),
+            "revision": self.revision,
+            "late": self.late and self.late.value,
+            "fingerprint": self.fingerprint,
+            "published_at": moment_of(sent_ms),
+        }
+
+
+def read(headers: Iterable[Header], value: bytes | None) -> Copy:
+    """What a record says; of several headers of one name the last counts.
+
+    Raises:
+        ValueError: it is none that was sent here: a header is missing or cannot be read, or it has no value.
+    """
+    told = {name: (text or b"").decode() for name, text in headers}
+    numbers = {name: int(told.get(name, "0" if name == REVISION else "")) for name in _NUMBERS}
+    for name, (least, most) in _NUMBERS.items():
+        if not least <= numbers[name] <= most:
+            raise ValueError(f"{name} is {numbers[name]}")
+    if not told.get(ORIGIN_TOPIC):
+        raise ValueError(f"it has no {ORIGIN_TOPIC}")
+    if (value is None) != (RETRACTED in told):
+        raise ValueError(f"{'no' if value is None else 'a'} value, and {RETRACTED} is {told.get(RETRACTED)}")
+    return Copy(
+        Origin(told[ORIGIN_TOPIC], *(numbers[name] for name in (ORIGIN_GENERATION, ORIGIN_PARTITION, ORIGIN_OFFSET))),
+        numbers[ORIGIN_TIMESTAMP],
+        told.get(SLICE, ""),
+        numbers[REVISION],
+        Late(told[LATE]) if LATE in told else None,
+        None if value is None else fingerprint(value),
+    )
+
+
+def write(lake: Lake, stream: str, portions: Iterable[Sequence[Mapping[str, Any]]], ends: Ends) -> None:
+    """Write the table anew, portion by portion; one that was written in part is begun again.
+
+    Args:
+        lake: the tables.
+        stream: the stream's name.
+        portions: rows; one portion is held at a time.
+        ends: of the main topic: no event that lies behind them was sent then.
+
+    Raises:
+        DependencyAwayError: the storage is away.
+    """
+    write_anew(lake.path(stream, TABLE), schema(), portions, json.dumps(ends))
+
+
+def opened(lake: Lake, stream: Stream) -> Before | None:
+    """What had been sent; None of a stream that was never begun anew, or publishes nothing.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    table = None if stream.publishes is None else lake.table(stream.name, TABLE)
+    return None if table is None else Before(table, stream.topic)
+
+
+_SAME = " AND ".join(f"c.{name} = o.{name}" for name in ORIGIN)
+_KNOWN = ", ".join(f"c.{name}" for name in (*ORIGIN, "revision", "late", "fingerprint", "published_at"))
+
+
+@dataclass(frozen=True)
+class Before:
+    """What had been sent when the stream was begun anew.
+
+    Args:
+        table: `accepted_copies`.
+        main: the main topic.
+    """
+
+    table: DeltaTable
+    main: str
+
+    def concerns(self, piece: Slice) -> bool:
+        """Whether some of a slice's events may have been sent: of a tier's it is not told by its offsets."""
+        return piece.topic != self.main or concerned([piece], self._ends)
+
+    @cached_property
+    def _ends(self) -> Mapping[str, Mapping[str, int]]:
+        found: Mapping[str, Mapping[str, int]] = json.loads(self.table.metadata().description or "{}")
+        return found
+
+    def beside(self, known: Mapping[Origin, Known], events: DeltaTable, origins: str) -> dict[Origin, Known]:
+        """What is known of origins, with what had been sent of those that a question to `e` gives.
+
+        What this lake knows of an origin counts, unless the topic had a higher revision of it.
+        """
+        asked = f"SELECT {_KNOWN} FROM c LEFT SEMI JOIN ({origins}) o ON {_SAME} ORDER BY c.revision, c.published_at"
+        found = {Origin.of_row(row): _known(row) for row in query_all({"c": self.table, "e": events}, asked)}
+        more = {one: it for one, it in found.items() if one not in known or it.revision > known[one].revision}
+        return {**known, **more}
+
+    @cached_property
+    def passed(self) -> dict[tuple[str, int, int], int]:
+        """By partition the last offset of which an event had been sent: what lies before it comes late."""
+        asked = f"SELECT {', '.join(ORIGIN[:-1])}, max(origin_offset) AS origin_offset FROM t"
+        origins = map(Origin.of_row, query(self.table, f"{asked} GROUP BY {', '.join(ORIGIN[:-1])}"))
+        return {(one.topic, one.generation, one.partition): one.offset for one in origins}
+
+
+def _known(row: Mapping[str, Any]) -> Known:
+    state = State.RETRACTED if row["fingerprint"] is None else State.SENT
+    late = None if row["late"] is None else Late(row["late"])
+    return Known(state, row["revision"], row["fingerprint"], "", row["published_at"], late)
+
+
+def refused(work: Work, keys: Sequence[str], rejected: DataFrame) -> list[Row]:
+    """What had been sent and is rejected now by slices: the slice, the origin, and when it was sent (I6).
+
+    Args:
+        work: the connections.
+        keys: slices that are about to be decided.
+        rejected: what is rejected of them now: slice and origin.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    from pyspark.sql import functions as F
+
+    before = opened(work.lake, work.stream)
+    concerning = [piece.key for piece in work.slices if before is not None and before.concerns(piece)]
+    mine = [key for key in keys if key in concerning]
+    if not mine:
+        return []
+    copies = work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE))
+    told = rejected.where(F.col("slice").isin(*mine)).select("slice", *ORIGIN).join(copies, [*ORIGIN])
+    content = F.struct(F.col("fingerprint").isNotNull().alias("sent"), F.unix_micros("published_at").alias("us"))
+    last = told.groupBy("slice", *ORIGIN).agg(F.max_by(content, F.struct("revision", "published_at")).alias("last"))
+    gone = last.where("last.sent").select("slice", *ORIGIN, "last.us")
+    return gone.orderBy(F.col("us").desc()).limit(MOST_REFUSED).collect()
+
+
+def forget(lake: Lake, stream: Stream, origins: Collection[Origin]) -> None:
+    """Remove what is known of origins of erased keys.
+
+    Raises:
+        DependencyAwayError: the storage is away, or another writer was first; it may be tried again.
+    """
+    before = opened(lake, stream) if origins else None
+    if before is None:
+        return
+    places: dict[tuple[str, int, int], list[int]] = {}
+    for one in sorted(origins):
+        places.setdefault((one.topic, one.generation, one.partition), []).append(one.offset)
+    for (topic, generation, partition), offsets in places.items():
+        for start in range(0, len(offsets), NAMED_AT_ONCE):
+            named = ", ".join(map(str, offsets[start : start + NAMED_AT_ONCE]))
+            with storage(str(before.table.table_uri)):
+                before.table.delete(
+                    f"origin_topic = '{topic}' AND origin_generation = {generation} AND "
+                    f"origin_partition = {partition} AND origin_offset IN ({named})"
+                )

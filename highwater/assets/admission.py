@@ -1,0 +1,187 @@
+"""Admission: which slices a run may decide while the stream's breaker watches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from highwater.breaker import Circuit, Outcome, admit, done, judge
+from highwater.errors import BreakerOpenError, RejectsOverLimitError
+from highwater.resources.breakers import Judgement
+
+if TYPE_CHECKING:
+    from highwater.assets.work import Work
+    from highwater.proof import Proof
+    from highwater.resources.breakers import AcceptedReason
+    from highwater.slices import Slice
+
+# The number of rejects in the numbers of a split; those for a reason have its name behind an underscore.
+REJECTS = "rejects"
+
+
+def see_admitted(work: Work, slices: Sequence[Slice], standing: Collection[str] = ()) -> None:
+    """See that these slices may be decided now; it may be as the probe.
+
+    Slices that a person accepted always may. Those of tiers wait until the breaker is closed, and those that stand:
+    what is retried, or materialised again, tells nothing of what comes in.
+
+    Args:
+        work: the connections.
+        slices: the slices.
+        standing: keys of slices that were decided before.
+
+    Raises:
+        BreakerOpenError: they have to wait.
+    """
+    breakers, now = work.ledger.breakers, datetime.now(UTC)
+    if not slices or breakers.circuit(work.stream.name).closed:
+        return
+    accepted = breakers.accepted([piece.key for piece in slices])
+    asked = [piece for piece in slices if piece.key not in accepted]
+    main = [piece.key for piece in asked if piece.topic == work.stream.topic and piece.key not in standing]
+
+    def decide(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
+        found = None if len(main) < len(asked) and not circuit.closed else admit(circuit, main, now)
+        if found is None:
+            raise _open(work, circuit, asked)
+        return found, ()
+
+    work.log(f"breaker: {breakers.settle(work.stream.name, (), decide).text}")
+
+
+def _open(work: Work, circuit: Circuit, slices: Sequence[Slice]) -> BreakerOpenError:
+    some = slices[0].key if len(slices) == 1 else f"{slices[0].key} .. {slices[-1].key}"
+    return BreakerOpenError(
+        f"{some} may not be decided: the breaker of {work.stream.name} is {circuit.text}",
+        remedy="mend what is rejected; after the cool-down one new slice of the main topic, requested alone, is the "
+        "probe, and the sensor repair requests the rest. highwater accept-rejects lets a slice "
+        "through as it is",
+    )
+
+
+def see_within_limit(
+    work: Work, slices: Sequence[Slice], standing: Mapping[str, Proof], measured: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Tell the breaker how slices would be split, before anything of it is committed.
+
+    Of a slice that is materialised again only the rejects count that it did not have before. Records that are rejected
+    for a reason that a person accepted do not count at all: neither as rejects nor as records.
+
+    Args:
+        work: the connections.
+        slices: the slices that are decided together.
+        standing: what stands of them in events.
+        measured: the numbers of the split, by slice; none of an empty one.
+
+    Raises:
+        RejectsOverLimitError: one of them is over the limit; none of them is to be committed.
+    """
+    main = sorted((p for p in slices if p.topic == work.stream.topic), key=attrgetter("ordinal"))
+    accepted = work.ledger.breakers.accepted([piece.key for piece in main])
+    reasons = work.ledger.breakers.accepted_reasons(work.stream.name)
+    seen = {p.key: _counted(p, standing, measured.get(p.key, {}), reasons) for p in main}
+    cases = [_case(key, one) for key, one in seen.items() if key not in accepted]
+    if not main:
+        return
+    refused: tuple[str, ...] = ()
+    now = datetime.now(UTC)
+
+    def decide(circuit: Circuit, known: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
+        nonlocal refused
+        first = {case.key for case in cases if case.key not in known and case.key not in standing}
+        circuit, refused = judge(circuit, work.stream.breaker, cases, first, now)
+        told = [case for case in cases if not refused or case.key in refused]
+        told += [_case(key, seen[key]) for key in accepted]
+        return circuit, [
+            _judgement(work, case, seen[case.key][2], known.get(case.key), now, case.key in refused) for case in told
+        ]
+
+    circuit = work.ledger.breakers.settle(work.stream.name, [piece.key for piece in main], decide)
+    if refused:
+        raise _over(work, circuit, [case for case in cases if case.key in refused], len(slices), reasons)
+
+
+def end_probe(
+    work: Work, slices: Sequence[Slice], standing: Mapping[str, Proof], measured: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Let a probe that records hold close the breaker, if the rest of it is within the limit.
+
+    A hold lasts until a person mends something; retries of tiers, which it does not concern, would wait as long.
+
+    Args:
+        work: the connections.
+        slices: the slices that were to be decided together, one of them held.
+        standing: what stands of them in events.
+        measured: the numbers of the split, without what holds.
+
+    Raises:
+        RejectsOverLimitError: the probe is over the limit, and the cool-down begins again.
+    """
+    probe = work.ledger.breakers.circuit(work.stream.name).probe
+    if probe is None or probe not in {piece.key for piece in slices}:
+        return
+    see_within_limit(work, slices, standing, measured)
+    now = datetime.now(UTC)
+    circuit = work.ledger.breakers.settle(work.stream.name, (), lambda circuit, _: (done(circuit, probe, now), ()))
+    work.log(f"breaker: {circuit.text}")
+
+
+_Counted = tuple[int, int, dict[str, int]]
+
+
+def _counted(
+    piece: Slice,
+    standing: Mapping[str, Proof],
+    counts: Mapping[str, int],
+    accepted: Mapping[str, AcceptedReason],
+) -> _Counted:
+    """Records, rejects, and rejects by reason of a slice, as the breaker counts them."""
+    before = standing[piece.key].counts if piece.key in standing else {}
+    left_out = {f"{REJECTS}_{reason}" for reason, one in accepted.items() if piece.ordinal >= one.from_ordinal}
+
+    def rejects(found: Mapping[str, int]) -> int:
+        return found.get(REJECTS, 0) - sum(found.get(name, 0) for name in left_out)
+
+    reasons = {
+        name.removeprefix(f"{REJECTS}_"): max(0, count - before.get(name, 0))
+        for name, count in counts.items()
+        if name.startswith(f"{REJECTS}_") and name not in left_out
+    }
+    records = counts.get("raw", 0) - sum(counts.get(name, 0) for name in left_out)
+    return records, max(0, rejects(counts) - rejects(before)), reasons
+
+
+def _case(key: str, counted: _Counted) -> Outcome:
+    return Outcome(key, counted[0], counted[1])
+
+
+def _judgement(
+    work: Work,
+    case: Outcome,
+    reasons: Mapping[str, int],
+    known: Judgement | None,
+    now: datetime,
+    refused: bool,  # noqa: FBT001 - a value, no mode
+) -> Judgement:
+    before = known or Judgement(case.key, work.stream.name, work.run, now)
+    counted = replace(before, records=case.records, rejects=case.rejects, reasons=reasons)
+    return replace(counted, refused=refused, judged_at=now)
+
+
+def _over(
+    work: Work, circuit: Circuit, refused: Sequence[Outcome], together: int, accepted: Collection[str]
+) -> RejectsOverLimitError:
+    told = "; ".join(f"{one.rejects:,} of {one.records:,} records of {one.key} would be rejected" for one in refused)
+    rest = "" if together == 1 else f"; none of the {together} slices of this run was decided"
+    return RejectsOverLimitError(
+        f"{told}{rest}",
+        stored=f"limit {work.stream.breaker.reject_ratio:.0%}"
+        + (f"; records rejected for {', '.join(accepted)} do not count" if accepted else ""),
+        found=f"the breaker of {work.stream.name} is {circuit.text}",
+        remedy="mend the producer, the declaration or the reference table, and it is decided anew; if its rejects are "
+        f"to be parked, highwater accept-rejects {refused[0].key}, or for all slices from it on highwater "
+        f"accept-rejects {work.stream.name} --reason REASON --from {refused[0].key}",
+    )

@@ -1,0 +1,96 @@
+"""Rows of raw that go by their age: the commit that takes them, and the one that puts them back.
+
+The proof stays, with the number of rows that went and the version of the table that holds them. Everything downstream
+stays as it was decided: it stands without raw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from highwater.assets import raw
+from highwater.assets.commit import Standing, commit_rows, commit_turn
+from highwater.balancing import balanced
+from highwater.erasing import AGED
+from highwater.resources.delta import slice_is_one_of
+from highwater.resources.spark import delta_errors
+from highwater.resources.spark_tables import rows_at
+from highwater.retention import AGED_FROM, aged
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from highwater.assets.work import Work
+    from highwater.proof import Proof
+
+
+def take(work: Work, recorded: Mapping[str, int]) -> list[str]:
+    """Commit slices without their rows; returns those that lost them.
+
+    One that holds another number of rows than was recorded was read again meanwhile: it keeps them.
+
+    Args:
+        work: the slices.
+        recorded: for each how many rows the ledger says it loses.
+
+    Raises:
+        SupersededAttemptError: another writer was first; nothing was written.
+        DependencyAwayError: Spark, the ledger or the lake is away; nothing was written.
+    """
+    standing = Standing.read(work, raw.TABLE)
+    same = [key for key in work.keys if key in standing.proofs and standing.proofs[key].rows == recorded[key]]
+    if not same:
+        return []
+    attempts = work.ledger.next_attempts(same)
+    proofs = [_without(standing.proofs[key], attempts[key], standing.version) for key in same]
+    _commit(work, standing, work.spark.createDataFrame([], raw.COLUMNS), proofs, records=())
+    return same
+
+
+def _without(standing: Proof, attempt: int, version: int) -> Proof:
+    counts = {**standing.counts, AGED: standing.rows or 0, AGED_FROM: version}
+    return replace(standing, attempt=attempt, rows=None, counts=counts)
+
+
+def put_back(work: Work) -> list[str]:
+    """Commit slices with the rows that went by their age, from the version that holds them; returns these slices.
+
+    Raises:
+        SupersededAttemptError: another writer was first; nothing was written.
+        DependencyAwayError: Spark, the ledger or the lake is away, or the files are gone; nothing was written.
+    """
+    standing = Standing.read(work, raw.TABLE)
+    mine = {key: proof for key, proof in standing.proofs.items() if AGED_FROM in proof.counts}
+    if not mine:
+        return []
+    attempts = work.ledger.next_attempts([*mine])
+    proofs = [_with(proof, attempts[key]) for key, proof in mine.items()]
+    with delta_errors(f"the rows of {', '.join(mine)} that went by their age"):
+        _commit(work, standing, _held(work, mine), proofs, records=[*map(aged, mine.values())])
+    return [*mine]
+
+
+def _with(standing: Proof, attempt: int) -> Proof:
+    counts = {name: count for name, count in standing.counts.items() if name not in {AGED, AGED_FROM}}
+    return replace(standing, attempt=attempt, rows=None, counts=counts)
+
+
+def _held(work: Work, proofs: Mapping[str, Proof]) -> DataFrame:
+    from pyspark.sql import DataFrame as Frame
+
+    versions: dict[int, list[str]] = {}
+    for key, proof in proofs.items():
+        versions.setdefault(proof.counts[AGED_FROM], []).append(key)
+    path = work.lake.path(work.stream.name, raw.TABLE)
+    frames = [rows_at(work.spark, path, version).where(slice_is_one_of(keys)) for version, keys in versions.items()]
+    return balanced(Frame.unionByName, frames)
+
+
+def _commit(
+    work: Work, standing: Standing, rows: DataFrame, proofs: Sequence[Proof], *, records: Sequence[int]
+) -> None:
+    with commit_turn(work, raw.TABLE):
+        work.before_commit()
+        commit_rows(work, raw.TABLE, rows, proofs, standing, files=raw.files_for(records), spread="offset")

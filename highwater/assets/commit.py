@@ -1,0 +1,383 @@
+"""Committing slices once: who was first, what is taken over, what is tried again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from highwater.assets.work import SliceReport, Work
+from highwater.commit_records import CommitRecord, with_proof
+from highwater.errors import LeaseHeldError, SupersededAttemptError
+from highwater.log_fields import fields
+from highwater.resources.commit_log import committed_in
+from highwater.resources.delta import commit_info, rows_by_slice
+from highwater.resources.numbered_commits import Target, close_intents, commit_slices
+from highwater.resources.spark import is_connect
+from highwater.resources.spark_tables import create_table, write_slices
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from highwater.proof import Proof
+    from highwater.resources.commit_log import Committed
+    from highwater.resources.leases import Lease
+    from highwater.slices import Slice
+
+# Conflicts with writers of other slices (compaction, a change of the table) pass; five tries are 1 + 2 + 4 + 8 s.
+TRIES = 5
+# A driver that died holding the lease keeps others out for so many seconds.
+LEASE_SECONDS = 60
+
+
+@dataclass
+class Clock:
+    """Seconds by phase, for the metadata of a run."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time of the block under a name, which its log lines carry."""
+        begin = time.monotonic()
+        try:
+            with fields(phase=name):
+                yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The proofs that stood in a table when it was looked at.
+
+    Args:
+        proofs: by slice key.
+        version: the version of the table; who reads rows that belong to these proofs reads this version.
+    """
+
+    proofs: Mapping[str, Proof]
+    version: int
+
+    @classmethod
+    def read(cls, work: Work, table: str) -> Standing:
+        """Look at the table now."""
+        return cls(*work.lake.committed_at(work.stream.name, table, work.keys))
+
+    def attempt(self, key: str) -> int:
+        """The attempt that stood there; 0 for none."""
+        return self.proofs[key].attempt if key in self.proofs else 0
+
+
+class Batch(Protocol):
+    """Rows of some slices, ready to be committed."""
+
+    @property
+    def spread(self) -> str:
+        """The column that spreads a slice over files."""
+
+    def proof(self, piece: Slice, attempt: int) -> Proof:
+        """The proof that goes with a slice's rows."""
+
+    def files(self, keys: Sequence[str]) -> int:
+        """Data files at the most, when these slices are committed together."""
+
+    def tasks(self, keys: Sequence[str]) -> int:
+        """How many tasks read the rows of these slices; 1 where Spark holds them."""
+
+    def refused(self, piece: Slice, standing: Proof | None) -> str | None:
+        """Why the slice keeps what stands, or None if its new rows may replace that."""
+
+    def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
+        """The rows of the slices that are named with their attempts, with the table's columns."""
+
+    def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
+        """What is held while slices are committed; it gives what is to be asked just before."""
+
+    def release(self) -> None:
+        """Let go of what Spark holds for the batch."""
+
+
+Prepare = Callable[[Work, "Sequence[Slice]", Clock], Batch]
+
+
+def commit_until_settled(
+    work: Work,
+    table: str,
+    standing: Standing,
+    kept: Mapping[str, str],
+    prepare: Prepare,
+) -> list[SliceReport]:
+    """Commit every slice that is not kept, or take over the commit of the run that was first.
+
+    Args:
+        work: the slices and the connections.
+        table: the table's name.
+        standing: what stood in the table when `kept` was decided.
+        kept: slices that are left as they stand, with the reason.
+        prepare: makes the rows of some slices.
+
+    Raises:
+        SupersededAttemptError: other writers were first again and again.
+    """
+    clock, notes = Clock(), dict(kept)
+    pending = [piece for piece in work.slices if piece.key not in notes]
+    if not pending:
+        return reports(work, table, standing.proofs, notes, clock, standing.version)
+    batch = prepare(work, pending, clock)
+    try:
+        notes.update(_refusals(batch, pending, standing))
+        final, version = _settle(work, table, standing, batch, notes, clock)
+    finally:
+        let_go(batch.release, work)
+    return reports(work, table, final, notes, clock, version)
+
+
+def _refusals(batch: Batch, pending: Sequence[Slice], standing: Standing) -> dict[str, str]:
+    found = {piece.key: batch.refused(piece, standing.proofs.get(piece.key)) for piece in pending}
+    return {key: reason for key, reason in found.items() if reason is not None}
+
+
+def _settle(
+    work: Work, table: str, standing: Standing, batch: Batch, notes: dict[str, str], clock: Clock
+) -> tuple[Mapping[str, Proof], int]:
+    """Commit what has no note yet; slices that others committed meanwhile get a note instead."""
+    seen = standing
+    for tries in range(1, TRIES + 1):
+        pending = [piece for piece in work.slices if piece.key not in notes]
+        if not pending:
+            return seen.proofs, seen.version
+        try:
+            with clock.phase("commit"):
+                proofs, version = _commit(work, table, seen, batch, pending)
+        except SupersededAttemptError:
+            seen = Standing.read(work, table)
+            taken = _taken_over(pending, standing, seen)
+            notes.update(taken)
+            if not taken and tries == TRIES:
+                raise
+            if not taken:
+                time.sleep(2 ** (tries - 1))
+        else:
+            return {**seen.proofs, **proofs}, version
+    raise SupersededAttemptError(
+        f"{table} of {', '.join(work.keys)}: other writers were first {TRIES} times",
+        remedy="request the slices again when fewer runs write this table",
+    )
+
+
+def _taken_over(pending: Sequence[Slice], before: Standing, now: Standing) -> dict[str, str]:
+    return {
+        piece.key: f"attempt {now.attempt(piece.key)} of another run was first and is taken over"
+        for piece in pending
+        if now.attempt(piece.key) != before.attempt(piece.key)
+    }
+
+
+def _commit(
+    work: Work, table: str, seen: Standing, batch: Batch, pending: Sequence[Slice]
+) -> tuple[dict[str, Proof], int]:
+    keys = [piece.key for piece in pending]
+    attempts = work.ledger.next_attempts(keys)
+    proofs = {piece.key: batch.proof(piece, attempts[piece.key]) for piece in pending}
+    work.log(f"{table}: committing {len(keys)} slices")
+    with batch.around_commit(keys) as see_held, commit_turn(work, table):
+        work.before_commit()
+        see_held()
+        version = commit_rows(
+            work,
+            table,
+            batch.rows_of(attempts),
+            list(proofs.values()),
+            seen,
+            files=batch.files(keys),
+            spread=batch.spread,
+            tasks=batch.tasks(keys),
+        )
+    return proofs, version
+
+
+def commit_rows(
+    work: Work,
+    table: str,
+    rows: DataFrame,
+    proofs: Sequence[Proof],
+    standing: Standing,
+    *,
+    files: int,
+    spread: str,
+    tasks: int | None = None,
+) -> int:
+    """Commit slices: their rows replace exactly these slices, in one Delta commit that carries the proofs (I4).
+
+    The caller holds the turn of the table's commits.
+
+    Args:
+        work: the connections.
+        table: the table's name.
+        rows: the rows, with the table's columns.
+        proofs: one for each slice.
+        standing: the slices in the table when the caller looked: the rows rest on this look.
+        files, spread, tasks: as of `write_slices`.
+
+    Returns:
+        The version of the table after the commit.
+
+    Raises:
+        SupersededAttemptError: another attempt committed since that look; nothing was written.
+        DependencyAwayError: Spark, the ledger or the lake is away.
+    """
+    target, keys = target_of(work, table), [proof.key for proof in proofs]
+    if work.ledger.intents.of(work.stream.name, table):
+        close_intents(target)
+    opened = target.opened()
+    held = committed_in(opened, keys)
+    ensure_unchanged(table, standing, held, keys)
+    # Without rows to replace Delta need not look for any. That there are none, records and a look must say both.
+    replace = any(one.rows != 0 for one in held.records.values()) or any(rows_by_slice(opened, keys).values())
+    write = partial(write_slices, target.path, rows, keys, replace=replace, files=files, spread=spread, tasks=tasks)
+    base = CommitRecord("", 0, None, batch="")
+    return commit_slices(target, held, [with_proof(base, proof) for proof in proofs], work.run, write)
+
+
+def ensure_unchanged(table: str, standing: Standing, held: Committed, keys: Sequence[str]) -> None:
+    """Validate that nobody committed the slices since the caller looked.
+
+    Raises:
+        SupersededAttemptError: one is not.
+    """
+    for key in keys:
+        if held.attempt(key) != standing.attempt(key) or held.version_of(key) > standing.version:
+            raise SupersededAttemptError(
+                f"another attempt at {key} in {table} was first",
+                stored=f"attempt {standing.attempt(key)}, version {standing.version} of the table",
+                found=f"attempt {held.attempt(key)}, committed in version {held.version_of(key)}",
+                remedy="nothing: its commit is taken over",
+            )
+
+
+def target_of(work: Work, table: str) -> Target:
+    """A table of the stream, as numbered commits write it."""
+    return Target(work.spark, work.lake, work.ledger, work.stream.name, table)
+
+
+def require_newer(decisions: Mapping[str, Proof], standing: Mapping[str, int]) -> None:
+    """See that no decision is older than what follows it already: another run decided since we looked.
+
+    Raises:
+        SupersededAttemptError: one is.
+    """
+    for key, attempt in standing.items():
+        if attempt > decisions[key].attempt:
+            raise SupersededAttemptError(
+                f"{key} was decided anew meanwhile",
+                stored=f"attempt {attempt}",
+                found=f"attempt {decisions[key].attempt}",
+                remedy="nothing: the decision is looked at again",
+            )
+
+
+def let_go(release: Callable[[], object], work: Work) -> None:
+    """Release what Spark holds; one that died took it with it, and the error that told so matters more than this."""
+    try:
+        release()
+    except Exception as error:  # noqa: BLE001 - whatever Spark says of a session that is gone
+        work.log(f"what Spark held could not be released: {type(error).__name__}")
+
+
+def commit_lock(work: Work, table: str) -> AbstractContextManager[object]:
+    """Keeps other Spark drivers out while this one commits, where the lake needs it.
+
+    Two JVMs on local files were once both told that they wrote the same version; a Connect server is one JVM.
+    """
+    if not work.lake.takes_one_driver or is_connect(work.spark):
+        return nullcontext()
+    return commit_turn(work, table)
+
+
+def commit_turn(work: Work, table: str, wait: float = 10 * LEASE_SECONDS) -> AbstractContextManager[Lease]:
+    """Writers of one table take turns, so that none has to write again because another one was first.
+
+    The turn is not the fence: a writer that outlives it finds its number taken.
+    """
+    return work.ledger.lease(f"commit {work.stream.name}/{table}", seconds=LEASE_SECONDS, wait=wait)
+
+
+def have_table(work: Work, table: str, columns: str, searched: Sequence[str]) -> None:
+    """Create a table of the stream if it is absent, or add what columns it lacks; such a commit takes the lock too.
+
+    What a dead run left open is settled, so that the caller's first look finds its records.
+    """
+    path = work.lake.path(work.stream.name, table)
+    create_table(work.spark, path, columns, searched, partial(commit_lock, work, table))
+    if work.ledger.intents.of(work.stream.name, table):
+        # A run at work on the table, or one that just committed, leaves nothing to settle.
+        with suppress(LeaseHeldError, SupersededAttemptError), commit_turn(work, table, wait=0.0):
+            close_intents(target_of(work, table))
+
+
+def reports(
+    work: Work, table: str, proofs: Mapping[str, Proof], notes: Mapping[str, str], clock: Clock, version: int
+) -> list[SliceReport]:
+    """A report for each slice, in their order, with the rows that the table has now.
+
+    Args:
+        work: the slices and the connections.
+        table: the table's name.
+        proofs: what stands in the table of each slice.
+        notes: for slices that were left as they stand, the reason.
+        clock: seconds by phase.
+        version: the version of the table after the commit; without one that in which the slices stand.
+    """
+    rows = work.lake.rows_of(work.stream.name, table, work.keys)
+    cost = write_cost(work, table, version) if set(work.keys) - notes.keys() else {}
+    found = [report_of(piece, proofs[piece.key], rows.get(piece.key), version, clock, notes) for piece in work.slices]
+    found = [one if one.note is not None else replace(one, measures=cost) for one in found]
+    log_reports(work, found, clock)
+    return found
+
+
+def log_reports(work: Work, found: Sequence[SliceReport], clock: Clock) -> None:
+    """Log what a stage committed, with its rate, and the slices that it left as they were."""
+    if done := [report.rows for report in found if report.note is None]:
+        seconds = max(sum(clock.seconds.values()), 1e-9)
+        work.log(f"committed {len(done)} slices, {sum(done):,} rows, {sum(done) / seconds:,.0f} rows/s")
+    for report in found:
+        if report.note is not None:
+            work.log(f"{report.piece.key}: {report.note}")
+
+
+# What a commit says of itself in Delta's log, by the names under which Dagster plots it.
+_COST = {
+    "write/rows_inserted": ("numTargetRowsInserted",),
+    "write/rows_updated": ("numTargetRowsUpdated",),
+    "write/rows_deleted": ("numTargetRowsDeleted",),
+    "write/rows_copied": ("numTargetRowsCopied", "numCopiedRows"),
+    "write/bytes": ("numTargetBytesAdded", "numOutputBytes"),
+    "write/files": ("numTargetFilesAdded", "numFiles"),
+}
+
+
+def write_cost(work: Work, table: str, version: int) -> dict[str, float]:
+    """What the commit of a version wrote, for all of its slices together; empty where Delta does not say."""
+    said = commit_info(work.lake.table_at(work.stream.name, table), version) or {}
+    metrics = said.get("operationMetrics") or {}
+    return {name: float(metrics[key]) for name, keys in _COST.items() for key in keys if key in metrics}
+
+
+def report_of(
+    piece: Slice, proof: Proof, rows: int | None, version: int, clock: Clock, notes: Mapping[str, str]
+) -> SliceReport:
+    """What the commit record says of a slice, with the rows that the table has; those of the record if None."""
+    return SliceReport(
+        piece=piece,
+        attempt=proof.attempt,
+        rows=(proof.rows if rows is None else rows) or 0,
+        delta_version=version,
+        counts=dict(proof.counts),
+        seconds=dict(clock.seconds),
+        note=notes.get(piece.key),
+    )

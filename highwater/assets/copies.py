@@ -1,0 +1,114 @@
+"""Copies: events of a batch whose version came more than once, looked for in the table of events.
+
+The same content has the same event time, so that the statistics of files leave out those of other times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from highwater.assets import event_json
+from highwater.assets.origins import MILLISECONDS
+from highwater.envelope import ORIGIN, Origin
+from highwater.publishing import Copy, Known
+from highwater.resources.delta import query_arrow, slice_is_one_of
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.assets.sent import Book
+    from highwater.declaration import Stream
+    from highwater.proof import Proof
+    from highwater.slices import Slice
+
+_ORIGIN = ", ".join(ORIGIN)
+_SAME = " AND ".join(f"x.{name} = y.{name}" for name in ("key", "version", "event_time"))
+
+
+@dataclass(frozen=True)
+class Twice:
+    """The search for the copies of a batch's events.
+
+    Args:
+        stream: its declaration.
+        events: the table, at the version that is published.
+        pieces: the slices of the batch, in the order of publication.
+        decisions: their proofs in events.
+    """
+
+    stream: Stream
+    events: DeltaTable
+    pieces: Sequence[Slice]
+    decisions: Mapping[str, Proof]
+
+    def any(self) -> bool:
+        """Whether there are any, which nearly always there are not: told without fields, and without finding rows."""
+        return bool(len(query_arrow({"e": self.events}, f"WITH {self._twice} SELECT 1 FROM twice LIMIT 1")))
+
+    def copies(self, book: Book, known: Mapping[Origin, Known]) -> list[Copy]:
+        """Events of versions that came more than once, in the batch or in slices that were published.
+
+        Args:
+            book: what became of events before.
+            known: what became before of the origins of the batch.
+        """
+        rows = query_arrow({"e": self.events}, self._question)
+        prints = event_json.fingerprints(event_json.values(self.stream, rows))
+        origins = [*map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))]
+        slices, ms = rows["slice"].to_pylist(), rows[MILLISECONDS].to_pylist()
+        place = {piece.key: at for at, piece in enumerate(self.pieces)}
+        judged = {**known, **self._judged_elsewhere(book, sorted(set(slices) - place.keys()))}
+        ordered = sorted(zip(slices, origins, prints, ms, strict=True), key=lambda one: (place.get(one[0], -1), one[1]))
+        found = []
+        for at, (key, origin, print_, when) in enumerate(ordered):
+            before = judged.get(origin)
+            if before is not None and before.fingerprint is not None:
+                found.append(Copy(key, origin, before.fingerprint, when))
+            if key in place and (before is None or before.fingerprint != print_):
+                found.append(Copy(key, origin, print_, when, at))
+        return found
+
+    def _judged_elsewhere(self, book: Book, keys: Sequence[str]) -> dict[Origin, Known]:
+        """What became of the copies in other slices; one that was not published yet is not among them."""
+        return book.known_among(self.events, f"SELECT {_ORIGIN} FROM ({self._question})", keys) if keys else {}
+
+    @property
+    def _twice(self) -> str:
+        mine = slice_is_one_of([piece.key for piece in self.pieces])
+        return f"""
+            mine AS (SELECT key, version, event_time FROM e WHERE {mine}),
+            near AS (SELECT * FROM e x LEFT SEMI JOIN mine y ON {_SAME} WHERE {self._times}),
+            twice AS (SELECT key, version, event_time FROM near GROUP BY key, version, event_time
+                      HAVING count(*) > 1)"""
+
+    @property
+    def _question(self) -> str:
+        fields = fields_of(self.stream, self.events)
+        return f"""
+            WITH {self._twice}
+            SELECT slice, {_ORIGIN}, {MILLISECONDS}, {fields} FROM near x LEFT SEMI JOIN twice y ON {_SAME}"""
+
+    @property
+    def _times(self) -> str:
+        spans = []
+        for piece in self.pieces:
+            counts = self.decisions[piece.key].counts
+            if "first_event_us" in counts and "last_event_us" in counts:
+                first, last = (_timestamp(counts[name]) for name in ("first_event_us", "last_event_us"))
+                spans.append(f"event_time BETWEEN {first} AND {last}")
+            elif self.decisions[piece.key].rows:
+                return "true"
+        return f"({' OR '.join(spans)})" if spans else "false"
+
+
+def fields_of(stream: Stream, events: DeltaTable) -> str:
+    """The key and the declared fields in SQL; one that was just declared becomes a column with the next slice."""
+    there = {one.name for one in events.schema().fields}
+    names = dict.fromkeys(["key", *(one.name for one in stream.fields)])
+    return ", ".join(f'"{name}"' if name in there else f'CAST(NULL AS VARCHAR) AS "{name}"' for name in names)
+
+
+def _timestamp(us: int) -> str:
+    return f"arrow_cast({us}, 'Timestamp(Microsecond, Some(\"UTC\"))')"

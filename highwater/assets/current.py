@@ -1,0 +1,297 @@
+"""Current: one row per key, the event with the highest version, whatever the order of arrival (I6).
+
+A slice that is new here is one MERGE of its winners. A slice whose events changed recomputes its keys: those of the
+rows that it had brought, and those of its events now. Merges of one stream take turns; each is a numbered commit, so a
+late writer cannot bring back what a later attempt rejected (`highwater.resources.commit_log`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from highwater.assets import commit, events
+from highwater.assets.commit import Clock, commit_turn, have_table, log_reports, require_newer, target_of, write_cost
+from highwater.assets.events import require
+from highwater.assets.evolution import adapt_types, with_added_fields
+from highwater.assets.fields import sql_type
+from highwater.assets.origins import MILLISECONDS, TIMESTAMP
+from highwater.assets.parsing import field_columns, quoted, version_type
+from highwater.assets.work import SliceReport, Work
+from highwater.commit_records import CommitRecord
+from highwater.envelope import ORIGIN
+from highwater.errors import SupersededAttemptError
+from highwater.resources.delta import slice_is_one_of
+from highwater.resources.numbered_commits import close_intents, commit_slices, session_options
+from highwater.resources.spark import delta_errors
+from highwater.resources.spark_tables import rows_at, table_in_sql
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from highwater.assets.commit import Standing
+    from highwater.declaration import Stream
+    from highwater.proof import Proof
+    from highwater.resources.commit_log import Committed
+    from highwater.resources.leases import Lease
+
+TABLE = "current"
+SEARCHED = ("key", "version", "event_time", "updated_by_slice")
+TRIES = 4
+# Merges of other runs go first: ten of a minute each.
+WAIT_SECONDS = 600.0
+_SOURCE = "highwater_current_source"
+
+
+def columns(stream: Stream) -> str:
+    """The columns of the stream's table in SQL; it has versions."""
+    version = version_type(stream)
+    fields = "".join(f", {quoted(f.name)} {sql_type(f)}" for f in field_columns(stream))
+    return (
+        f"key STRING, version {version}, event_time TIMESTAMP{fields}, origin_topic STRING, "
+        "origin_generation INT, origin_partition INT, origin_offset BIGINT, origin_timestamp TIMESTAMP, "
+        "origin_timestamp_ms BIGINT, updated_by_slice STRING"
+    )
+
+
+def columns_of(stream: Stream) -> list[str]:
+    """The names of the columns, quoted for Spark."""
+    fields = [quoted(f.name) for f in field_columns(stream)]
+    return ["key", "version", "event_time", *fields, *ORIGIN, *TIMESTAMP, "updated_by_slice"]
+
+
+def winners(rows: DataFrame, *by: str) -> DataFrame:
+    """Of the rows of a key the one with the highest version; of equal versions the one with the earliest origin."""
+    from pyspark.sql import functions as F
+
+    best = F.max_by(F.struct("*"), F.expr(precedence())).alias("best")
+    return rows.groupBy(*by).agg(best).select("best.*")
+
+
+def has_deletes(work: Work, events_version: int) -> bool:
+    """Whether events may hold deletes: they stay such when the stream no longer declares any."""
+    table = work.lake.table_at(work.stream.name, events.TABLE, events_version)
+    return "deleted" in {field.name for field in table.schema().fields}
+
+
+def with_deleted(events: DataFrame) -> DataFrame:
+    """Events with `deleted`, never null: those from before the stream declared deletes have none."""
+    from pyspark.sql import functions as F
+
+    no = F.lit(False)  # noqa: FBT003 - a literal column
+    return events.withColumn("deleted", F.coalesce("deleted", no) if "deleted" in events.columns else no)
+
+
+def precedence(alias: str = "") -> str:
+    """The order of the version rule in SQL: the greatest value wins.
+
+    Args:
+        alias: of the table, with a dot behind it.
+    """
+    return (
+        f"struct({alias}version, -{alias}{MILLISECONDS}, -{alias}origin_partition, "
+        f"-{alias}origin_offset, -{alias}origin_generation)"
+    )
+
+
+def materialise(work: Work) -> list[SliceReport]:
+    """Merge what the slices' events say about their keys; a report for each slice, in their order.
+
+    Raises:
+        TemporaryError: events of a slice are not there yet.
+        SupersededAttemptError: other writers were first again and again.
+        LeaseHeldError: other merges of the stream went on for too long; nothing was committed.
+        DependencyAwayError: Spark, the ledger or the lake is away; nothing was committed, or the next run completes it.
+    """
+    work = with_added_fields(work)
+    have_table(work, TABLE, columns(work.stream), SEARCHED)
+    adapt_types(work, TABLE, columns(work.stream))
+    clock = Clock()
+    for tries in range(1, TRIES + 1):
+        try:
+            return _follow_events(work, clock)
+        except SupersededAttemptError:
+            if tries == TRIES:
+                raise
+            time.sleep(tries)
+    raise AssertionError("unreachable")
+
+
+def merge_lease(work: Work) -> AbstractContextManager[Lease]:
+    """One run merges into the table at a time: two MERGE commands into one table conflict."""
+    return work.ledger.lease(f"merge {work.stream.name}/{TABLE}", seconds=commit.LEASE_SECONDS, wait=WAIT_SECONDS)
+
+
+def settle(work: Work) -> None:
+    """Settle what dead runs left open; the caller holds the lease of merges."""
+    if work.ledger.intents.of(work.stream.name, TABLE):
+        with commit_turn(work, TABLE):
+            close_intents(target_of(work, TABLE))
+
+
+def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
+    with merge_lease(work) as lease:
+        settle(work)
+        decided = require(work, events.TABLE)
+        held = work.lake.commits(work.stream.name, TABLE, work.keys)
+        behind = [proof for key, proof in decided.proofs.items() if held.attempt(key) != proof.attempt]
+        require_newer(decided.proofs, {proof.key: held.attempt(proof.key) for proof in behind})
+        version = held.version
+        if behind:
+            with clock.phase("commit"):
+                version = _merge(work, decided, behind, held, lease)
+    cost = write_cost(work, TABLE, version) if behind else {}
+    merged = {proof.key for proof in behind}
+    found = [
+        SliceReport(
+            piece=piece,
+            attempt=decided.attempt(piece.key),
+            rows=decided.proofs[piece.key].rows or 0,
+            delta_version=version,
+            counts=dict(decided.proofs[piece.key].counts),
+            seconds=dict(clock.seconds),
+            note=None if piece.key in merged else "already followed the events",
+            measures={**cost, **_freshness(decided.proofs[piece.key])} if piece.key in merged else {},
+        )
+        for piece in work.slices
+    ]
+    log_reports(work, found, clock)
+    return found
+
+
+def _freshness(decided: Proof) -> dict[str, float]:
+    """How old the newest event of a slice is as `current` gets it, in seconds; empty without events."""
+    last = decided.counts.get("last_event_us")
+    return {} if last is None else {"freshness_seconds": time.time() - last / 1_000_000}
+
+
+def _merge(work: Work, decided: Standing, behind: Sequence[Proof], held: Committed, lease: Lease) -> int:
+    """Merge slices in one commit; returns the version of the table."""
+    keys = [proof.key for proof in behind]
+    again = [key for key in keys if held.attempt(key)]
+    with delta_errors(f"current of {work.stream.name}"):
+        names = _common_columns(work, decided.version)
+        rows = _event_rows(work, decided.version, names)
+        if again:
+            source, actions = _recomputed(work, rows, keys, again, held), _REPLACE
+        elif has_deletes(work, decided.version):
+            source, actions = _with_earlier_deletes(work, rows, keys), _UPSERT_OR_DELETE
+        else:
+            source, actions = winners(rows.where(slice_is_one_of(keys)).drop("slice"), "key"), _UPSERT
+        source.createOrReplaceTempView(_SOURCE)
+        statement = _statement(work, names, actions)
+        lease.check()
+        records = [CommitRecord(proof.key, proof.attempt, proof.rows, batch="") for proof in behind]
+        with commit_turn(work, TABLE):
+            work.before_commit()
+            return commit_slices(target_of(work, TABLE), held, records, work.run, partial(_run, work, statement))
+
+
+def _run(work: Work, statement: str, options: Mapping[str, str]) -> None:
+    with session_options(work.spark, options):
+        work.spark.sql(statement).collect()
+
+
+# A slice that is new here: what it brings is held against the row that is there.
+_UPSERT = """
+WHEN MATCHED AND {newer} THEN UPDATE SET {assignments}
+WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({values})
+"""
+# The winner may be a delete, of the slice or of an earlier one: a key without a row then stays without.
+_UPSERT_OR_DELETE = """
+WHEN MATCHED AND {newer} AND s.deleted THEN DELETE
+WHEN MATCHED AND {newer} THEN UPDATE SET {assignments}
+WHEN NOT MATCHED AND NOT s.deleted THEN INSERT ({names}) VALUES ({values})
+"""
+# Keys that were recomputed from all of their events: the source is right, and a key without a winner has none any more.
+_REPLACE = """
+WHEN MATCHED AND s.updated_by_slice IS NULL THEN DELETE
+WHEN MATCHED THEN UPDATE SET {assignments}
+WHEN NOT MATCHED AND s.updated_by_slice IS NOT NULL THEN INSERT ({names}) VALUES ({values})
+"""
+
+
+def _statement(work: Work, names: Sequence[str], actions: str) -> str:
+    path = work.lake.path(work.stream.name, TABLE)
+    return f"MERGE INTO {table_in_sql(path)} t USING {_SOURCE} s ON t.key = s.key" + actions.format(
+        newer=f"{precedence('s.')} > {precedence('t.')}",
+        assignments=", ".join(f"t.{name} = s.{name}" for name in names),
+        names=", ".join(names),
+        values=", ".join(f"s.{name}" for name in names),
+    )
+
+
+def _with_earlier_deletes(work: Work, rows: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """The winners among what new slices bring and the deletes of their keys that were merged before.
+
+    A deleted key has no row in the table, so an older event of it would be inserted.
+    """
+    brought = rows.where(slice_is_one_of(keys))
+    earlier = _of_slices(work, rows.where("deleted"), work.lake.holds(work.stream.name, TABLE))
+    theirs = earlier.join(brought.select("key").distinct(), "key", "left_semi").select(*brought.columns)
+    return winners(brought.unionByName(theirs).drop("slice"), "key")
+
+
+def _of_slices(work: Work, rows: DataFrame, keys: Collection[str]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    counted = work.spark.createDataFrame([(key,) for key in keys], "slice STRING")
+    return rows.join(F.broadcast(counted), "slice", "left_semi")
+
+
+def _recomputed(work: Work, rows: DataFrame, keys: Sequence[str], again: Sequence[str], held: Committed) -> DataFrame:
+    """For every key that the slices bring or had brought its winner; a key without one has null in all other columns.
+
+    Events of slices that are not merged yet do not count: they are merged in their turn.
+    """
+    from pyspark.sql import functions as F
+
+    there = rows_at(work.spark, work.lake.path(work.stream.name, TABLE), held.version)
+    merged = work.lake.holds(work.stream.name, TABLE) | set(keys)
+    mine = _of_slices(work, rows, merged)
+    affected = (
+        there.where(F.col("updated_by_slice").isin(list(again)))
+        .select("key")
+        .union(rows.where(slice_is_one_of(keys)).select("key"))
+        .distinct()
+    )
+    if "deleted" not in rows.columns:
+        won = winners(mine.join(affected, "key", "left_semi").drop("slice"), "key")
+        return affected.join(won, "key", "left")
+    # A delete that the slices had brought left no row: what it kept out, or let in since, is nowhere named.
+    alive = winners(mine.drop("slice"), "key").where("NOT deleted")
+    names = (*ORIGIN, "updated_by_slice")
+    ours, theirs = (
+        frame.select("key", F.struct(*names).alias(name)) for name, frame in (("ours", alive), ("theirs", there))
+    )
+    differ = ours.join(theirs, "key", "full").where(~F.col("ours").eqNullSafe(F.col("theirs")))
+    affected = affected.union(differ.select("key")).distinct()
+    return affected.join(alive, "key", "left")
+
+
+def _common_columns(work: Work, events_version: int) -> list[str]:
+    """The columns of `current` that events have too, quoted for Spark.
+
+    Not those of the declaration: a run that began before a field was added must not take it from rows with it.
+    """
+    lake, stream = work.lake, work.stream.name
+    here = {field.name for field in lake.table_at(stream, TABLE).schema().fields}
+    there = {field.name for field in lake.table_at(stream, events.TABLE, events_version).schema().fields}
+    return [*[quoted(name) for name in sorted(here & there)], "updated_by_slice"]
+
+
+def _event_rows(work: Work, events_version: int, names: Sequence[str]) -> DataFrame:
+    """The events of one version of their table, with `slice` beside the columns of `current`."""
+    rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), events_version)
+    deleted = ["deleted"] if "deleted" in rows.columns else []
+    rows = with_deleted(rows) if deleted else rows
+    return rows.select("slice", *[name for name in names if name != "updated_by_slice"], *deleted, _brought_by())
+
+
+def _brought_by() -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col("slice").alias("updated_by_slice")

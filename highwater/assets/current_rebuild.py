@@ -1,0 +1,225 @@
+"""`current` computed from the events alone: what differs, and one commit that replaces the table."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets import current, events
+from highwater.assets.commit import commit_turn, have_table, target_of
+from highwater.assets.current import TABLE
+from highwater.assets.evolution import adapt_types, with_added_fields
+from highwater.assets.parsing import quoted
+from highwater.assets.work import Work
+from highwater.commit_records import CommitRecord
+from highwater.errors import ConfigurationError, SupersededAttemptError
+from highwater.field_rules import CONTAINERS
+from highwater.resources.numbered_commits import commit_slices
+from highwater.resources.spark import delta_errors
+from highwater.resources.spark_tables import rows_at
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from highwater.proof import Proof
+    from highwater.resources.commit_log import Committed
+
+SAMPLES = 10
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Where `current` differs from what the events give.
+
+    Args:
+        slices: slices with events, all of which `current` must hold.
+        behind: those of them that `current` does not hold at their attempt.
+        unknown: slices that `current` holds and events do not.
+        lacking: rows that the events give and `current` lacks.
+        wrong: rows of `current` that the events do not give.
+        samples: some of both, as rows of a table.
+    """
+
+    slices: int
+    behind: Sequence[str]
+    unknown: Sequence[str]
+    lacking: int
+    wrong: int
+    samples: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def none(self) -> bool:
+        """Whether `current` is what the events give."""
+        return not (self.behind or self.unknown or self.lacking or self.wrong)
+
+    @property
+    def lines(self) -> list[str]:
+        """The same in sentences."""
+        found = [f"{self.slices:,} slices with events; {self.lacking:,} rows are lacking, {self.wrong:,} are wrong"]
+        if self.behind:
+            found.append(f"{len(self.behind):,} slices are not in current at their attempt: {_some(self.behind)}")
+        if self.unknown:
+            found.append(f"{len(self.unknown):,} slices are in current and not in events: {_some(self.unknown)}")
+        return found
+
+
+def _some(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:5]) + (" and more" if len(keys) > 5 else "")
+
+
+@dataclass(frozen=True)
+class Look:
+    """Events and `current` at one moment.
+
+    Args:
+        version: the version of events.
+        decisions: the slices in it.
+        held: the slices in `current`; read first, so that a slice in it without events never had any.
+    """
+
+    version: int
+    decisions: Mapping[str, Proof]
+    held: Committed
+
+    @classmethod
+    def take(cls, work: Work) -> Look:
+        """Look now.
+
+        Raises:
+            ConfigurationError: there are no events to compute from.
+            DependencyAwayError: the lake could not be read.
+        """
+        if not work.stream.versioned:
+            raise ConfigurationError(
+                f"{work.stream.name} has no table current",
+                stored="the stream declares no version",
+                remedy="declare a key and a version, then materialise current of its slices",
+            )
+        held = work.lake.commits(work.stream.name, TABLE)
+        decisions, version = work.lake.committed_at(work.stream.name, events.TABLE)
+        if not decisions:
+            raise ConfigurationError(
+                f"{work.stream.name} has no events from which current could be computed",
+                stored=f"{len(held.records):,} slices in current",
+                found="no slice in events",
+                remedy="see that HIGHWATER_LAKE is the right one, or materialise the slices from events on",
+            )
+        return cls(version, decisions, held)
+
+    @property
+    def behind(self) -> list[str]:
+        """Slices that `current` does not hold at the attempt of their events."""
+        return sorted(key for key, decision in self.decisions.items() if self.held.attempt(key) != decision.attempt)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Slices that `current` holds and events do not."""
+        return sorted(self.held.records.keys() - self.decisions.keys())
+
+
+def differences(work: Work, look: Look) -> Differences:
+    """Compare `current` with the events, row by row.
+
+    Raises:
+        DependencyAwayError: Spark or the lake is away.
+    """
+    from pyspark.sql import functions as F
+
+    work = with_added_fields(work)
+    with delta_errors(f"current of {work.stream.name}"):
+        names = current.columns_of(work.stream)
+        columns = [_comparable(work, name) for name in names]
+        right, there = _right_rows(work, look).select(*columns), _rows_there(work).select(*columns)
+        found = (
+            right.exceptAll(there)
+            .withColumn("what", F.lit("lacking"))
+            .unionByName(there.exceptAll(right).withColumn("what", F.lit("wrong")))
+            .persist()
+        )
+        try:
+            counted = found.groupBy("what").agg(F.count("*").alias("n")).collect()
+            counts: Counter[str] = Counter({row["what"]: row["n"] for row in counted})
+            shown = found.select("what", "key", "version", "updated_by_slice")
+            samples = [row.asDict() for row in shown.orderBy("key", "what").limit(SAMPLES).collect()]
+        finally:
+            found.unpersist()
+    return Differences(len(look.decisions), look.behind, look.unknown, counts["lacking"], counts["wrong"], samples)
+
+
+def _comparable(work: Work, name: str) -> Column:
+    """A column as rows can be subtracted by: Spark compares no maps."""
+    from pyspark.sql import functions as F
+
+    nested = {quoted(f.name) for f in work.stream.fields if f.type in CONTAINERS}
+    return F.to_json(F.struct(name)).alias(name.strip("`")) if name in nested else F.col(name)
+
+
+def _right_rows(work: Work, look: Look) -> DataFrame:
+    """The rows that `current` must hold: the winners among the events of all slices."""
+    from pyspark.sql import functions as F
+
+    rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), look.version)
+    known = work.spark.createDataFrame([(key,) for key in look.decisions], "slice STRING")
+    mine = rows.join(F.broadcast(known), "slice", "left_semi").withColumn("updated_by_slice", F.col("slice"))
+    if "deleted" not in rows.columns:
+        return current.winners(_with_columns_of(work, mine), "key")
+    won = current.winners(current.with_deleted(mine), "key").where("NOT deleted")
+    return _with_columns_of(work, won.drop("deleted"))
+
+
+def _rows_there(work: Work) -> DataFrame:
+    """The rows of `current`; none where there is no table."""
+    if work.lake.table(work.stream.name, TABLE) is None:
+        return work.spark.createDataFrame([], current.columns(work.stream))
+    return _with_columns_of(work, work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE)))
+
+
+def _with_columns_of(work: Work, rows: DataFrame) -> DataFrame:
+    """The rows with the declared columns: a field that was added has null in older rows."""
+    empty = work.spark.createDataFrame([], current.columns(work.stream))
+    return empty.unionByName(rows, allowMissingColumns=True).select(*empty.columns)
+
+
+def rebuild(work: Work) -> int:
+    """Replace all of `current` by what the events give, in one commit; returns the number of its rows.
+
+    Raises:
+        ConfigurationError: there are no events.
+        SupersededAttemptError: other writers were first again and again; nothing was written.
+        LeaseHeldError: other merges went on for too long; nothing was written.
+        DependencyAwayError: Spark or the lake is away; nothing was written.
+    """
+    Look.take(work)  # before a table is made: without events there is nothing to make
+    work = with_added_fields(work)
+    have_table(work, TABLE, current.columns(work.stream), current.SEARCHED)
+    adapt_types(work, TABLE, current.columns(work.stream))
+    for tries in range(1, current.TRIES + 1):
+        try:
+            with current.merge_lease(work):
+                current.settle(work)
+                replace_all(work, Look.take(work))
+        except SupersededAttemptError:
+            if tries == current.TRIES:
+                raise
+            work.log("current: another run committed at the same time; looking again")
+            time.sleep(tries)
+        else:
+            path = work.lake.path(work.stream.name, TABLE)
+            return work.spark.read.format("delta").load(path).count()
+    raise AssertionError("unreachable")
+
+
+def replace_all(work: Work, look: Look) -> int:
+    """Commit the winners of all slices in place of the whole table; returns the version of the table."""
+    rows = _right_rows(work, look)
+    records = [CommitRecord(key, one.attempt, one.rows, batch="") for key, one in look.decisions.items()]
+
+    def write(options: Mapping[str, str]) -> None:
+        path = work.lake.path(work.stream.name, TABLE)
+        rows.write.format("delta").mode("overwrite").options(**options).save(path)
+
+    with delta_errors(f"current of {work.stream.name}"), commit_turn(work, TABLE):
+        return commit_slices(target_of(work, TABLE), look.held, records, work.run, write, replaces=True)

@@ -1,0 +1,529 @@
+"""Decoding record values: whatever the format, a variant whose parts become fields, or what is wrong with the value.
+
+The columns are `payload`, the value without its framing; `usual`, whether the record is a usual one, and `usual_x`, the
+fields of such records (see `highwater.assets.usual`). Of the others `json` is the variant, null where there is none;
+`unread`, what is wrong with the value; and `markable` (see `highwater.assets.documents.takes_marks`). `unknown_schema`
+is the schema that the registry does not know yet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets.avro_values import texts_are_sound, without_members
+from highwater.assets.documents import (
+    escapes_half_a_pair,
+    exact_numbers,
+    invalid_utf8,
+    scanned,
+    sound_part,
+    takes_marks,
+)
+from highwater.assets.fields import kept_whole, outermost, takes_infinite
+from highwater.assets.usual import (
+    all_are_usual,
+    has_usual_records,
+    no_values,
+    typed_are_usual,
+    typed_values,
+    with_usual_fields,
+)
+from highwater.errors import ConfigurationError
+from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
+from highwater.schemas import GUID_BYTES, GUID_MAGIC, ID_BYTES, ID_MAGIC, VALUE_HEADER, self_contained_avro
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+    from highwater.assets.work import Work
+    from highwater.declaration import Stream
+    from highwater.schemas import Schema
+
+# Of a sound document the first character tells that it is an object.
+_OBJECT = r"^[ \t\r\n]*\{"
+_END = "end of the value"
+# The first byte of the framing and where it ends, with a number or with a GUID.
+_BY_NUMBER, _NUMBER_ENDS = f"{ID_MAGIC:02X}", 1 + ID_BYTES
+_BY_GUID, _GUID_ENDS = f"{GUID_MAGIC:02X}", 1 + GUID_BYTES
+# Values in a line that Spark's parser takes.
+_MOST_COLUMNS = 20_480
+# What stands for an empty value without quotes in a line of separated values.
+_EMPTY = "\ue001"
+
+
+def with_json(work: Work, raw: DataFrame) -> DataFrame:
+    """Rows of raw with the columns of the decoded value.
+
+    Raises:
+        ConfigurationError: the format needs a schema registry, and none is configured.
+        DependencyAwayError: the registry cannot be read (I15).
+    """
+    from pyspark.sql import functions as F
+
+    stream = work.stream
+    value = stream.value
+    if isinstance(value, Json | Protobuf):
+        return _documents(stream, with_payload(work, value, raw))
+    if isinstance(value, Avro):
+        return with_avro(work, value, raw)
+    readers = {Csv: _separated, Lines: _matched, Raw: _opaque}
+    read = readers[type(value)](stream, _bare(raw))
+    return read.withColumn("usual", F.lit(False))  # noqa: FBT003 - a literal column
+
+
+def with_payload(work: Work, declared: Json | Protobuf, raw: DataFrame) -> DataFrame:
+    """Rows with the JSON document of a value as `payload`, the fault of its framing, and `unknown_schema`."""
+    if isinstance(declared, Protobuf):
+        return _protobuf(work, declared, raw)
+    return _framed(work, raw, by_guid=False) if declared.registry else _bare(raw)
+
+
+def _bare(raw: DataFrame) -> DataFrame:
+    """Rows whose values have no framing."""
+    from pyspark.sql import functions as F
+
+    nothing = F.lit(None).cast("string")
+    return raw.withColumns({"payload": F.col("value"), "misframed": nothing, "unknown_schema": nothing})
+
+
+def _documents(stream: Stream, rows: DataFrame) -> DataFrame:
+    """The payload as a variant, null where it is not one JSON document in UTF-8, and `scan` where that is in doubt.
+
+    `try_parse_json` stops at the end of the first document and would drop what follows in silence. Read as the first
+    element of an array whose second one is ours, trailing text moves ours from its place. A payload that holds ours
+    itself is scanned, and so is one that the parser refuses, or whose strings may have half of a surrogate pair: the
+    parser reads that as `?`.
+    """
+    from pyspark.sql import functions as F
+
+    text = F.col("payload").cast("string")
+    # In a message NaN is a number like others, also in a field that nobody declared.
+    infinite = takes_infinite(stream) or isinstance(stream.value, Protobuf)
+    rows = _with_usual(stream, rows.withColumn("is_text", F.is_valid_utf8(text)), text)
+    left = ~F.col("usual")
+    markable = F.col("markable")
+    marked = rows.withColumn("markable", F.when(left, takes_marks(text, infinite=infinite)))
+    pair = F.when(left & F.col("is_text"), _ended(exact_numbers(text, markable, infinite=infinite)))
+    whole = F.when(_is_sound(text, "json_and_end"), F.try_variant_get("json_and_end", "$[0]", "variant"))
+    read = marked.withColumn("json_and_end", pair).withColumn("whole", whole)
+    refused = left & F.col("whole").isNull() & F.col("is_text")
+    parts = read.withColumns({"text": F.when(refused, text), "sound": F.when(refused, sound_part(text))})
+    scan = F.when(F.col("text").isNotNull(), scanned("text", "sound", *_scanned_names(stream)))
+    scans = parts.withColumn("scan", evaluated_once(scan))
+    fields = F.try_parse_json(exact_numbers(F.col("scan.fields"), markable, infinite=infinite))
+    fields = F.when(F.col("scan.problem").isNull(), fields)
+    found = scans.withColumn("json", evaluated_once(F.coalesce("whole", fields)))
+    return found.withColumn("unread", F.when(left, F.coalesce("misframed", _document_problem(stream))))
+
+
+def _with_usual(stream: Stream, rows: DataFrame, text: Column) -> DataFrame:
+    """Rows with `usual`, and the values of usual records, in whose documents Spark may round what is not read."""
+    from pyspark.sql import functions as F
+
+    if not has_usual_records(stream):
+        return rows.withColumn("usual", F.lit(False))  # noqa: FBT003 - a literal column
+    read = rows.withColumn("rounded", F.when(F.col("is_text"), _ended(text)))
+    values = with_usual_fields(stream, read, "rounded", "$[0]")
+    is_object = F.startswith(text, F.lit("{")) | text.rlike(_OBJECT)
+    usual = all_are_usual(stream, "rounded", "$[0]") & _is_sound(text, "rounded") & is_object
+    usual &= F.col("misframed").isNull()
+    return values.withColumn("usual", F.coalesce(usual, F.lit(False)))  # noqa: FBT003 - a literal column
+
+
+def _ended(text: Column) -> Column:
+    """A document and our text behind it as a variant."""
+    from pyspark.sql import functions as F
+
+    return F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{_END}"]')))
+
+
+def _is_sound(text: Column, pair: str) -> Column:
+    """Whether one document was read to its end, and nothing in it as another character."""
+    from pyspark.sql import functions as F
+
+    alone = F.try_variant_get(pair, "$[1]", "string") == _END
+    return alone & ~F.contains(text, F.lit(_END)) & ~escapes_half_a_pair(text)
+
+
+def _scanned_names(stream: Stream) -> tuple[Sequence[str] | None, Sequence[str]]:
+    """The outermost members that are read, None for all, and those whose objects and arrays are read too."""
+    return (None, ()) if stream.reads_all_members else (outermost(stream), kept_whole(stream))
+
+
+def _document_problem(stream: Stream) -> Column:
+    from pyspark.sql import functions as F
+
+    text = F.col("payload").cast("string")
+    # Without a problem it is longer than Jackson's limit for strings, or a variant's; or within it is what both refuse.
+    refused = "a declared field is longer than 16 MiB"
+    if stream.reads_all_members or kept_whole(stream):
+        refused += ", nested too deep, or has a name twice"
+    problem = F.coalesce("scan.problem", F.lit(refused))
+    unread = F.when(F.is_valid_utf8(text), problem).otherwise(invalid_utf8(F.col("payload")))
+    return F.when(F.col("json").isNull(), unread).when(~text.rlike(_OBJECT), F.lit("the value is no JSON object"))
+
+
+def evaluated_once(column: Column) -> Column:
+    """The same values, in a form that the optimizer does not copy into the filters above.
+
+    It never inlines a non-deterministic expression. Copies of the scan made the plan of a filter on `reason` take 20 s.
+    """
+    from pyspark.sql import functions as F
+
+    return F.when(F.spark_partition_id() >= 0, column)
+
+
+def _framed(work: Work, raw: DataFrame, *, by_guid: bool = True) -> DataFrame:
+    """Rows without the framing of a registry; `schema` is the schema's ID, a number or a GUID, as text.
+
+    Args:
+        work: finds the schemas.
+        raw: the rows.
+        by_guid: whether GUIDs are looked up, which few registries can: a document in JSON is read without its schema.
+    """
+    from pyspark.sql import functions as F
+
+    value, rows = F.col("value"), _framed_rows(raw)
+    unframed = "the value has no schema ID: neither a magic byte in front of it nor a header"
+    misframed = F.when(F.col("schema").isNull() & value.isNotNull(), F.lit(unframed))
+    rows = rows.withColumn("misframed", misframed)
+    asked = F.lit(True) if by_guid else ~F.contains("schema", F.lit("-"))  # noqa: FBT003 - a literal column
+    known = _schemas(work, rows.where(asked))
+    told = F.when(
+        F.col("schema").isNotNull() & asked & ~F.col("schema").isin([one for one, schema in known.items() if schema]),
+        F.concat(F.lit("the registry does not know schema "), F.col("schema")),
+    )
+    return rows.withColumn("unknown_schema", told)
+
+
+def _framed_rows(raw: DataFrame) -> DataFrame:
+    """Rows with `payload`, the value behind its framing, and `schema`, the ID in the framing as text."""
+    from pyspark.sql import functions as F
+
+    value, found = F.col("value"), _schema_id()
+    in_front = F.col("in_header").isNull() & (F.hex(value.substr(1, 1)) == _BY_NUMBER)
+    headers = F.transform(F.filter("headers", lambda h: h["key"] == VALUE_HEADER), lambda h: h["value"])
+    in_front &= F.length(value) >= _NUMBER_ENDS
+    rows = raw.withColumn("in_header", F.try_element_at(headers, F.lit(-1)))
+    return rows.withColumns(
+        {
+            "payload": F.when(in_front, _behind(value, _NUMBER_ENDS)).otherwise(value),
+            "schema": F.when(in_front, _number(value.substr(2, ID_BYTES))).otherwise(found),
+        }
+    )
+
+
+def _schema_id() -> Column:
+    """The ID in a record's header, as text; null without one."""
+    from pyspark.sql import functions as F
+
+    header, kind = F.col("in_header"), F.hex(F.col("in_header").substr(1, 1))
+    guid = F.when((kind == _BY_GUID) & (F.length(header) >= _GUID_ENDS), _guid(header))
+    return guid.when((kind == _BY_NUMBER) & (F.length(header) >= _NUMBER_ENDS), _number(header.substr(2, ID_BYTES)))
+
+
+def _behind(data: Column, end: int) -> Column:
+    """The bytes behind a framing."""
+    from pyspark.sql import functions as F
+
+    return data.substr(F.lit(end + 1), F.length(data))
+
+
+def _number(four: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.conv(F.hex(four), 16, 10)
+
+
+def _guid(header: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    digits = F.lower(F.hex(header.substr(2, GUID_BYTES)))
+    parts = [digits.substr(at, length) for at, length in ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))]
+    return F.concat_ws("-", *parts)
+
+
+def _schemas(work: Work, rows: DataFrame) -> Mapping[str, Schema | None]:
+    """The schemas that the rows name, by their IDs; None for those that the registry does not know."""
+    found = [row["schema"] for row in rows.where("schema IS NOT NULL").select("schema").distinct().collect()]
+    schema_of = schemas_of(work)
+    return {one: schema_of(int(one) if one.isdecimal() else one) for one in sorted(found)}
+
+
+def schemas_named(work: Work, raw: DataFrame) -> list[Schema]:
+    """The schemas that rows of raw name in their framing and that the registry knows, the oldest first."""
+    found = _schemas(work, _framed_rows(raw)).values()
+    return sorted((schema for schema in found if schema), key=lambda one: one.id or 0)
+
+
+def schemas_of(work: Work) -> Callable[[int | str], Schema | None]:
+    """How the schemas of a stream are found, by number or GUID.
+
+    Raises:
+        ConfigurationError: no registry is configured.
+    """
+    if work.schemas is None:
+        raise ConfigurationError(
+            f"{work.stream.name} needs a schema registry",
+            stored=f"key_format={work.stream.key_format!r}, value={work.stream.value!r}"[:200],
+            remedy="set HIGHWATER_SCHEMA_REGISTRY_URL, then request the slice again",
+        )
+    return work.schemas
+
+
+# Read behind the value, and known before: bytes that a value leaves over move it from its place. The mark does not end
+# as it begins, so it is found in a wrong place only where the bytes before it hold all of it.
+_AVRO_MARK = b"\xf1high\xf2w\xf3"
+_AVRO_END = {"type": "fixed", "name": "highwater_end", "size": len(_AVRO_MARK)}
+
+
+def with_avro(work: Work, declared: Avro, raw: DataFrame, *, usual: bool = True) -> DataFrame:
+    """Rows whose payload is read by the schema of its writer, each by its own.
+
+    Args:
+        work: the stream, and the schemas.
+        declared: the format.
+        raw: the rows.
+        usual: whether usual records get the values of the stream's fields at once, and no variant.
+    """
+    from pyspark.sql import functions as F
+
+    if declared.schema is not None:
+        rows = _bare(raw).withColumn("schema", F.lit("declared"))
+        texts: Mapping[str, str | None] = {"declared": declared.schema}
+    else:
+        rows = _framed(work, raw)
+        texts = {one: _avro_text(schema) for one, schema in _schemas(work, rows).items() if schema}
+    # The bytes behind a payload that has the mark in it depend on all of the payload.
+    hashed = F.unhex(F.lpad(F.hex(F.xxhash64("payload")), 16, "0"))
+    end = F.when(F.contains("payload", F.lit(_AVRO_MARK)), hashed).otherwise(F.lit(_AVRO_MARK))
+    rows = rows.withColumn("end", end)
+    types: dict[str, Any] = {
+        one: "it is no Avro" if text is None else _avro_type(work.spark, text) for one, text in texts.items()
+    }
+    read = [
+        (one, text, types[one]) for one, text in texts.items() if text is not None and not isinstance(types[one], str)
+    ]
+    for at, (one, text, _) in enumerate(read):
+        mine = F.when(F.col("schema") == one, _from_avro(F.concat("payload", "end"), text))
+        rows = rows.withColumn(f"avro_{at}", evaluated_once(mine))
+    no = F.lit(False)  # noqa: FBT003 - a literal column
+    rows = _with_usual_avro(work.stream, rows, read) if usual else rows.withColumn("usual", no)
+    json_, problem = F.lit(None).cast("variant"), F.lit(None).cast("string")
+    for one, reason in types.items():
+        if isinstance(reason, str):
+            refused = F.lit(f"{_named_schema(one)} cannot be read: {reason}")
+            problem = F.when(F.col("schema") == one, refused).otherwise(problem)
+    for at, (one, text, _) in enumerate(read):
+        mine, record, whole = F.col("schema") == one, F.col(f"avro_{at}"), _is_whole(at)
+        sound = texts_are_sound(record["value"], json.loads(text))
+        json_ = F.when(mine & whole & sound, _object_of(record, text)).otherwise(json_)
+        problem = (
+            F.when(mine & ~whole, F.lit(f"no Avro of {_named_schema(one)}"))
+            .when(mine & ~sound, F.lit(f"a text in Avro of {_named_schema(one)} is not UTF-8"))
+            .otherwise(problem)
+        )
+    left = ~F.col("usual")
+    rows = rows.withColumns({"json": evaluated_once(F.when(left, json_)), "markable": no})
+    unread = F.coalesce("misframed", F.when(F.col("value").isNotNull(), problem))
+    return rows.withColumn("unread", F.when(left, unread))
+
+
+def _with_usual_avro(stream: Stream, rows: DataFrame, read: Sequence[tuple[str, str, DataType]]) -> DataFrame:
+    """Rows with `usual`, and the values of usual records by the types of their writers."""
+    from pyspark.sql import functions as F
+
+    no = F.lit(False)  # noqa: FBT003 - a literal column
+    if not has_usual_records(stream):
+        return rows.withColumn("usual", no)
+    usual, values = no, no_values(stream)
+    for at, (one, text, type_) in enumerate(read):
+        mine, record = F.col("schema") == one, F.col(f"avro_{at}")["value"]
+        typed = typed_values(stream, record, type_)
+        if typed is None:
+            continue
+        values = {name: F.when(mine, typed[name]).otherwise(rest) for name, rest in values.items()}
+        sound = _is_whole(at) & texts_are_sound(record, json.loads(text)) & typed_are_usual(stream, record)
+        usual = F.when(mine, sound).otherwise(usual)
+    usual = F.coalesce(usual & F.col("misframed").isNull(), no)
+    return rows.withColumns(values).withColumn("usual", usual)
+
+
+def _is_whole(at: int) -> Column:
+    """Whether a value was read to its end."""
+    from pyspark.sql import functions as F
+
+    return F.coalesce(F.col(f"avro_{at}")["end"] == F.col("end"), F.lit(False))  # noqa: FBT003 - a literal column
+
+
+def _named_schema(one: str) -> str:
+    return "the declared schema" if one == "declared" else f"schema {one}"
+
+
+def _avro_text(schema: Schema) -> str | None:
+    """A schema of the registry as one document; None where it is another kind of schema, or none at all."""
+    try:
+        return self_contained_avro(schema) if schema.kind == "AVRO" else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _from_avro(column: Column | str, text: str) -> Column:
+    from pyspark.sql.avro.functions import from_avro
+
+    fields = [{"name": "value", "type": json.loads(text)}, {"name": "end", "type": _AVRO_END}]
+    both = {"type": "record", "name": "highwater_record", "fields": fields}
+    return from_avro(column, json.dumps(both), {"mode": "PERMISSIVE"})
+
+
+def _object_of(read: Column, text: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.to_variant_object(without_members(read["value"], json.loads(text)))
+
+
+def _avro_type(spark: SparkSession, text: str | None) -> DataType | str:
+    """The type of the values of a schema, or why they cannot be read."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
+    from pyspark.sql import functions as F
+
+    if text is None:
+        return "it is no Avro"
+    try:
+        schema = json.loads(text)
+        if not isinstance(schema, dict) or schema.get("type") != "record":
+            return "it is no record"
+        empty = spark.range(0).select(F.lit(b"").alias("v"))
+        read = empty.select(_from_avro("v", text).alias("read"))
+        found = read.select("read.value", _object_of(F.col("read"), text).alias("object")).schema
+    except (AnalysisException, IllegalArgumentException, ParseException, ValueError, TypeError, KeyError) as error:
+        return str(error).splitlines()[0][:200]
+    except Py4JJavaError as error:
+        # Only what the schema itself is refused for; a Spark that is away says nothing of it (I15).
+        if not str(error.java_exception).startswith(("org.apache.avro", "org.apache.spark.sql.avro")):
+            raise
+        return str(error.java_exception).splitlines()[0][:200]
+    return found["value"].dataType
+
+
+def _protobuf(work: Work, declared: Protobuf, raw: DataFrame) -> DataFrame:
+    """Rows whose payload is a JSON document that says what the Protobuf message says."""
+    from pyspark.sql import functions as F
+
+    from highwater.assets.protobuf import reader_of
+
+    if declared.descriptors is not None:
+        rows = _bare(raw).withColumn("schema", F.lit("declared"))
+        schemas = None
+    else:
+        rows = _framed(work, raw)
+        schemas = {one: schema for one, schema in _schemas(work, rows).items() if schema}
+        # Where the ID is in a header, which message it is follows there.
+        end = F.when(F.hex(F.col("in_header").substr(1, 1)) == _BY_GUID, _GUID_ENDS).otherwise(_NUMBER_ENDS)
+        places = F.col("in_header").substr(end + 1, F.length("in_header"))
+        rows = rows.withColumn("payload", F.concat(F.coalesce(places, F.lit(b"")), F.col("payload")))
+    rows = rows.withColumn("known", F.when(F.col("unknown_schema").isNull(), F.col("schema")))
+    read = reader_of(declared, schemas)("known", "payload")
+    rows = rows.withColumn("message", evaluated_once(read))
+    return rows.withColumns(
+        {
+            "payload": F.col("message.document").cast("binary"),
+            "misframed": F.coalesce("misframed", "message.problem"),
+        }
+    )
+
+
+def _separated(stream: Stream, rows: DataFrame) -> DataFrame:
+    """Rows whose payload is one line of separated values."""
+    from pyspark.sql import functions as F
+
+    declared = stream.value
+    assert isinstance(declared, Csv)
+    names = [f"c{at}" for at, _ in enumerate(declared.columns)]
+    kinds = ", ".join(f"{name} STRING" for name in (*names, "refused"))
+    options = {
+        "mode": "PERMISSIVE",
+        "columnNameOfCorruptRecord": "refused",
+        "sep": declared.delimiter,
+        "quote": declared.quote,
+        "escape": declared.quote,
+        "nullValue": _EMPTY,
+        "emptyValue": "",
+        "maxCharsPerColumn": "-1",
+    }
+    text = _line(rows)
+    # Beyond its limit Spark's parser fails the query instead of the record.
+    most = max(_MOST_COLUMNS, len(names) + 1)
+    options["maxColumns"] = str(most)
+    delimiters = F.length("line") - F.length(F.replace("line", F.lit(declared.delimiter), F.lit("")))
+    read = F.from_csv(F.when(delimiters < most - 1, F.col("line")), kinds, options)
+    rows = text.withColumn("read", evaluated_once(read))
+    values = [F.coalesce(F.col(f"read.{name}"), F.lit("")) for name in names]
+    if declared.null is not None:
+        values = [F.when(value != declared.null, value) for value in values]
+    whole = F.struct(*[value.alias(name) for value, name in zip(values, declared.columns, strict=True)])
+    few = (F.col("line") == "") & F.lit(len(names) > 1)
+    # Spark reads a quote that is not doubled as it likes.
+    quoted = ~F.col("line").rlike(_quoted_soundly(declared))
+    wrong = F.col("read").isNull() | F.col("read.refused").isNotNull() | few | quoted
+    problem = F.when(wrong, F.lit(f"no line of {len(names)} values separated by {declared.delimiter!r}"))
+    return _texts(rows, whole, problem)
+
+
+def _quoted_soundly(declared: Csv) -> str:
+    """The lines whose quotes are around whole values, and doubled inside of them."""
+    delimiter, quote = re.escape(declared.delimiter), re.escape(declared.quote)
+    value = f"(?:{quote}(?:[^{quote}]|{quote}{quote})*+{quote}|(?!{quote})[^{delimiter}]*+)"
+    return rf"\A{value}(?:{delimiter}{value})*+\z"
+
+
+def _matched(stream: Stream, rows: DataFrame) -> DataFrame:
+    """Rows whose payload is a line that a pattern matches."""
+    from pyspark.sql import functions as F
+
+    from highwater.format_rules import java_pattern, python_pattern
+
+    declared = stream.value
+    assert isinstance(declared, Lines)
+    # Lines end by a line feed alone, and letters are those of ASCII, as they are to the second reader.
+    pattern = rf"(?d)\A(?:{java_pattern(declared.pattern)})\z"
+    groups = re.compile(python_pattern(declared.pattern), re.ASCII).groupindex
+    found = [F.regexp_extract("line", pattern, at).alias(name) for name, at in groups.items()]
+    whole = F.struct(*[F.when(one != "", one).alias(name) for one, name in zip(found, groups, strict=True)])
+    matches = F.col("line").rlike(pattern)
+    return _texts(_line(rows), whole, F.when(~matches, F.lit("the line does not match the declared pattern")))
+
+
+def _line(rows: DataFrame) -> DataFrame:
+    """Rows with their payload as a line of text, without what ends it; null where it is none."""
+    from pyspark.sql import functions as F
+
+    text = F.col("payload").cast("string")
+    return rows.withColumn("line", F.when(F.is_valid_utf8(text), F.regexp_replace(text, r"\r?\n\z", "")))
+
+
+def _texts(rows: DataFrame, whole: Column, problem: Column) -> DataFrame:
+    """Rows whose line is an object of texts, unless there is a problem."""
+    from pyspark.sql import functions as F
+
+    several = F.when(F.col("line").rlike(r"[\r\n]"), F.lit("the value has more than one line"))
+    broken = F.when(F.col("line").isNull(), invalid_utf8(F.col("payload")))
+    unread = F.when(F.col("value").isNotNull(), F.coalesce(broken, several, problem))
+    told = rows.withColumn("unread", evaluated_once(unread))
+    json_ = F.when(F.col("unread").isNull() & F.col("value").isNotNull(), F.to_variant_object(whole))
+    return told.withColumns({"json": evaluated_once(json_), "markable": F.lit(False)})  # noqa: FBT003 - a literal column
+
+
+def _opaque(stream: Stream, rows: DataFrame) -> DataFrame:
+    """Rows whose payload is not parsed."""
+    from pyspark.sql import functions as F
+
+    del stream
+    whole = F.when(F.col("value").isNotNull(), F.to_variant_object(F.struct("value")))
+    nothing, no = F.lit(None).cast("string"), F.lit(False)  # noqa: FBT003 - a literal column
+    return rows.withColumns({"json": whole, "unread": nothing, "markable": no})

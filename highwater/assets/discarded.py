@@ -1,0 +1,86 @@
+"""The table `discards`: which parked records a person gave up, once more in the lake, for a ledger that is rebuilt.
+
+The ledger decides, and the table follows it before a decision of retries rests on it. So no commit ever rests on a
+discard that the table lacks, wherever a process dies. Rows are only added, by who holds the lease of the retries.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from highwater.envelope import ORIGIN, Origin
+from highwater.plans import Discard
+from highwater.resources.delta import query
+from highwater.resources.small_tables import append
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    import pyarrow as pa
+
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+TABLE = "discards"
+
+
+def schema() -> pa.Schema:
+    """The table's columns: those of the ledger's table of the same name."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            *zip(ORIGIN, (pa.string(), pa.int32(), pa.int32(), pa.int64()), strict=True),
+            ("reason", pa.string()),
+            ("discarded_by", pa.string()),
+            ("discarded_at", pa.timestamp("us", tz="UTC")),
+        ]
+    )
+
+
+def keep(ledger: Ledger, lake: Lake, stream: str) -> int:
+    """Add what the ledger has and the table lacks; returns how many rows that were.
+
+    A ledger that was rebuilt, or restored from a backup, first learns what it lacks itself.
+
+    Raises:
+        DependencyAwayError: the ledger or the storage is away.
+    """
+    if _told(lake, stream) == ledger.discards_told(stream):
+        return 0  # both only grow: so a million of them are not read for each slice
+    there = read(lake, stream)
+    ledger.discard(stream, there)
+    held = {one.origin for one in there}
+    rows = [_row(one) for one in ledger.discards(stream) if one.origin not in held]
+    if rows:
+        import pyarrow as pa
+
+        append(lake.path(stream, TABLE), pa.Table.from_pylist(rows, schema()))
+    return len(rows)
+
+
+def read(lake: Lake, stream: str) -> list[Discard]:
+    """What the table holds, oldest first.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    table = lake.table(stream, TABLE)
+    rows = [] if table is None else query(table, "SELECT * FROM t ORDER BY discarded_at")
+    found = [
+        Discard(Origin.of_row(row), *(row[name] for name in ("reason", "discarded_by", "discarded_at"))) for row in rows
+    ]
+    return [*{one.origin: one for one in reversed(found)}.values()][::-1]
+
+
+def _told(lake: Lake, stream: str) -> tuple[int, datetime | None]:
+    table = lake.table(stream, TABLE)
+    if table is None:
+        return 0, None
+    [row] = query(table, "SELECT count(*) AS many, max(discarded_at) AS last FROM t")
+    return row["many"], row["last"]
+
+
+def _row(discard: Discard) -> dict[str, object]:
+    told = {"reason": discard.reason, "discarded_by": discard.discarded_by, "discarded_at": discard.discarded_at}
+    return {**dict(zip(ORIGIN, discard.origin, strict=True)), **told}

@@ -1,0 +1,86 @@
+"""Discards in Spark: copies of records that a person gave up, and that were still under way.
+
+A record that was sent back from the parked topic may be given up before its retry is decided. From then on its end is
+that: the copy counts no more, as one of a record that was taken back.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from highwater.assets import discarded
+from highwater.envelope import ORIGIN, Origin
+from highwater.erasing import microseconds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from highwater.assets.work import Work
+    from highwater.slices import Slice
+
+# A copy of a record that was given up.
+GIVEN_UP = "given_up"
+# In the proof of a tier's slice: until when it saw what was given up, in microseconds since 1970. Without it nothing
+# was.
+SEEN = "discards_seen"
+
+
+def seen_now(work: Work) -> dict[str, int]:
+    """What was given up so far, as a decision keeps it; from here on a ledger that is rebuilt knows it too."""
+    discarded.keep(work.ledger, work.lake, work.stream.name)
+    last = work.ledger.discarded_until(work.stream.name)
+    return {} if last is None else {SEEN: microseconds(last)}
+
+
+def with_given_up(
+    work: Work, rows: DataFrame, tiers: Sequence[Slice], seen: Mapping[str, Mapping[str, int]]
+) -> DataFrame:
+    """Rows with their origins get `GIVEN_UP`.
+
+    Args:
+        work: the connections.
+        rows: raw rows with their origins.
+        tiers: the slices of tiers among those that the rows are of.
+        seen: for each of them what its decision rests on.
+
+    Raises:
+        DependencyAwayError: the ledger could not be read.
+    """
+    from pyspark.sql import functions as F
+
+    moments = {piece.key: seen[piece.key][SEEN] for piece in tiers if SEEN in seen[piece.key]}
+    found = _given_up(work, rows, moments) if moments else []
+    if not found:
+        return rows.withColumn(GIVEN_UP, F.lit(False))  # noqa: FBT003 - a literal column
+    names = ", ".join(f"{name} {kind}" for name, kind in zip(ORIGIN, ("STRING", "INT", "INT", "BIGINT"), strict=True))
+    frame = work.spark.createDataFrame(found, f"slice STRING, {names}").withColumn(GIVEN_UP, F.lit(True))  # noqa: FBT003
+    told = rows.join(frame, ["slice", *ORIGIN], "left")
+    return told.withColumn(GIVEN_UP, F.coalesce(GIVEN_UP, F.lit(False)))  # noqa: FBT003 - a literal column
+
+
+def _given_up(work: Work, rows: DataFrame, moments: Mapping[str, int]) -> list[tuple[str | int, ...]]:
+    """For each slice the origins that were given up by then, and that it may hold."""
+    from pyspark.sql import functions as F
+
+    *where, offset = ORIGIN
+    spans = (
+        rows.where(F.col("slice").isin(list(moments)))
+        .groupBy("slice", *where)
+        .agg(F.min(offset).alias("first"), F.max(offset).alias("last"))
+        .collect()
+    )
+    if not spans:
+        return []
+    ends = min(span["first"] for span in spans), max(span["last"] for span in spans)
+    known: dict[tuple[str, int, int], list[tuple[Origin, datetime]]] = defaultdict(list)
+    for one in work.ledger.discards(work.stream.name, within=ends):
+        known[one.origin[:3]].append((one.origin, one.discarded_at))
+    return [
+        (span["slice"], *origin)
+        for span in spans
+        for origin, moment in known[span["origin_topic"], span["origin_generation"], span["origin_partition"]]
+        if span["first"] <= origin.offset <= span["last"] and microseconds(moment) <= moments[span["slice"]]
+    ]

@@ -1,0 +1,400 @@
+"""Dlq: what was rejected is published to the tiers and to the parked topic, each record once (I7).
+
+The order is: the decision stands in events and rejects; its rejects are published, portion by portion, each with a mark
+that counts them; the ledger keeps the last mark; the table keeps the origins; the mark is deleted. Once the table has
+them, the slice may be decided anew, and what was published is left to the DLQ, until a person takes it back
+(`highwater.orchestration.operating.reclaiming`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets import raw, rejects
+from highwater.assets.commit import Clock, Standing, commit_rows, commit_turn, have_table, reports, require_newer
+from highwater.assets.dlq_sending import Alike, Reject, Sending
+from highwater.assets.events import ORIGIN_COLUMNS, require, see_held
+from highwater.assets.marks import PREFIX, delete_marks, group_name
+from highwater.assets.origins import DLQ as TABLE
+from highwater.assets.origins import MILLISECONDS, TIMESTAMP, covering
+from highwater.assets.reclaims import NUMBER, counted
+from highwater.assets.references import came_as, originals_of
+from highwater.assets.work import SliceReport, Work, uncollected
+from highwater.envelope import MOST_COUNT, MOST_DETAIL, ORIGIN, Envelope, Reference
+from highwater.errors import ConfigurationError, SupersededAttemptError, UnbalancedError
+from highwater.plans import Publication
+from highwater.portions import Ahead, cuts
+from highwater.resources.commit_log import proofs_in
+from highwater.resources.delta import count_in, has_column, query_arrow, slice_is_one_of
+from highwater.resources.dlq_topics import Shape, ensure
+from highwater.resources.spark import delta_errors
+from highwater.resources.spark_tables import rows_at
+from highwater.resources.transactions import Mark, Transactions
+from highwater.resources.vanished_topics import vanished
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    from highwater.proof import Proof
+    from highwater.slices import Slice
+
+COLUMNS = (
+    f"{ORIGIN_COLUMNS}, reason STRING, detail STRING, next_topic STRING, first_failed_at TIMESTAMP, "
+    "published_at TIMESTAMP"
+)
+# Columns in which many rejects of a slice are alike.
+_ALIKE = (*ORIGIN[:-1], "reason", "slice", "first_failed_at", "next_topic")
+SEARCHED = ("slice", "origin_partition", "origin_offset", "reason", "next_topic")
+# In the proof: how many were sent of this decision; the other rows were published of earlier ones.
+SENT = "sent"
+# One transaction holds so much at the most: it lasts seconds, and memory is bounded.
+RECORDS_A_TRANSACTION = 20_000
+BYTES_A_TRANSACTION = 16 * 1024 * 1024
+# So many are read at once, of as many bytes of values: each reading opens the slice's files again.
+RECORDS_A_READ = 50_000
+_ORDER = ", ".join(ORIGIN)
+_RECORD = (
+    f"slice, {_ORDER}, {MILLISECONDS}, coalesce(retries, 0) AS retries, reason, "
+    "detail, next_topic, first_failed_at, key, value, headers"
+)
+
+
+def materialise(work: Work) -> list[SliceReport]:
+    """Publish the rejects of the slices, and keep what was published; a report for each slice, in their order.
+
+    A slice without rejects has nothing to publish and gets no row: its rejects' own proof says so. One that had some
+    before they were taken back follows its decision all the same.
+
+    Raises:
+        TemporaryError: rejects of a slice are not there yet.
+        TopicDriftError: a DLQ topic is not set up as it must be.
+        TopicVanishedError: one is not there any more; it is not created again.
+        RecordTooLargeError: the parked topic does not even take a reference to a record.
+        SupersededAttemptError: another run publishes the same slice, or decided it anew.
+        DependencyAwayError: Kafka, Spark or the lake is away; what was published so far is known and not sent again.
+    """
+    decided = require(work, rejects.TABLE)
+    decisions = decided.proofs
+    standing = Standing.read(work, TABLE)
+    open_ = [p for p in work.slices if _follows(decisions[p.key], standing.attempt(p.key))]
+    require_newer(decisions, {p.key: standing.attempt(p.key) for p in open_})
+    clock, version = Clock(), standing.version
+    if open_:
+        have_table(work, TABLE, COLUMNS, SEARCHED)
+        with clock.phase("publish"):
+            rejected = [piece for piece in open_ if decisions[piece.key].rows]
+            gone = partial(vanished, work.ledger, work.stream)
+            topics = ensure(work.kafka, work.stream, gone) if rejected else {}
+            sent = dict.fromkeys([piece.key for piece in open_], 0)
+            read = decided.version
+            for piece in rejected:
+                sent[piece.key], read = _publish(work, piece, decisions[piece.key], topics)
+        with clock.phase("commit"), delta_errors("what was published of " + ", ".join(p.key for p in open_)):
+            version = _commit(work, [decisions[piece.key] for piece in open_], sent, standing, read)
+        delete_marks(work, {piece.key: decisions[piece.key].attempt for piece in rejected})
+    done = {piece.key for piece in open_}
+    notes = {key: _why_nothing(decisions[key]) for key in work.keys if key not in done}
+    return reports(work, TABLE, decisions, notes, clock, version)
+
+
+def _follows(decision: Proof, published: int) -> bool:
+    return published != decision.attempt and bool(decision.rows or published)
+
+
+def _why_nothing(decision: Proof) -> str:
+    return "already published" if decision.rows else "nothing was rejected"
+
+
+def _publish(work: Work, piece: Slice, decision: Proof, topics: Mapping[str, Shape]) -> tuple[int, int]:
+    """Send what is not sent yet of a slice's rejects.
+
+    Returns:
+        How many were sent of this decision in all, and the version of rejects that tells where to.
+    """
+    name, group = f"{PREFIX}{piece.key}", group_name(piece.key, decision.attempt)
+    least = min(topic.room for topic in topics.values())
+    parked = work.stream.parked_topic
+    # What is sent next is read beside: first while Kafka is waited for, then while a portion goes out.
+    with uncollected(), ThreadPoolExecutor(1, "rejects") as beside:
+        likely = beside.submit(_Waiting, work, piece, decision)
+        with Transactions(work.kafka, name, parked, most_bytes=least, group=group) as transactions:
+            mark = transactions.mark()
+            # From now on no other run publishes the slice. One that did may have sent records elsewhere than rejects
+            # told: what was read before stands only if nobody wrote since.
+            waiting = _as_it_stands(likely) or _Waiting(work, piece, decision)
+            _see_whole(piece, decision, waiting.rejects)
+            sent = _sent(work, piece, decision, mark)
+            total = len(waiting)
+            _record_sent(work, piece, decision, sent)
+            if sent < total:
+                work.log(f"{piece.key}: publishing {total - sent:,} of {total:,} rejects")
+            sending = Sending(work, decision, waiting.version, topics, transactions)
+            ahead = waiting.portions(sent)
+            for portion in ahead:
+                following = beside.submit(ahead.prepare)
+                before, sent = Mark(decision.attempt, sent, piece.identity), sent + len(portion)
+                sending.send(portion, before, replace(before, sent=sent))
+                _record_sent(work, piece, decision, sent)
+                work.log(f"{piece.key}: {sent:,} of {total:,} rejects published")
+                following.result()
+    return total, sending.version
+
+
+def _as_it_stands(likely: Future[_Waiting]) -> _Waiting | None:
+    """What was read ahead, if that still is what the tables hold; whatever went wrong with it is told by the next."""
+    if likely.exception() is not None:
+        return None
+    found = likely.result()
+    return found if found.stands() else None
+
+
+def _still_decided(work: Work, piece: Slice, decision: Proof) -> DeltaTable:
+    """Rejects as they are now, with the decision in them; what is read of them from here on is of this version.
+
+    Raises:
+        TemporaryError: rejects do not hold the slice any more.
+        SupersededAttemptError: another run decided the slice anew.
+        DependencyAwayError: the table is gone, or could not be read.
+    """
+    table = work.lake.table_at(work.stream.name, rejects.TABLE)
+    held = proofs_in(table, [piece.key])
+    see_held(work, rejects.TABLE, [piece.key], held)
+    if held[piece.key].attempt != decision.attempt:
+        raise SupersededAttemptError(
+            f"{piece.key} was decided anew while it was to be published",
+            stored=f"attempt {decision.attempt}",
+            found=f"attempt {held[piece.key].attempt}",
+            remedy="nothing: the run that decided it publishes it",
+        )
+    return table
+
+
+def _see_whole(piece: Slice, decision: Proof, found: int) -> None:
+    if found != decision.rows:
+        raise UnbalancedError(
+            f"{piece.key}: the table of rejects holds another number of rows than its commit recorded",
+            stored=decision.rows,
+            found=found,
+            remedy="materialise the slice again from rejects on; nothing of it was sent now",
+        )
+
+
+def _record_sent(work: Work, piece: Slice, decision: Proof, sent: int) -> None:
+    """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""
+    publication = Publication(decision.attempt, sent, datetime.now(UTC))
+    work.ledger.record_publication(work.stream.name, piece.key, publication)
+
+
+def _sent(work: Work, piece: Slice, decision: Proof, mark: Mark | None) -> int:
+    """How many were sent already, by Kafka's mark or, where that expired, by the ledger's copy of it.
+
+    Raises:
+        ConfigurationError: the mark is of another plan under the same key.
+        SupersededAttemptError: a later decision was published meanwhile.
+    """
+    if mark is not None and mark.identity != piece.identity:
+        raise ConfigurationError(
+            f"{piece.key}: the rejects of another plan were published under this key",
+            stored=f"mark of {mark.identity}, {mark.sent} sent",
+            found=f"this plan is {piece.identity}",
+            remedy="another ledger plans this topic, or the ledger was lost: restore it, or highwater rebuild-ledger "
+            f"{piece.stream}; if the lake is lost too, highwater rebuild-all {piece.stream}, both into an empty ledger",
+        )
+    kept = work.ledger.publications([piece.key]).get(piece.key)
+    known = [(m.attempt, m.sent) for m in (mark, kept) if m is not None]
+    latest = max((attempt for attempt, _ in known), default=0)
+    if latest > decision.attempt:
+        raise SupersededAttemptError(
+            f"{piece.key} was decided and published anew meanwhile",
+            stored=f"attempt {latest}",
+            found=f"attempt {decision.attempt}",
+            remedy="nothing: the publication of the later decision stands",
+        )
+    return max((sent for attempt, sent in known if attempt == decision.attempt), default=0)
+
+
+class _Waiting:
+    """The rejects of a slice that no publication of an earlier decision holds, in the order of their origins.
+
+    Raises:
+        As `_still_decided`.
+    """
+
+    def __init__(self, work: Work, piece: Slice, decision: Proof) -> None:
+        self._work, self._piece = work, piece
+        self._table = _still_decided(work, piece, decision)
+        self._held_by = work.lake.table(work.stream.name, TABLE)
+        mine = f"{slice_is_one_of([piece.key])}"
+        # `octet_length` takes text alone here.
+        size = "CAST(coalesce(octet_length(encode(value, 'hex')), 0) / 2 AS BIGINT)"
+        # A table that an older Highwater wrote has no such column until its next slice.
+        before = rejects.PUBLISHED_AT if has_column(self._table, rejects.PUBLISHED_AT) else "NULL"
+        copy = f"{_ORDER}, {count_in(self._table, NUMBER)} AS {NUMBER}, {before} IS NOT NULL AS sent_before"
+        asked = f"SELECT {copy}, {size} AS bytes FROM t WHERE {mine} ORDER BY {_ORDER}"
+        found = query_arrow({"t": self._table}, asked)
+        self.rejects = len(found)
+        held = _published(self._held_by, mine)
+        self._open = found.filter(_is_open(found, held))
+        self._first: Ahead[list[Reject]] | None = self._begun(0)
+
+    def __len__(self) -> int:
+        """How many they are."""
+        return len(self._open)
+
+    @property
+    def version(self) -> int:
+        """Of the table of rejects, as it was read."""
+        return int(self._table.version())
+
+    def stands(self) -> bool:
+        """Whether the tables still are as they were read."""
+        lake, stream = self._work.lake, self._work.stream.name
+        now = [lake.table(stream, rejects.TABLE), lake.table(stream, TABLE)]
+        return [_identity(one) for one in now] == [_identity(one) for one in (self._table, self._held_by)]
+
+    def portions(self, sent: int) -> Ahead[list[Reject]]:
+        """The rejects behind the first `sent` ones, in portions for a transaction each; the first of them is read.
+
+        What is read at once is bounded by the values' sizes, what is sent at once by those of whole records.
+        """
+        first, self._first = self._first, None
+        return self._begun(sent) if sent or first is None else first
+
+    def _begun(self, sent: int) -> Ahead[list[Reject]]:
+        ahead = Ahead(self._portions(sent))
+        ahead.prepare()
+        return ahead
+
+    def _portions(self, sent: int) -> Iterator[list[Reject]]:
+        left = self._open.slice(sent)
+        for start, end in cuts(left["bytes"].to_pylist(), RECORDS_A_READ, BYTES_A_TRANSACTION):
+            rows = self._read(left.slice(start, end - start))
+            for at in range(0, len(rows), RECORDS_A_TRANSACTION):
+                found = _rejects_of(rows.slice(at, RECORDS_A_TRANSACTION))
+                for one in cuts([reject.size for reject in found], RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
+                    yield found[slice(*one)]
+
+    def _read(self, places: pa.Table) -> pa.Table:
+        mine = slice_is_one_of([self._piece.key])
+        where = f"{mine} AND ({covering(places)})"
+        columns = f"{_RECORD}, {count_in(self._table, NUMBER)} AS {NUMBER}"
+        rows = query_arrow({"t": self._table}, f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORDER}")
+        if len(rows) > len(places):  # others lie between them
+            wanted = {*_places(places)}
+            rows = rows.filter([place in wanted for place in _places(rows)])
+        return rows
+
+
+def _is_open(rows: pa.Table, held: Collection[tuple[Any, ...]]) -> pa.Array:
+    """Which rejects were not published, by the table `rejects` itself and by what was."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    fresh = pc.invert(rows["sent_before"])
+    if not held:
+        return fresh
+    return pc.and_(fresh, pa.array([copy not in held for copy in _copies(rows)], pa.bool_()))
+
+
+def _rejects_of(rows: pa.Table) -> list[Reject]:
+    """Rejects as they are sent, from the columns of `_RECORD`."""
+    originals = [*originals_of(rows)]
+    retries = rows["retries"].to_pylist()
+    # Headers of the main topic mean nothing.
+    came = [came_as(found) if tried else None for tried, found in zip(retries, originals, strict=True)]
+    details = [(detail or "")[:MOST_DETAIL] for detail in _few(rows["detail"])]
+    alike = map(_alike, *[_few(rows[name]) for name in _ALIKE], details, retries, rows[NUMBER].to_pylist(), came)
+    each = zip(alike, rows["origin_offset"].to_pylist(), rows[MILLISECONDS].to_pylist(), originals, strict=True)
+    return [kind.reject(offset, ms, found) for kind, offset, ms, found in each]
+
+
+@lru_cache(maxsize=1_000)
+def _alike(
+    topic: str,
+    generation: int,
+    partition: int,
+    reason: str,
+    slice_key: str,
+    first_failed_at: datetime,
+    next_topic: str,
+    detail: str,
+    retries: int,
+    reclaims: int,
+    came: Reference | None,
+) -> Alike:
+    """What is told of rejects, their offset and their time apart."""
+    envelope = Envelope(
+        topic=topic,
+        generation=generation,
+        partition=partition,
+        offset=0,
+        timestamp=0,
+        # Whoever reads it again must believe it.
+        attempt=min(retries + 1, MOST_COUNT),
+        reason=reason,
+        detail=detail,
+        slice_key=slice_key,
+        first_failed_at=first_failed_at,
+        reclaims=reclaims,
+        reference=came,
+    )
+    return Alike(envelope, next_topic)
+
+
+def _few(column: pa.ChunkedArray) -> list[Any]:
+    """A column in which many values are alike: each is made once."""
+    found = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    values = found.dictionary.to_pylist()
+    return [values[at] for at in found.indices.to_pylist()]
+
+
+def _places(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True)
+
+
+def _copies(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """What is published once: an origin, anew each time that it was taken back."""
+    return zip(*(rows[name].to_pylist() for name in (*ORIGIN, NUMBER)), strict=True)
+
+
+def _identity(table: DeltaTable | None) -> tuple[str, int] | None:
+    return None if table is None else (str(table.metadata().id), int(table.version()))
+
+
+def _published(table: DeltaTable | None, where: str) -> set[tuple[Any, ...]]:
+    if table is None:
+        return set()
+    asked = f"SELECT {_ORDER}, {count_in(table, NUMBER)} AS {NUMBER} FROM t WHERE {where}"
+    return {*_copies(query_arrow({"t": table}, asked))}
+
+
+def _commit(work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], standing: Standing, version: int) -> int:
+    """Keep the origins of all rejects of the slices.
+
+    Those of earlier publications are still among them, also of ones before a rebuild of the lake, with the time of that
+    one: it orders an origin's rejections.
+    """
+    from pyspark.sql import functions as F
+
+    mine = slice_is_one_of([decision.key for decision in decisions])
+    rows = counted(rows_at(work.spark, work.lake.path(work.stream.name, rejects.TABLE), version).where(mine))
+    names = ("slice", *ORIGIN, *TIMESTAMP, "attempt", "retries", NUMBER, "reason", "detail", "next_topic")
+    copied = F.col(rejects.PUBLISHED_AT) if rejects.PUBLISHED_AT in rows.columns else F.lit(None).cast("timestamp")
+    told = rows.select(*names, "first_failed_at", F.coalesce(copied, F.current_timestamp()).alias("now"))
+    if any(standing.attempt(decision.key) for decision in decisions):
+        before = counted(rows_at(work.spark, work.lake.path(work.stream.name, TABLE), standing.version).where(mine))
+        same = ["slice", *ORIGIN, NUMBER]
+        told = told.join(before.select(*same, "published_at"), same, "left")
+        told = told.withColumn("published_at", F.coalesce("published_at", "now")).drop("now")
+    else:
+        told = told.withColumnRenamed("now", "published_at")
+    proofs = [replace(decision, counts={SENT: sent[decision.key]}) for decision in decisions]
+    files = raw.files_for([decision.counts["rejects"] for decision in decisions])
+    with commit_turn(work, TABLE):
+        return commit_rows(work, TABLE, told, proofs, standing, files=files, spread="origin_offset")

@@ -1,0 +1,123 @@
+"""What the DLQ topics held when a lost lake was begun anew, so that nothing is published a second time (I7).
+
+A record of the main topic was published if there is any copy of its origin. One of another topic, if there is a copy
+that a slice of this topic sent, and that was rejected once more than it. On a tier the copy must also be younger: who
+mends a record may let its attempts count from 1 again, beside the copies of its first way. Of an origin that was taken
+back from the DLQ the copies of the highest number count (`highwater.reclaims`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets.reclaims import NUMBER
+from highwater.envelope import MOST_COUNT, ORIGIN, ORIGIN_TYPES
+from highwater.resources.small_tables import write_anew
+from highwater.resources.spark_tables import rows_at
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from highwater.assets.work import Work
+    from highwater.resources.lake import Lake
+    from highwater.slices import Slice
+
+TABLE = "dlq_copies"
+# When the copy came to its topic; null of a record that has none.
+COPIED_AT = "copied_at"
+# Where a record lies: the identity of a row of raw.
+_PLACE = ("topic", "generation", "partition", "offset")
+# By topic and partition the offsets before which records may have a copy.
+Ends = Mapping[str, Mapping[int, int]]
+
+
+def schema() -> pa.Schema:
+    """The table's columns."""
+    import pyarrow as pa
+
+    time = pa.timestamp("us", tz="UTC")
+    return pa.schema(
+        [
+            *ORIGIN_TYPES,
+            ("origin_ms", pa.int64()),
+            ("attempt", pa.int32()),
+            (NUMBER, pa.int32()),
+            ("reason", pa.string()),
+            ("detail", pa.string()),
+            ("next_topic", pa.string()),
+            ("first_failed_at", time),
+            ("sent_by", pa.string()),
+            (COPIED_AT, time),
+        ]
+    )
+
+
+def write(lake: Lake, stream: str, portions: Iterable[Sequence[Mapping[str, Any]]], ends: Ends) -> None:
+    """Write the table anew, portion by portion; one that was written in part is begun again.
+
+    Args:
+        lake: the tables.
+        stream: the stream's name.
+        portions: rows; one portion is held at a time.
+        ends: of the topics that were read, and of the main topic: what lies behind them has no copy.
+
+    Raises:
+        DependencyAwayError: the storage is away.
+    """
+    write_anew(lake.path(stream, TABLE), schema(), portions, json.dumps(ends))
+
+
+def concerned(slices: Sequence[Slice], ends: Mapping[str, Mapping[str, int]]) -> bool:
+    """Whether a slice holds offsets of which there may be copies."""
+    return any(
+        len(offsets) and offsets.start < ends.get(piece.topic, {}).get(str(partition), 0)
+        for piece in slices
+        for partition, offsets in piece.ranges.items()
+    )
+
+
+def with_copies(work: Work, rows: DataFrame, slices: Sequence[Slice], held: Sequence[str]) -> DataFrame:
+    """Rows with what was published of them before the lake was rebuilt, where the columns `held_...` have nothing.
+
+    Args:
+        work: the connections.
+        rows: raw rows with their origins and the columns `held_...`.
+        slices: the slices that the rows are of.
+        held: the names behind `held_`.
+    """
+    from pyspark.sql import functions as F
+
+    table = work.lake.table(work.stream.name, TABLE)
+    if table is None or not concerned(slices, json.loads(table.metadata().description or "{}")):
+        return rows.withColumn(COPIED_AT, F.lit(None).cast("timestamp"))
+    told = rows.join(_first_copies(work, rows, held, table.version()), [*_PLACE], "left")
+    filled = {f"held_{name}": F.coalesce(f"held_{name}", f"copy.{name}") for name in held}
+    copied_at = F.when(F.col("held_reason").isNull(), F.col(f"copy.{COPIED_AT}"))
+    filled[NUMBER] = F.when(copied_at.isNotNull(), F.col(f"copy.{NUMBER}")).otherwise(F.col(NUMBER))
+    return told.withColumns({**filled, COPIED_AT: copied_at}).drop("copy")
+
+
+def _first_copies(work: Work, rows: DataFrame, held: Sequence[str], version: int) -> DataFrame:
+    """By place the copy that a record's own rejection became: of several the first."""
+    from pyspark.sql import functions as F
+
+    copies = rows_at(work.spark, work.lake.path(work.stream.name, TABLE), version).alias("c")
+    records = rows.select(*_PLACE, *ORIGIN, "origin_timestamp_ms", "timestamp_ms", "retries", NUMBER).alias("r")
+    main, topic = F.col("r.topic") == work.stream.topic, F.col("r.topic")
+    theirs = topic.isin(*work.stream.foreign_topics) if work.stream.foreign_topics else F.lit(False)  # noqa: FBT003
+    numbers = F.col(f"c.{NUMBER}"), F.col(f"r.{NUMBER}")
+    following = F.least(F.col("r.retries") + 1, F.lit(MOST_COUNT))
+    next_try = (F.col("c.attempt") == following) & (F.col("c.sent_by") == topic)
+    # The clock of another system's topic is nobody's; that of a tier is the broker's.
+    younger = theirs | (F.unix_millis(f"c.{COPIED_AT}") > F.col("r.timestamp_ms"))
+    since = (main & (numbers[0] >= numbers[1])) | (next_try & younger & (numbers[0] == numbers[1]))
+    same = F.col("r.origin_timestamp_ms") == F.col("c.origin_ms")
+    for name in ORIGIN:
+        same = same & (F.col(f"r.{name}") == F.col(f"c.{name}"))
+    found = records.join(copies, same & since)
+    copy = F.struct(*[F.col(f"c.{name}") for name in (*held, NUMBER, COPIED_AT)])
+    first = F.min_by(copy, F.struct(-numbers[0], "c.attempt", f"c.{COPIED_AT}")).alias("copy")
+    return found.groupBy(*[F.col(f"r.{name}") for name in _PLACE]).agg(first)

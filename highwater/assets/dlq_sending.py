@@ -1,0 +1,240 @@
+"""Sending rejects: whole where their topic takes them, on the parked topic, in the end by reference, where it does not.
+
+Where a record goes stands in the table of rejects before it is sent, so whoever goes on after a crash, and all who
+read the table, know it. That it is parked by reference stands in its headers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from highwater.assets import raw, rejects
+from highwater.assets.commit import Standing, commit_rows, commit_turn
+from highwater.assets.references import Original, place_of
+from highwater.envelope import (
+    KEY,
+    ORIGIN,
+    ORIGIN_OFFSET,
+    ORIGIN_TIMESTAMP,
+    OWN_HEADERS,
+    VALUE,
+    Envelope,
+    Header,
+    Origin,
+    Place,
+    Reference,
+    unwrapped,
+)
+from highwater.errors import RecordTooLargeError
+from highwater.fitting import Limits, size_of, size_of_headers
+from highwater.resources.delta import slice_is_one_of
+from highwater.resources.dlq_topics import Shape
+from highwater.resources.producer import Record
+from highwater.resources.spark_tables import rows_at
+from highwater.resources.transactions import Mark, Transactions
+
+if TYPE_CHECKING:
+    from highwater.assets.work import Work
+    from highwater.proof import Proof
+
+# No longer place can be in a reference, so what fits with it fits with any.
+_LONGEST = Place("x" * 249, 2**31 - 1, 2**31 - 1, 2**63 - 1)
+_ORIGINS = (
+    "origin_topic STRING, origin_generation INT, origin_partition INT, origin_offset BIGINT, too_large_for STRING"
+)
+
+
+class Alike:
+    """What rejects have in common of which only origin's offset and time, and the record itself, differ.
+
+    A slice has many rejects of few kinds: what is told of a kind is written once, a whole envelope only if asked for.
+
+    Args:
+        envelope: of one of them.
+        topic: where they go.
+    """
+
+    def __init__(self, envelope: Envelope, topic: str) -> None:
+        self.envelope, self.topic = envelope, topic
+        told = envelope.headers()
+        at = [name for name, _ in told].index(ORIGIN_OFFSET)
+        self._before, self._behind = told[:at], told[at + 2 :]
+        between: list[Header] = [(ORIGIN_OFFSET, None), (ORIGIN_TIMESTAMP, None)]
+        self._size = size_of_headers([*self._before, *between, *self._behind])
+
+    def reject(self, offset: int, timestamp: int, found: Original) -> Reject:
+        """One of them."""
+        own = unwrapped(found.headers) if found.headers else ()
+        place, time = b"%d" % offset, b"%d" % timestamp
+        headers = [*own, *self._before, (ORIGIN_OFFSET, place), (ORIGIN_TIMESTAMP, time), *self._behind]
+        size = self._size + len(place) + len(time) + size_of(found.key, found.value, own)
+        return Reject(self, offset, timestamp, found, headers, size)
+
+
+class Reject(NamedTuple):
+    """A record that is to be sent.
+
+    Args:
+        alike: what is told of it and of others.
+        offset: of its origin.
+        timestamp: of its origin, in milliseconds since 1970 in UTC.
+        found: the record as it was read, an earlier envelope included.
+        headers: what it is sent with if it is sent whole.
+        size: in bytes, sent whole.
+    """
+
+    alike: Alike
+    offset: int
+    timestamp: int
+    found: Original
+    headers: Sequence[Header]
+    size: int
+
+    @classmethod
+    def of(cls, envelope: Envelope, topic: str, found: Original) -> Reject:
+        """A record with what follows from it."""
+        return Alike(envelope, topic).reject(envelope.offset, envelope.timestamp, found)
+
+    @property
+    def envelope(self) -> Envelope:
+        """What is told of it."""
+        return replace(self.alike.envelope, offset=self.offset, timestamp=self.timestamp)
+
+    @property
+    def topic(self) -> str:
+        """Where it goes."""
+        return self.alike.topic
+
+
+@dataclass
+class Sending:
+    """The rejects of one slice on their way.
+
+    Args:
+        work: the connections.
+        decision: the proof of the slice in rejects.
+        version: of that table; a later one where records go elsewhere than they were to.
+        topics: how the topics are set up.
+        transactions: opened by the slice's name.
+    """
+
+    work: Work
+    decision: Proof
+    version: int
+    topics: Mapping[str, Shape]
+    transactions: Transactions
+    _refused: set[tuple[Origin, str]] = field(default_factory=set)
+
+    def send(self, portion: Sequence[Reject], before: Mark, after: Mark) -> None:
+        """Send a portion in one transaction. What broker or client do not take goes another way, in another one.
+
+        Args:
+            portion: rejects in the order of their origins.
+            before: the mark that stands.
+            after: the mark that counts these too.
+
+        Raises:
+            RecordTooLargeError: the parked topic does not even take a reference.
+            As `Transactions.commit`.
+        """
+        while True:
+            portion = self._directed(portion, before)
+            records = self._records(portion)
+            try:
+                return self.transactions.commit(records, after)
+            except RecordTooLargeError as error:
+                told = {id(record) for record in error.refused}
+                refused = {
+                    (one.envelope.origin, one.topic)
+                    for one, record in zip(portion, records, strict=True)
+                    if id(record) in told
+                }
+                if refused <= self._refused:  # a reference of it was what was sent
+                    raise
+                self._refused |= refused
+
+    @cached_property
+    def _limits(self) -> Limits:
+        rooms = {topic: shape.room for topic, shape in self.topics.items()}
+        return Limits(rooms, self.transactions.most_bytes, self.transactions.compresses)
+
+    def _fits(self, one: Reject) -> bool:
+        if self._refused and (one.envelope.origin, one.topic) in self._refused:
+            return False
+        return self._limits.admits(one.topic, one.size)
+
+    def _directed(self, portion: Sequence[Reject], before: Mark) -> Sequence[Reject]:
+        """The portion, with what its tier does not take on the parked topic; the table of rejects knows it first."""
+        parked = self.work.stream.parked_topic
+        moved = [one for one in portion if one.topic != parked and not self._fits(one)]
+        if not moved:
+            return portion
+        self.transactions.commit([], before)  # who was fenced meanwhile ends here, and changes nothing
+        notes = {one.envelope.origin: f"too large for {one.topic}, {one.size:,} bytes; " for one in moved}
+        self._move(notes)
+        self.work.log(f"{self.decision.key}: {len(moved):,} records are too large for their tier, and are parked")
+        return [_parked(one, parked, notes) for one in portion]
+
+    def _move(self, notes: Mapping[Origin, str]) -> None:
+        """Write to rejects that these records go to the parked topic, and why."""
+        from pyspark.sql import functions as F
+
+        work, path = self.work, self.work.lake.path(self.work.stream.name, rejects.TABLE)
+        told = work.spark.createDataFrame([(*origin, note) for origin, note in notes.items()], _ORIGINS)
+        rows = rows_at(work.spark, path, self.version).where(slice_is_one_of([self.decision.key]))
+        moved = F.col("too_large_for").isNotNull()
+        rows = rows.join(F.broadcast(told), [*ORIGIN], "left")
+        rows = rows.withColumns(
+            {
+                "next_topic": F.when(moved, F.lit(work.stream.parked_topic)).otherwise(F.col("next_topic")),
+                "detail": F.when(moved, F.concat("too_large_for", F.coalesce("detail", F.lit("")))).otherwise(
+                    F.col("detail")
+                ),
+            }
+        ).drop("too_large_for")
+        standing = Standing({self.decision.key: self.decision}, self.version)
+        files = raw.files_for([self.decision.rows or 0])
+        with commit_turn(work, rejects.TABLE):
+            self.version = commit_rows(
+                work, rejects.TABLE, rows, [self.decision], standing, files=files, spread="origin_offset"
+            )
+
+    def _records(self, portion: Sequence[Reject]) -> list[Record]:
+        everywhere = 0 if self._refused else self._limits.everywhere
+        return [
+            Record(one.alike.topic, one.found.key, one.found.value, one.headers, self._partition(one.alike))
+            if one.alike.envelope.reference is None and (one.size <= everywhere or self._fits(one))
+            else self._referred(one)
+            for one in portion
+        ]
+
+    def _partition(self, alike: Alike) -> int:
+        # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
+        return alike.envelope.partition % self.topics[alike.topic].partitions
+
+    def _referred(self, one: Reject) -> Record:
+        """A record by reference. One that was such a one when it came refers to where that did."""
+        came, everything = one.envelope.reference, (VALUE, OWN_HEADERS, KEY)
+        longest = replace(one.envelope, reference=Reference(everything, _LONGEST, one.size)).headers()
+        own = unwrapped(one.found.headers)
+        parts = self._limits.left_out(one.topic, one.found.key, own, longest)
+        if came is None:
+            place = place_of(self.work.lake, self.work.stream, one.envelope, one.found)
+            reference = Reference(parts, place, one.size)
+        else:
+            reference = replace(came, left_out=(*came.left_out, *[p for p in parts if p not in came.left_out]))
+        headers = replace(one.envelope, reference=reference).headers()
+        key = None if KEY in parts else one.found.key
+        return Record(
+            one.topic, key, b"", headers if OWN_HEADERS in parts else [*own, *headers], self._partition(one.alike)
+        )
+
+
+def _parked(one: Reject, parked: str, notes: Mapping[Origin, str]) -> Reject:
+    note = notes.get(one.envelope.origin)
+    if note is None:
+        return one
+    return Reject.of(replace(one.envelope, detail=note + one.envelope.detail), parked, one.found)

@@ -1,0 +1,123 @@
+"""The table `erasures`: what the ledger knows of erased keys, once more in the lake, for a ledger that is rebuilt.
+
+The ledger decides, and the table follows it before anything that rests on an erasure is committed: rows that are
+removed, and rows that a slice leaves out as it is read. So the table never holds an erasure that the ledger did not
+know, and no commit ever rests on one that the table lacks, wherever a process dies. Facts are only added: of several
+rows of the same erasure and slice one says that it is done, or none does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from highwater.erasing import BY_AGE, Erased, Erasure, Recorded
+from highwater.gaps import plain_of, ranges_of_plain
+from highwater.resources.delta import query
+from highwater.resources.small_tables import append
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+TABLE = "erasures"
+# By what an erasure is known in every ledger, whose own numbers begin anew: the key's digest, and the moment.
+Name = tuple[str, datetime]
+
+
+def schema() -> pa.Schema:
+    """The table's columns."""
+    import pyarrow as pa
+
+    time = pa.timestamp("us", tz="UTC")
+    return pa.schema(
+        [
+            ("digest", pa.string()),
+            ("erased_at", time),
+            ("erased_by", pa.string()),
+            ("reason", pa.string()),
+            ("slice", pa.string()),
+            ("places", pa.string()),
+            ("rows", pa.string()),
+            ("done_at", time),
+        ]
+    )
+
+
+def keep(ledger: Ledger, lake: Lake, stream: str, *, of_keys: bool = False) -> int:
+    """Add what the ledger has and the table lacks; returns how many rows that were.
+
+    A ledger that was restored from a backup first learns what it lacks itself.
+
+    Args:
+        ledger: the ledger.
+        lake: the lake.
+        stream: the name of the stream.
+        of_keys: erasures of keys alone, for whoever reads records: what went by its age may be read again.
+
+    Raises:
+        DependencyAwayError: the ledger or the storage is away.
+    """
+    there = {_name(one.erasure): one for one in read(lake, stream, of_keys=of_keys)}
+    known = ledger.erasures.recorded(stream, of_keys=of_keys)
+    here = {_name(one.erasure): one.slices.keys() for one in known}
+    if unknown := [one for name, one in there.items() if name not in here or one.slices.keys() - here[name]]:
+        ledger.erasures.learn(unknown)
+        known = ledger.erasures.recorded(stream, of_keys=of_keys)
+    rows = [row for one in known for row in _lacking(one, there.get(_name(one.erasure)))]
+    if rows:
+        import pyarrow as pa
+
+        append(lake.path(stream, TABLE), pa.Table.from_pylist(rows, schema()))
+    return len(rows)
+
+
+def _name(erasure: Erasure) -> Name:
+    return erasure.digest, erasure.erased_at
+
+
+def _lacking(known: Recorded, there: Recorded | None) -> Iterable[dict[str, Any]]:
+    erasure = known.erasure
+    told = {"digest": erasure.digest, "erased_at": erasure.erased_at}
+    told |= {"erased_by": erasure.erased_by, "reason": erasure.reason}
+    if there is None:
+        yield told
+    for key, one in known.slices.items():
+        has = None if there is None else there.slices.get(key)
+        if has is None or (one.done_at is not None and has.done_at is None):
+            places, rows = json.dumps(plain_of(one.places)), json.dumps(dict(one.rows))
+            yield {**told, "slice": key, "places": places, "rows": rows, "done_at": one.done_at}
+
+
+def read(lake: Lake, stream: str, *, of_keys: bool = False) -> list[Recorded]:
+    """What the table holds, of keys alone or all of it, oldest first, without numbers: these are each ledger's own.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    table = lake.table(stream, TABLE)
+    which = f"digest <> '{BY_AGE}'" if of_keys else "true"
+    return [] if table is None else read_from(stream, query(table, f"SELECT * FROM t WHERE {which}"))
+
+
+def read_from(stream: str, rows: Sequence[Mapping[str, Any]]) -> list[Recorded]:
+    """The erasures that some rows tell of."""
+    made: dict[Name, Erasure] = {}
+    taken: dict[Name, dict[str, Erased]] = {}
+    for row in rows:
+        erasure = Erasure(stream, row["digest"], row["reason"], row["erased_by"], row["erased_at"])
+        made.setdefault(_name(erasure), erasure)
+        slices = taken.setdefault(_name(erasure), {})
+        if row["slice"] is not None:
+            slices[row["slice"]] = _erased(row, slices.get(row["slice"]))
+    return [Recorded(made[name], taken[name]) for name in sorted(made, key=lambda name: (name[1], name[0]))]
+
+
+def _erased(row: Mapping[str, Any], before: Erased | None) -> Erased:
+    times = [row["done_at"], None if before is None else before.done_at]
+    done = min((time for time in times if time is not None), default=None)
+    return Erased(row["slice"], ranges_of_plain(json.loads(row["places"])), json.loads(row["rows"]), done)

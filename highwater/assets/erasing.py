@@ -1,0 +1,385 @@
+"""Erasing a key: its records leave raw and events, and everything that is made of them follows.
+
+Raw is committed without the records, then events: the same decision without them, under an attempt of its own. What was
+sent of them is forgotten before, and rejects follow as they are, without the key. So the slice is one whose other
+followers are still to be written, and the stages that always do that write dlq, current and metrics. A run that dies in
+between leaves what the next erasure of the key finishes. Nothing is judged again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets import current, dlq, events, metrics, raw, rejects, sent
+from highwater.assets.commit import Standing, commit_rows, commit_turn
+from highwater.assets.foreign import DLQ_SEEN
+from highwater.assets.origins import SEEN, seen_now
+from highwater.envelope import ORIGIN, Origin
+from highwater.erasing import AGED, Erased, remaining
+from highwater.errors import ConfigurationError, UnbalancedError
+from highwater.gaps import Place, ranges_of
+from highwater.proof import Proof
+from highwater.resources.commit_log import proofs_in
+from highwater.resources.delta import ensure_all_read, query, query_all, slice_is_one_of
+from highwater.resources.spark import delta_errors
+from highwater.resources.spark_tables import rows_at
+from highwater.retention import AGED_FROM, aged, records
+from highwater.slices import SliceKey
+from highwater.tables import COMMON
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import Column, DataFrame
+
+    from highwater.assets.work import Work
+    from highwater.declaration import Stream
+    from highwater.resources.lake import Lake
+    from highwater.slices import Slice
+
+_TIMES = {"first_event_us", "last_event_us"}
+_IS_KEY = "encode(sha256(key), 'hex') = '{digest}'"
+# The tables that hold keys; the rows of the others follow from these.
+KEYED = ("raw", "events", "rejects", "current")
+
+
+@dataclass
+class Found:
+    """The rows of a key.
+
+    Args:
+        places: for each slice the offsets of its records in raw.
+        rows: for each slice how many rows of each table, with the tombstones, and the rejects by reason as well.
+        newest_ms: the greatest timestamp among the records, in milliseconds; 0 without one.
+    """
+
+    places: dict[str, list[Place]] = field(default_factory=dict)
+    rows: dict[str, dict[str, int]] = field(default_factory=dict)
+    newest_ms: int = 0
+
+    def count(self, key: str, name: str, count: int) -> None:
+        """Add rows of a slice."""
+        mine = self.rows.setdefault(key, {})
+        mine[name] = mine.get(name, 0) + count
+
+    def erased(self, key: str) -> Erased:
+        """What is taken from a slice."""
+        return Erased(key, ranges_of(self.places.get(key, ())), self.rows.get(key, {}))
+
+
+def find(lake: Lake, stream: Stream, digest: str) -> Found:
+    """The rows of a key in all tables, read without a JVM. The key column of all of raw is read for it.
+
+    Of slices whose rows of raw went by their age its records are those that events and rejects tell of.
+
+    Raises:
+        IncompleteReadError: fewer rows were read than the tables' logs count.
+        DependencyAwayError: the lake could not be read.
+    """
+    found, mine = Found(), _IS_KEY.format(digest=digest)
+    there = _readable_tables(lake, stream, digest)
+    if "raw" in there:
+        tombstone = "false" if stream.tombstones_delete else "value IS NULL"
+        where = f'slice, "partition", "offset", timestamp_ms, {tombstone} AS tombstone'
+        for row in query(there["raw"], f"SELECT {where} FROM t WHERE {mine}"):
+            found.places.setdefault(row["slice"], []).append((row["partition"], row["offset"]))
+            found.newest_ms = max(found.newest_ms, row["timestamp_ms"])
+            found.count(row["slice"], "raw", 1)
+            found.count(row["slice"], "tombstones", int(row["tombstone"]))
+    for row in _counted(there, "events", f"SELECT slice, count(*) AS n FROM t WHERE {mine} GROUP BY slice"):
+        found.count(row["slice"], "events", row["n"])
+    brought = f"SELECT updated_by_slice AS slice, count(*) AS n FROM t WHERE {mine} GROUP BY slice"
+    for row in _counted(there, "current", brought):
+        found.count(row["slice"], "current", row["n"])
+    by_reason = f"SELECT slice, reason, count(*) AS n FROM t WHERE {mine} GROUP BY slice, reason"
+    for row in _counted(there, "rejects", by_reason):
+        found.count(row["slice"], "rejects", row["n"])
+        found.count(row["slice"], f"rejects_{row['reason']}", row["n"])
+    for row in _of_aged(there, mine):
+        found.count(row["slice"], "raw", 1)
+        if row["origin_topic"] == SliceKey.parse(row["slice"]).topic:
+            found.places.setdefault(row["slice"], []).append((row["origin_partition"], row["origin_offset"]))
+    if {"rejects", "dlq"} <= there.keys():
+        for row in query_all({"r": there["rejects"], "d": there["dlq"]}, _PUBLISHED.format(digest=digest)):
+            found.count(row["slice"], "dlq", row["n"])
+    return found
+
+
+def ensure_same_keys(lake: Lake, stream: Stream, digest: str) -> None:
+    """Ensure that the key is that of the same records in raw and in events, where a stream lets them differ.
+
+    Raises:
+        ConfigurationError: it is not, so that some of its records would be left.
+        DependencyAwayError: the lake could not be read.
+    """
+    raw_rows, event_rows = lake.table(stream.name, "raw"), lake.table(stream.name, "events")
+    if stream.record_key == "strict" or raw_rows is None or event_rows is None:
+        return
+    [found] = query_all({"r": raw_rows, "e": event_rows}, _OTHERWISE.format(digest=digest))
+    if found["n"]:
+        raise ConfigurationError(
+            f"records of {stream.name} would be left: events and their records have different keys",
+            stored="the key is erased by the key of the records",
+            found=f"{found['n']:,} events where only the event or only its record has the key",
+            remedy="erase the rows in a copy of the stream that declares record_key='strict', or delete them by hand "
+            "and record the loss; nothing was erased now",
+        )
+
+
+_OTHERWISE = """
+SELECT count(*) AS n FROM e JOIN r ON origin_topic = r.topic AND origin_generation = r.generation
+     AND origin_partition = r."partition" AND origin_offset = r."offset"
+WHERE coalesce(encode(sha256(e.key), 'hex') = '{digest}', false)
+   <> coalesce(encode(sha256(r.key), 'hex') = '{digest}', false)
+"""
+
+
+def _readable_tables(lake: Lake, stream: Stream, digest: str) -> dict[str, DeltaTable]:
+    """The tables that exist, after a read of every row of those with keys."""
+    tables = {name: lake.table(stream.name, name) for name in COMMON}
+    there = {name: table for name, table in tables.items() if table is not None}
+    for name in KEYED:
+        if name in there:
+            _holders(there[name], name, digest)
+    return there
+
+
+def _holders(table: DeltaTable, name: str, digest: str) -> set[str]:
+    """The slices that rows of a key name, after a read of every row and no filter.
+
+    Raises:
+        IncompleteReadError: fewer rows were read than the table's log counts.
+    """
+    is_mine = f"coalesce({_IS_KEY.format(digest=digest)}, false)"
+    by = "updated_by_slice" if name == current.TABLE else "slice"
+    # An aggregate over the keys: a mere count would be answered from the table's log.
+    rows = query(table, f"SELECT {by} AS found, {is_mine} AS mine, count(*) AS n FROM t GROUP BY 1, 2")
+    ensure_all_read(table, sum(int(row["n"]) for row in rows))
+    return {str(row["found"]) for row in rows if row["mine"]}
+
+
+def ensure_gone(lake: Lake, stream: Stream, digest: str, keys: Sequence[str], names: Sequence[str]) -> None:
+    """Validate, by a read of all rows without a JVM, that slices have no row of a key any more: Spark removed them.
+
+    Args:
+        lake: the tables.
+        stream: their stream.
+        digest: the key.
+        keys: the slices.
+        names: the tables.
+
+    Raises:
+        UnbalancedError: the key is still there.
+        IncompleteReadError: fewer rows were read than the tables' logs count.
+        DependencyAwayError: the lake could not be read.
+    """
+    for name in names:
+        table = lake.table(stream.name, name)
+        if table is None:
+            continue
+        held = _holders(table, name, digest)
+        if left := sorted(held.intersection(keys)):
+            raise UnbalancedError(
+                f"the erased key is still in {name} of {stream.name}",
+                stored="no row of the key",
+                found=f"rows of it in {len(left):,} slices, the first is {left[0]}",
+                remedy="run the same command again; if this stays, keep the output and do not call the key erased",
+            )
+
+
+_ORIGIN = ", ".join(ORIGIN)
+_SAME = " AND ".join(f"r.{name} = d.{name}" for name in ("slice", *ORIGIN))
+_PUBLISHED = f"""
+SELECT d.slice AS slice, count(*) AS n FROM r JOIN d ON {_SAME}
+WHERE encode(sha256(r.key), 'hex') = '{{digest}}' GROUP BY d.slice
+"""
+
+
+def _of_aged(there: Mapping[str, DeltaTable], mine: str) -> list[dict[str, Any]]:
+    """The origins of the key's rows in events and rejects of slices whose rows of raw went by their age."""
+    if "raw" not in there:
+        return []
+    gone = [key for key, proof in proofs_in(there["raw"]).items() if aged(proof)]
+    where = f"{mine} AND {slice_is_one_of(gone)}"
+    names = [name for name in ("events", "rejects") if name in there and gone]
+    return [row for name in names for row in query(there[name], f"SELECT slice, {_ORIGIN} FROM t WHERE {where}")]
+
+
+def _counted(there: Mapping[str, DeltaTable], name: str, sql: str) -> list[dict[str, Any]]:
+    return query(there[name], sql) if name in there else []
+
+
+def erase(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
+    """Remove the key's rows of the work's slices from all tables; what an earlier try removed stays removed.
+
+    Args:
+        work: slices that no run works on, each whole, or not decided yet, or left half done by an erasure.
+        digest: the key.
+        taken: for each slice what the ledger says is taken from it.
+
+    Raises:
+        SupersededAttemptError: another writer was first; it may be tried again.
+        UnbalancedError: the tables do not hold what was decided.
+        DependencyAwayError: Spark, Kafka, the ledger or the lake is away; it may be tried again.
+    """
+    with delta_errors(f"{work.stream.name} without an erased key"):
+        _from_raw(work, digest, taken)
+        decided = _from_events(work, digest, taken)
+        _from_rejects(work, digest, decided, taken)
+    if not decided:
+        return
+    mine = replace(work, slices=[piece for piece in work.slices if piece.key in decided])
+    rejects.materialise(mine)
+    dlq.materialise(mine)
+    if work.stream.versioned:
+        current.materialise(mine)
+    if work.stream.metrics:
+        metrics.materialise(mine)
+
+
+def _from_raw(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
+    standing = Standing.read(work, raw.TABLE)
+    table = work.lake.table_at(work.stream.name, raw.TABLE, standing.version)
+    where = f"{_IS_KEY.format(digest=digest)} AND {slice_is_one_of(work.keys)}"
+    counted = query(table, f"SELECT slice, count(*) AS n FROM t WHERE {where} GROUP BY slice")
+    gone = {str(row["slice"]): int(str(row["n"])) for row in counted}
+    gone |= _to_tell(work, standing, taken)
+    if not gone:
+        return
+    attempts = work.ledger.next_attempts([*gone])
+    proofs = [_raw_proof(standing.proofs[key], attempts[key], count) for key, count in gone.items()]
+    _commit(work, raw.TABLE, standing, _rest(work, raw.TABLE, standing, digest, [*gone]), proofs, "offset")
+
+
+def _to_tell(work: Work, standing: Standing, taken: Mapping[str, Erased]) -> dict[str, int]:
+    """Of slices without rows, which went by their age, how many of these were the key's, unless the proof tells it."""
+    old = {key: proof for key, proof in standing.proofs.items() if aged(proof) and taken[key].rows.get("raw")}
+    decided = work.lake.committed(work.stream.name, events.TABLE, [*old])
+    return {key: taken[key].rows["raw"] for key, one in decided.items() if one.counts["raw"] == records(old[key])}
+
+
+def _raw_proof(standing: Proof, attempt: int, gone: int) -> Proof:
+    """The proof without some records; rows that went by their age are not to be put back with the key's among them."""
+    counts = {name: count for name, count in standing.counts.items() if name != AGED_FROM}
+    counts["erased"] = counts.get("erased", 0) + gone
+    if aged(standing):
+        counts[AGED] -= gone
+    return replace(standing, attempt=attempt, rows=None, counts=counts)
+
+
+def _from_events(work: Work, digest: str, taken: Mapping[str, Erased]) -> dict[str, Proof]:
+    """Commit the decisions without the records; returns the decisions of all of the slices that have one, as they are.
+
+    A decision that names as many records as raw holds now is without them already.
+    """
+    held = Standing.read(work, raw.TABLE)
+    standing = Standing.read(work, events.TABLE)
+    open_ = [key for key, proof in standing.proofs.items() if proof.counts["raw"] != records(held.proofs[key])]
+    if not open_:
+        return dict(standing.proofs)
+    attempts = work.ledger.next_attempts(open_)
+    table = work.lake.table_at(work.stream.name, events.TABLE, standing.version)
+    spans = _spans(table, digest, open_)
+    pieces = {piece.key: piece for piece in work.slices}
+    proofs = []
+    for key in open_:
+        counts = _without(key, standing.proofs[key].counts, taken[key].rows)
+        told = {**counts, **spans.get(key, {}), **_readable(work, pieces[key], standing.version)}
+        proofs.append(Proof(standing.proofs[key].piece, attempts[key], counts["events"], told))
+    gone = origins_of(table, digest, open_)
+    sent.forget(work, gone)
+    rows = _renumbered(_rest(work, events.TABLE, standing, digest, open_), attempts)
+    _commit(work, events.TABLE, standing, rows, proofs, "origin_offset")
+    sent.forget(work, gone)  # a run may have sent them meanwhile
+    return {**standing.proofs, **{proof.key: proof for proof in proofs}}
+
+
+def origins_of(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, set[Origin]]:
+    """The origins of the key's events, by slice."""
+    found: dict[str, set[Origin]] = {}
+    where = f"{_IS_KEY.format(digest=digest)} AND {slice_is_one_of(keys)}"
+    for row in query(table, f"SELECT slice, {', '.join(ORIGIN)} FROM t WHERE {where}"):
+        found.setdefault(row["slice"], set()).add(Origin.of_row(row))
+    return found
+
+
+def _readable(work: Work, piece: Slice, events_version: int) -> dict[str, int]:
+    """Versions in place of those that the decision saw: maintenance may have removed these long ago.
+
+    Only whoever computes rejects anew reads them. What the decision saw in the ledger stays: by it, it was judged.
+    """
+    now = seen_now(work, piece, events_version)
+    return {name: now[name] for name in (SEEN, DLQ_SEEN) if name in now}
+
+
+def _from_rejects(work: Work, digest: str, decided: Mapping[str, Proof], taken: Mapping[str, Erased]) -> None:
+    """Commit the rejects as they are, without the key, under the attempt of the decision that lost it.
+
+    They are not computed anew: what others accepted or published since would count, and give another number of them.
+    """
+    standing = Standing.read(work, rejects.TABLE)
+    open_ = [
+        proof
+        for key, proof in decided.items()
+        if standing.attempt(key) != proof.attempt and _only_lost(proof, standing.proofs.get(key), taken[key])
+    ]
+    if not open_:
+        return
+    attempts = {proof.key: proof.attempt for proof in open_}
+    rows = _renumbered(_rest(work, rejects.TABLE, standing, digest, [*attempts]), attempts)
+    proofs = [replace(proof, rows=proof.counts["rejects"]) for proof in open_]
+    _commit(work, rejects.TABLE, standing, rows, proofs, "origin_offset")
+
+
+def _only_lost(decided: Proof, rejected: Proof | None, taken: Erased) -> bool:
+    """Whether a decision is the one that rejects follow, without the key, and no other that was made since."""
+    if rejected is None:
+        return False
+    try:
+        return _judged(_without(decided.key, rejected.counts, taken.rows)) == _judged(decided.counts)
+    except UnbalancedError:
+        return False
+
+
+def _judged(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: value for name, value in counts.items() if name not in {*_TIMES, SEEN, DLQ_SEEN}}
+
+
+def _renumbered(rows: DataFrame, attempts: Mapping[str, int]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    named = F.create_map(*[F.lit(part) for pair in attempts.items() for part in pair])[F.col("slice")]
+    return rows.withColumn("attempt", named)
+
+
+def _without(key: str, counts: Mapping[str, int], rows: Mapping[str, int]) -> dict[str, int]:
+    reasons = {name.removeprefix("rejects_"): n for name, n in rows.items() if name.startswith("rejects_")}
+    kept = {name: value for name, value in counts.items() if name not in _TIMES}
+    return remaining(key, kept, rows.get("raw", 0), rows.get("tombstones", 0), rows.get("events", 0), reasons)
+
+
+def _spans(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, dict[str, int]]:
+    """The first and last event time of what stays of each slice; a slice without events has none."""
+    us = "arrow_cast(event_time, 'Int64')"
+    rest = f"encode(sha256(key), 'hex') <> '{digest}' AND {slice_is_one_of(keys)}"
+    sql = f"SELECT slice, min({us}) AS first, max({us}) AS last FROM t WHERE {rest} GROUP BY slice"
+    return {row["slice"]: {"first_event_us": row["first"], "last_event_us": row["last"]} for row in query(table, sql)}
+
+
+def _rest(work: Work, name: str, standing: Standing, digest: str, keys: Sequence[str]) -> DataFrame:
+    rows = rows_at(work.spark, work.lake.path(work.stream.name, name), standing.version)
+    return rows.where(slice_is_one_of(keys)).where(~_is_key(digest))
+
+
+def _is_key(digest: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.coalesce(F.sha2(F.col("key").cast("binary"), 256) == digest, F.lit(False))  # noqa: FBT003 - a literal column
+
+
+def _commit(work: Work, name: str, standing: Standing, rows: DataFrame, proofs: Sequence[Proof], spread: str) -> None:
+    records = [standing.proofs[proof.key].rows or 0 for proof in proofs]
+    with commit_turn(work, name):
+        work.before_commit()
+        commit_rows(work, name, rows, proofs, standing, files=raw.files_for(records), spread=spread)

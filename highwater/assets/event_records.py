@@ -1,0 +1,125 @@
+"""Events as the records of their publication: read and written window by window, the first one ahead if wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from highwater.assets import event_json
+from highwater.assets.copies import Twice, fields_of
+from highwater.assets.origins import MILLISECONDS, covering
+from highwater.assets.window import schema
+from highwater.envelope import ORIGIN
+from highwater.resources.delta import query_arrow, slice_is_one_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+    from highwater.proof import Proof
+    from highwater.slices import Slice
+
+# Events that are read at once: those of a slice of usual size.
+WINDOW = 200_000
+# Of them so many are written as JSON at a time, without the interpreter's lock; their fingerprints need it.
+PART = 25_000
+_ORIGIN = ", ".join(ORIGIN)
+
+
+@dataclass
+class EventRecords:
+    """The records of some slices' events, in the order of their publication.
+
+    Args:
+        stream: its declaration.
+        events: the table, at the version that is published.
+        pieces: the slices, in the order of publication.
+        decisions: their proofs in events.
+    """
+
+    stream: Stream
+    events: DeltaTable
+    pieces: Sequence[Slice]
+    decisions: Mapping[str, Proof]
+    _ahead: tuple[Future[pa.Table | None], Iterator[pa.Table]] | None = field(default=None, repr=False)
+    _asked: Future[bool] | None = field(default=None, repr=False)
+
+    @property
+    def rows(self) -> int:
+        """Events of the slices."""
+        return sum(self.decisions[piece.key].rows or 0 for piece in self.pieces)
+
+    @property
+    def twice(self) -> Twice:
+        """The search for copies of the events."""
+        return Twice(self.stream, self.events, self.pieces, self.decisions)
+
+    def any_twice(self) -> bool:
+        """Whether a version of theirs came more than once, in any slice."""
+        return self.twice.any() if self._asked is None else self._asked.result()
+
+    def read_ahead(self, by: Executor) -> None:
+        """Begin to read the first window, for whoever asks for the windows next, and to look for copies."""
+        windows = self._windows()
+        self._ahead = by.submit(next, windows, None), windows
+        self._asked = by.submit(self.twice.any)
+
+    def windows(self) -> Iterator[pa.Table]:
+        """Tables of the columns of a window, of so many events at the most; read anew at each call."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            yield from self._windows()
+            return
+        first, others = ahead
+        if (rows := first.result()) is not None:
+            yield rows
+        yield from others
+
+    def _windows(self) -> Iterator[pa.Table]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        place = {piece.key: at for at, piece in enumerate(self.pieces)}
+        for where in self._cuts():
+            rows = self._read(where)
+            if len(place) > 1:  # within a slice they come in their order
+                rows = rows.take(pc.sort_indices(pc.index_in(rows["slice"], pa.array([*place], pa.string()))))
+            yield self._written(rows)
+
+    def _cuts(self) -> Iterator[str]:
+        """Conditions that pick the events window by window, in their order."""
+        if self.rows <= WINDOW:
+            yield slice_is_one_of([piece.key for piece in self.pieces])
+            return
+        for piece in self.pieces:
+            mine = slice_is_one_of([piece.key])
+            asked = f"SELECT {_ORIGIN} FROM t WHERE {mine} ORDER BY {_ORIGIN}"
+            origins = query_arrow({"t": self.events}, asked)
+            for start in range(0, len(origins), WINDOW):
+                yield f"{mine} AND ({covering(origins.slice(start, WINDOW))})"
+
+    def _read(self, where: str) -> pa.Table:
+        columns = f"slice, {_ORIGIN}, {MILLISECONDS}, {fields_of(self.stream, self.events)}"
+        asked = f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORIGIN}"
+        return query_arrow({"t": self.events}, asked)
+
+    def _written(self, rows: pa.Table) -> pa.Table:
+        """The columns of the window. While one part's fingerprints are taken, the next one is written as JSON."""
+        import pyarrow as pa
+
+        parts = [rows.slice(at, PART) for at in range(0, len(rows), PART)] or [rows]
+        values, prints = [], []
+        with ThreadPoolExecutor(1, "JSON") as beside:
+            for written in [beside.submit(event_json.values, self.stream, part) for part in parts]:
+                values.append(written.result())
+                prints.append(pa.array(event_json.fingerprints(values[-1]), pa.string()))
+        made = {
+            "key": event_json.keys(rows),
+            "value": pa.chunked_array(values),
+            "fingerprint": pa.chunked_array(prints),
+        }
+        plain = rows.select(["slice", *ORIGIN, MILLISECONDS])
+        return pa.table({**dict(zip(plain.column_names, plain.columns, strict=True)), **made}, schema=schema())

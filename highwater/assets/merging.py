@@ -1,0 +1,148 @@
+"""Joining the small files of slices into larger ones, in the order of the declared columns."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from highwater.assets.commit import commit_turn, target_of
+from highwater.errors import SupersededAttemptError, UnbalancedError
+from highwater.resources.commit_log import committed_in
+from highwater.resources.delta import add_actions, query, slice_is_one_of
+from highwater.resources.numbered_commits import close_intents, commit_slices
+from highwater.resources.spark import delta_errors
+from highwater.resources.spark_tables import rows_at
+from highwater.resources.upkeep import files_of, slices_of
+from highwater.tables import BY_SLICE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
+
+    from highwater.assets.work import Work
+    from highwater.declaration import Stream
+    from highwater.upkeep import Group
+
+
+# The slices of one commit are listed in the text of its predicate; the others are merged by the next maintenance.
+MOST_SLICES = 20_000
+_CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
+
+
+def cluster_columns(stream: Stream, table: str) -> tuple[str, ...]:
+    """The columns by which the rows of a table are ordered where its files are joined."""
+    if table == "events":
+        return stream.upkeep.cluster_by
+    return ("partition", "offset") if table == "raw" else ("origin_partition", "origin_offset")
+
+
+def merge(work: Work, table: str, group: Group) -> bool:
+    """Rewrite the rows of the slices in some small files into files of the size that readers expect.
+
+    It is a numbered commit in the turn of the table's writers, and changes no row. A slice that has rows in other files
+    too stays as it is: to move it would rewrite those.
+
+    Args:
+        work: the connections.
+        table: one of the tables by slice.
+        group: the files.
+
+    Returns:
+        Whether there was anything to rewrite.
+
+    Raises:
+        SupersededAttemptError: another writer replaced one of the files, or was first; nothing was written.
+        UnbalancedError: the table has another number of rows than before.
+        LeaseHeldError: other writers went on for too long; nothing was written.
+        DependencyAwayError: Spark, the ledger or the lake is away.
+    """
+    assert table in BY_SLICE, "the other tables have no column slice, or partitions of their own"
+    with commit_turn(work, table) as lease, delta_errors(f"{table} of {work.stream.name}"):
+        target = target_of(work, table)
+        if work.ledger.intents.of(work.stream.name, table):
+            close_intents(target)  # or this commit would take the number of one that a dead run left open
+        opened = target.opened()
+        keys, before = _movable(opened, group)[:MOST_SLICES], rows_in(opened)
+        if not keys:
+            return False
+        held = committed_in(opened, [])
+        mine = rows_at(work.spark, target.path, held.version).where(slice_is_one_of(keys))
+        # A column that was declared since is not in the table before the next run.
+        by = [name for name in cluster_columns(work.stream, table) if name in mine.columns]
+        ordered = mine.repartition(1).sortWithinPartitions(*by or ["slice"])
+
+        def write(options: Mapping[str, str]) -> None:
+            writer = ordered.write.format("delta").mode("overwrite").options(**options)
+            with _unchecked(work.spark):
+                writer.option("replaceWhere", slice_is_one_of(keys)).save(target.path)
+
+        lease.check()
+        version = commit_slices(target, held, [], work.run, write)
+    ensure_same_rows(work, table, "joining files", before, version)
+    return True
+
+
+@contextmanager
+def _unchecked(spark: SparkSession) -> Iterator[None]:
+    """Let a write that replaces slices not hold each new row against their list, by which the rows were read.
+
+    Spark compares a row with one slice of the list after another there.
+    """
+    spark.conf.set(_CHECK, "false")
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # the error of the write matters more; it ends the session
+            spark.conf.unset(_CHECK)
+
+
+def _movable(opened: DeltaTable, group: Group) -> list[str]:
+    """The slices in the files of a group that have no row in any other file.
+
+    Raises:
+        SupersededAttemptError: a file of the group is no longer the table's.
+    """
+    there = {file.path: file for file in files_of(opened)}
+    if any(file.path not in there for file in group.files):
+        raise SupersededAttemptError(
+            f"files of {opened.table_uri} were replaced before they were joined",
+            remedy="nothing: they are joined by the next maintenance",
+        )
+    mine = {file.path for file in group.files}
+    first, last = min(file.first for file in group.files), max(file.last for file in group.files)
+    beside = [file for file in there.values() if file.path not in mine and file.first <= last and file.last >= first]
+    return sorted(slices_of(opened, group.files) - slices_of(opened, beside))
+
+
+def ensure_same_rows(work: Work, table: str, rewrite: str, before: int, version: int) -> None:
+    """Ensure that a version which wrote rows again has as many as the one before.
+
+    Args:
+        work: the lake and the stream.
+        table: the table's name.
+        rewrite: the kind of rewrite, for the error.
+        before: the rows of the version before.
+        version: the version to look at.
+
+    Raises:
+        UnbalancedError: it has another number of rows.
+    """
+    after = rows_in(work.lake.table_at(work.stream.name, table, version))
+    if after != before:
+        raise UnbalancedError(
+            f"{rewrite} of {table} of {work.stream.name} changed the number of its rows",
+            stored=f"{before:,} rows in version {version - 1}",
+            found=f"{after:,} rows in version {version}",
+            remedy=f"RESTORE the table to version {version - 1}, and report this",
+        )
+
+
+def rows_in(opened: DeltaTable) -> int:
+    """The rows of a table: by its log, or counted where somebody wrote a file without statistics."""
+    counts = add_actions(opened)["num_records"].to_pylist()
+    if None not in counts:
+        return sum(counts)
+    [row] = query(opened, "SELECT count(*) AS rows FROM t")
+    return int(row["rows"])

@@ -1,0 +1,289 @@
+"""Metrics: one row for each minute of event time, with sums by status and the mean of a moving hour.
+
+A version of a key counts once, wherever its events stand: the earliest origin. So a slice computes again, from events,
+the minutes of its rows, those of its rows before, and those that hold other contents of the same versions. One commit
+writes them beside the proof; it takes the version after the one that was read or fails, so writers follow each other.
+`docs/adr/` has the reasons and the figures. Nothing here needs a JVM.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from highwater.assets import events
+from highwater.assets.commit import LEASE_SECONDS, Clock, Standing, require_newer
+from highwater.assets.minute_rows import (
+    MICROSECONDS,
+    MINUTES,
+    MOST_PARTITIONS,
+    Stored,
+    declared,
+    described,
+    drawn,
+    measures_of,
+    newest_of,
+    row_of,
+    scale_of,
+    schema,
+    statuses_of,
+)
+from highwater.assets.work import SliceReport, Work
+from highwater.errors import SupersededAttemptError
+from highwater.minutes import (
+    HOUR_MINUTES,
+    Minute,
+    Sums,
+    batches,
+    closed,
+    day_of,
+    hours,
+    seen_by,
+    spans,
+)
+from highwater.portions import portions
+from highwater.resources.commit_log import has_records, proofs_in, replace_slices
+from highwater.resources.delta import query, quoted, slice_is_one_of
+from highwater.resources.small_tables import opened
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+    from highwater.proof import Proof
+
+TABLE = "metrics"
+TRIES = 5
+# Events in one question, so that a run of any size is answered in some hundred megabytes.
+MOST_EVENTS = 1_000_000
+# Ranges in one question: each is a branch that every file's statistics are held against.
+MOST_SPANS = 100
+_MINUTE = f"((us - ((us % {MICROSECONDS}) + {MICROSECONDS}) % {MICROSECONDS}) / {MICROSECONDS})"
+# The rule of `highwater.assets.current`: of equal versions the earliest origin.
+_EARLIEST = "origin_timestamp_ms, origin_partition, origin_offset, origin_generation"
+
+
+def materialise(work: Work) -> list[SliceReport]:
+    """Compute the minutes that the slices touched; a report for each slice, in their order.
+
+    Raises:
+        TemporaryError: events of a slice are not there yet.
+        SupersededAttemptError: other writers were first again and again.
+        DependencyAwayError: the lake is away; nothing was committed.
+    """
+    for tries in range(1, TRIES + 1):
+        try:
+            name = f"commit {work.stream.name}/{TABLE}"
+            with work.ledger.lease(name, seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
+                return _follow_events(work, lease.check)
+        except SupersededAttemptError:
+            if tries == TRIES:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
+    clock = Clock()
+    path = work.lake.path(work.stream.name, TABLE)
+    # Metrics first: whoever commits after what was read here has read events that are no older.
+    table = opened(path, schema(work.stream), described(work.stream))
+    decided = events.require(work, events.TABLE)
+    source = work.lake.table_at(work.stream.name, events.TABLE, decided.version)
+    standing = Standing(proofs_in(table, work.keys), table.version())
+    require_newer(decided.proofs, {key: standing.attempt(key) for key in work.keys})
+    # A table without a row takes in all slices that were decided before it came.
+    decisions = decided.proofs if has_records(table) else proofs_in(source)
+    stale = {key: proof for key, proof in decisions.items() if standing.attempt(key) != proof.attempt}
+    notes = {key: "already followed the events" for key in work.keys if key not in stale}
+    version, made = standing.version, _Made({}, ())
+    if stale:
+        with clock.phase("compute"):
+            made = _Computation(work.stream, source, table).made(stale)
+        with clock.phase("commit"):
+            work.before_commit()
+            check()
+            version = _commit(work, table, made)
+    proofs = {**standing.proofs, **{proof.key: proof for proof in made.proofs}}
+    return _reports(work, table, proofs, notes, clock, version)
+
+
+def _reports(
+    work: Work, table: DeltaTable, proofs: Mapping[str, Proof], notes: Mapping[str, str], clock: Clock, version: int
+) -> list[SliceReport]:
+    for key in sorted(notes):
+        work.log(f"{key}: {notes[key]}")
+    newest = newest_of(work.stream, table)
+    return [
+        SliceReport(
+            piece=piece,
+            attempt=proofs[piece.key].attempt,
+            rows=proofs[piece.key].rows or 0,
+            delta_version=version,
+            counts=dict(proofs[piece.key].counts),
+            seconds=dict(clock.seconds),
+            note=notes.get(piece.key),
+            samples=newest,
+            plot=drawn(newest),
+            measures=measures_of(newest),
+        )
+        for piece in work.slices
+    ]
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What a commit writes.
+
+    Args:
+        days: for each day that changed all of its minutes.
+        proofs: of each slice, with the minutes of its events.
+    """
+
+    days: Mapping[str, Mapping[int, Minute]]
+    proofs: Sequence[Proof]
+
+
+class _Computation:
+    """The minutes that slices touched, computed from one version of events."""
+
+    def __init__(self, stream: Stream, source: DeltaTable, table: DeltaTable) -> None:
+        self._stream = stream
+        self._source = source
+        self._table = table
+        self._stored = Stored(stream, table)
+        self._links: defaultdict[int, set[int]] = defaultdict(set)
+
+    def made(self, stale: Mapping[str, Proof]) -> _Made:
+        """All that is to be written for the slices."""
+        weights: defaultdict[int, int] = defaultdict(int)
+        proofs = []
+        for key, own in self._minutes_of([*stale]).items():
+            for minute, count in own.items():
+                weights[minute] += count
+            proofs.append(replace(stale[key], rows=len(own), extra={MINUTES: sorted(own)}))
+        affected = self._affected({*weights, *self._before([*stale])}, weights)
+        return _Made(self._days(affected, self._values(affected, weights)), proofs)
+
+    def _minutes_of(self, keys: Sequence[str]) -> dict[str, dict[int, int]]:
+        """The minutes of each slice's events, with their number."""
+        found: dict[str, dict[int, int]] = {key: {} for key in keys}
+        for some in portions(keys, MOST_PARTITIONS):
+            mine = _events(slice_is_one_of(some))
+            asked = f"SELECT slice, {_MINUTE} AS minute, count(*) AS events FROM ({mine}) GROUP BY slice, minute"
+            for row in query(self._source, asked):
+                found[row["slice"]][row["minute"]] = row["events"]
+        return found
+
+    def _affected(self, begin: Collection[int], weights: Mapping[int, int]) -> set[int]:
+        """The minutes and all that hang together with them: in events as they are, or as the table knew them.
+
+        What the table knew is for versions that are gone: what counts instead of them is touched by nothing else.
+        """
+        found: set[int] = set()
+        fresh = closed(begin, self._linked)
+        while fresh:
+            found |= fresh
+            for part in batches(self._weighed(fresh, weights), {}, MOST_EVENTS):
+                self._look_up(part)
+            fresh = closed(fresh, self._linked) - found
+        return found
+
+    def _look_up(self, minutes: Collection[int]) -> None:
+        """Note which other minutes hold events of the versions that stand in these: what counts is decided among them.
+
+        A second delivery of the same content has the same time, so it stands in a minute that is computed anyway.
+        """
+        asked = f"""
+            WITH mine AS (SELECT DISTINCT key, version, {_MINUTE} AS minute FROM ({_events(_within(minutes))})),
+                 whole AS (SELECT key, version, {_MINUTE} AS minute FROM ({_events()}))
+            SELECT DISTINCT mine.minute AS minute, whole.minute AS other
+            FROM mine JOIN whole ON whole.key = mine.key AND whole.version = mine.version
+            WHERE whole.minute <> mine.minute"""
+        for row in query(self._source, asked):
+            if row["minute"] in minutes:
+                self._links[row["minute"]].add(row["other"])
+
+    def _before(self, keys: Collection[str]) -> set[int]:
+        """The minutes of the events that the slices had when they were last computed."""
+        return {minute for proof in proofs_in(self._table, keys).values() for minute in proof.extra[MINUTES]}
+
+    def _linked(self, minutes: Collection[int]) -> dict[int, Collection[int]]:
+        stored = self._stored.linked(minutes)
+        return {m: {*stored.get(m, ()), *self._links.get(m, ())} for m in minutes if m in stored or m in self._links}
+
+    def _weighed(self, minutes: Collection[int], weights: Mapping[int, int]) -> dict[int, int]:
+        """The events of each minute, as far as they are known before they are asked for."""
+        stored = self._stored.days_of(minutes)
+        return {m: weights.get(m, 0) + (stored[m].events if m in stored else 0) for m in minutes}
+
+    def _values(self, affected: Collection[int], weights: Mapping[int, int]) -> dict[int, Minute]:
+        """What the minutes hold now; those without events are left out."""
+        found: dict[int, Minute] = {}
+        for part in batches(self._weighed(affected, weights), self._links, MOST_EVENTS):
+            sums: defaultdict[int, dict[str | None, Sums]] = defaultdict(dict)
+            for row in query(self._source, self._summed(part)):
+                if row["minute"] in part:
+                    sums[row["minute"]][row["status"]] = Sums(row["events"], row["amount"] or Decimal(0))
+            for minute, by_status in sums.items():
+                known = {status: by_status[status] for status in statuses_of(self._stream) if status in by_status}
+                count = sum(one.events for one in by_status.values())
+                found[minute] = Minute(count, known, linked=frozenset(self._links.get(minute, ())))
+        return found
+
+    def _summed(self, minutes: Collection[int]) -> str:
+        """The question for the sums of minutes: each version of a key once, the one of the earliest origin."""
+        metrics = declared(self._stream)
+        status = quoted(metrics.status)
+        # An integer is summed as a decimal, which cannot overflow.
+        amount = (
+            quoted(metrics.amount) if scale_of(self._stream) else f"CAST({quoted(metrics.amount)} AS DECIMAL(28,0))"
+        )
+        return f"""
+            SELECT minute, status, count(*) AS events, sum(amount) AS amount
+            FROM (SELECT {_MINUTE} AS minute, {status} AS status, {amount} AS amount,
+                         row_number() OVER (PARTITION BY key, version ORDER BY {_EARLIEST}) AS place
+                  FROM ({_events(_within(minutes), f"{_EARLIEST}, {status}, {quoted(metrics.amount)}")}))
+            WHERE place = 1 GROUP BY minute, status"""
+
+    def _days(self, affected: Collection[int], values: Mapping[int, Minute]) -> dict[str, dict[int, Minute]]:
+        """The days that differ from what stands, after the hours that saw a changed minute are summed again."""
+        reach = {m + by for m in affected for by in (1 - HOUR_MINUTES, 0, HOUR_MINUTES - 1)}
+        stored = self._stored.days_of(reach)
+        now = {minute: found for minute, found in stored.items() if minute not in affected} | dict(values)
+        sums = hours(now, seen_by(affected, now), declared(self._stream).mean_of)
+        now |= {minute: replace(now[minute], hour=hour) for minute, hour in sums.items()}
+        days = {day_of(m) for m in now.keys() | stored.keys() if now.get(m) != stored.get(m)}
+        found: dict[str, dict[int, Minute]] = {day: {} for day in days}
+        for minute in sorted(now):
+            if day_of(minute) in found:
+                found[day_of(minute)][minute] = now[minute]
+        return found
+
+
+def _within(minutes: Collection[int]) -> str:
+    """The events of the minutes, and of minutes between them where they are many."""
+    ranges = (
+        f"(event_time >= {_timestamp(start)} AND event_time < {_timestamp(end)})"
+        for start, end in spans(minutes, MOST_SPANS)
+    )
+    return f"({' OR '.join(ranges)})"
+
+
+def _events(where: str = "true", more: str = "slice") -> str:
+    us = "arrow_cast(event_time, 'Int64') AS us"
+    return f"SELECT key, version, {us}, {more} FROM t WHERE {where}"
+
+
+def _timestamp(minute: int) -> str:
+    return f"arrow_cast({minute * MICROSECONDS}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+
+
+def _commit(work: Work, table: DeltaTable, made: _Made) -> int:
+    import pyarrow as pa
+
+    stream = work.stream
+    rows = [row_of(stream, day, m, found) for day, minutes in made.days.items() for m, found in minutes.items()]
+    return replace_slices(table, pa.Table.from_pylist(rows, schema(stream)), sorted(made.days), made.proofs, work.run)

@@ -1,0 +1,372 @@
+"""Origins: where each record of raw was first published, also when it came back through a DLQ topic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from highwater import envelope
+from highwater.assets import discards, foreign, reclaims, undecided
+from highwater.assets.dlq_copies import with_copies
+from highwater.balancing import balanced
+from highwater.declaration import TOPIC_NAME
+from highwater.envelope import ORIGIN
+from highwater.resources.conditions import between, in_one_of
+from highwater.resources.delta import slice_is_one_of
+from highwater.resources.spark_tables import rows_at
+from highwater.routing import tier_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, WindowSpec
+
+    from highwater.assets.commit import Standing
+    from highwater.assets.work import Work
+    from highwater.slices import Slice
+
+# When an origin was published, in milliseconds since 1970: Kafka takes any number, and times have only some years.
+MILLISECONDS = "origin_timestamp_ms"
+# The same as a time, null outside of the years 1 to 9999, and as a number.
+TIMESTAMP = ("origin_timestamp", MILLISECONDS)
+# The table of what was published.
+DLQ = "dlq"
+# The problem of a record whose envelope cannot be read; it is rejected under the place where it lies.
+PROBLEM = "envelope_problem"
+SEEN = undecided.EVENTS_SEEN
+# For each slice what its decision rests on, as its proof has it.
+Seen = Mapping[str, Mapping[str, int]]
+
+
+def tier_slices(work: Work, slices: Sequence[Slice]) -> list[Slice]:
+    """Those of the slices that hold retries."""
+    return [piece for piece in slices if piece.topic != work.stream.topic]
+
+
+def seen_now(work: Work, piece: Slice, events_version: int) -> dict[str, int]:
+    """What the decision of a slice rests on beside the slice itself; for one of the main topic what was taken back."""
+    taken_back = reclaims.seen_now(work)
+    if piece.topic == work.stream.topic:
+        return taken_back
+    return {SEEN: events_version, **taken_back, **discards.seen_now(work), **foreign.seen_now(work)}
+
+
+def covering(places: pa.Table) -> str:
+    """A predicate in SQL that holds for these origins, and in each partition for what lies between them.
+
+    Args:
+        places: the columns of `ORIGIN`, in their order; not empty.
+    """
+    *where, offset = ORIGIN
+    [first], [last] = places.slice(0, 1).to_pylist(), places.slice(len(places) - 1).to_pylist()
+    found = places.group_by(where).aggregate([(offset, "min"), (offset, "max")]).to_pylist()
+    spans = ((*(one[name] for name in where), one[f"{offset}_min"], one[f"{offset}_max"] + 1) for one in found)
+    # The first says the same more loosely, so that files and groups of rows are left unread.
+    return f"{between(first, last)} AND {in_one_of(spans)}"
+
+
+def with_origins(
+    work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen, published: Collection[str]
+) -> DataFrame:
+    """Raw rows with their origin, `retries` (how often they were judged before), `first_failed_at` and `reclaims`.
+
+    `reclaims` is the number that a copy carries (`highwater.reclaims`); 0 on the main topic.
+
+    Headers give an origin on tiers only: on the main topic anybody may write what they like into them.
+
+    Args:
+        work: the connections.
+        raw: the rows.
+        slices: the slices that they are of.
+        seen: what the decisions of slices of tiers rest on.
+        published: the slices of which something was published.
+    """
+    from pyspark.sql import DataFrame as Frame
+    from pyspark.sql import functions as F
+
+    theirs = [piece for piece in slices if piece.topic in work.stream.foreign_topics]
+    if not theirs:
+        return _ours(work, raw, slices, seen, published)
+    frames = [_theirs(work, raw.where(F.col("slice") == piece.key), piece, seen, published) for piece in theirs]
+    if len(theirs) < len(slices):
+        rest = [piece for piece in slices if piece not in theirs]
+        mine = raw.where(slice_is_one_of([piece.key for piece in rest]))
+        frames.append(_ours(work, mine, rest, seen, published))
+    return balanced(Frame.unionByName, frames)
+
+
+def _place() -> dict[str, Column]:
+    """A record's own place as its origin."""
+    from pyspark.sql import functions as F
+
+    return {
+        "origin_topic": F.col("topic"),
+        "origin_generation": F.col("generation"),
+        "origin_partition": F.col("partition"),
+        "origin_offset": F.col("offset"),
+        "origin_timestamp": F.col("timestamp"),
+        MILLISECONDS: F.col("timestamp_ms"),
+        "retries": F.lit(0),
+        "first_failed_at": F.lit(None).cast("timestamp"),
+        reclaims.NUMBER: F.lit(0),
+    }
+
+
+def _ours(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen, published: Collection[str]) -> DataFrame:
+    """Rows of the main topic and of the tiers."""
+    from pyspark.sql import functions as F
+
+    own, told = _place(), raw.withColumn(foreign.LEFT, F.lit(False))  # noqa: FBT003 - a literal column
+    tiers = tier_slices(work, slices)
+    if not tiers:
+        return told.withColumns(own).withColumn(PROBLEM, F.lit(None).cast("string"))
+    on_tier = F.col("topic") != work.stream.topic
+    told = _with_problem(work, told, on_tier, None, tiers, seen, published)
+    sound = on_tier & F.col(PROBLEM).isNull()
+    enveloped = _from_headers()
+    return told.withColumns(
+        {name: F.when(sound, enveloped[name]).otherwise(_else(work, name, column)) for name, column in own.items()}
+    )
+
+
+def _theirs(work: Work, raw: DataFrame, piece: Slice, seen: Seen, published: Collection[str]) -> DataFrame:
+    """Rows of a slice of a foreign topic. Where a record carries our envelope, that is what counts."""
+    from pyspark.sql import functions as F
+
+    told = raw.withColumns(foreign.named()).withColumn("enveloped", _has(envelope.ORIGIN_TOPIC))
+    told = _with_problem(work, told, F.col("enveloped"), foreign.problem(), [piece], seen, published)
+    read = foreign.with_reader(work, told, seen[piece.key])
+    namespace, sound = F.lit(work.stream.namespace), F.col(PROBLEM).isNull()
+    place, from_us = _place(), _from_headers()
+    place |= {"origin_topic": F.concat(namespace, "topic"), "retries": F.lit(1)}
+    from_them = {
+        **place,
+        "origin_topic": F.when(F.col("reader").isNull(), F.concat(namespace, "named_topic")).otherwise(
+            F.col("named_topic")
+        ),
+        "origin_generation": F.coalesce("reader", F.lit(0)),
+        "origin_partition": F.col("named_partition"),
+        "origin_offset": F.col("named_offset"),
+        **_timestamp(F.coalesce("named_ms", "timestamp_ms")),
+        # Such a copy carries no number: it is one of the publication that makes it a retry.
+        reclaims.NUMBER: F.coalesce(foreign.PUBLISHED, F.lit(0)),
+    }
+    origins = {
+        name: F.when(~sound, place[name]).when(F.col("enveloped"), from_us[name]).otherwise(from_them[name])
+        for name in place
+    }
+    left = sound & ~F.col("enveloped") & F.col(foreign.LEFT)
+    return read.withColumns({**origins, foreign.LEFT: left}).select(*raw.columns, *origins, PROBLEM, foreign.LEFT)
+
+
+def _else(work: Work, name: str, column: Column) -> Column:
+    """Of a record without a sound envelope: its own place, and the tier's number as its retries."""
+    from pyspark.sql import functions as F
+
+    if name == "retries":
+        for topic in work.stream.tier_topics:
+            column = F.when(F.col("topic") == topic, tier_of(work.stream, topic)).otherwise(column)
+    return column
+
+
+def _header(name: str) -> Column:
+    """The text of the last header of this name; null without one, or when it is not UTF-8."""
+    from pyspark.sql import functions as F
+
+    values = F.transform(F.filter("headers", lambda h: h["key"] == name), lambda h: h["value"])
+    value = F.try_element_at(values, F.lit(-1))
+    return F.when(F.is_valid_utf8(value.cast("string")), value.cast("string"))
+
+
+def _from_headers() -> dict[str, Column]:
+    from pyspark.sql import functions as F
+
+    failed_at = _header(envelope.FIRST_FAILED_AT).try_cast("timestamp")
+    return {
+        "origin_topic": _header(envelope.ORIGIN_TOPIC),
+        "origin_generation": _header(envelope.ORIGIN_GENERATION).try_cast("int"),
+        "origin_partition": _header(envelope.ORIGIN_PARTITION).try_cast("int"),
+        "origin_offset": _header(envelope.ORIGIN_OFFSET).try_cast("bigint"),
+        **_timestamp(_header(envelope.ORIGIN_TIMESTAMP).try_cast("bigint")),
+        "retries": _header(envelope.ATTEMPT).try_cast("int"),
+        "first_failed_at": F.when(F.year(failed_at).between(1970, 9999), failed_at),
+        reclaims.NUMBER: F.when(_has(envelope.RECLAIMS), _header(envelope.RECLAIMS).try_cast("int")).otherwise(0),
+    }
+
+
+def _has(name: str) -> Column:
+    """Whether there is a header of this name."""
+    from pyspark.sql import functions as F
+
+    return F.coalesce(F.exists("headers", lambda h: h["key"] == name), F.lit(False))  # noqa: FBT003 - a literal column
+
+
+def _timestamp(ms: Column) -> dict[str, Column]:
+    """The columns of `TIMESTAMP` of a number."""
+    from pyspark.sql import functions as F
+
+    is_time = ms.between(envelope.LEAST_MILLISECONDS, envelope.MOST_MILLISECONDS)
+    return {"origin_timestamp": F.when(is_time, F.timestamp_millis(ms)), MILLISECONDS: ms}
+
+
+def _with_problem(
+    work: Work,
+    rows: DataFrame,
+    enveloped: Column,
+    otherwise: Column | None,
+    tiers: Sequence[Slice],
+    seen: Seen,
+    published: Collection[str],
+) -> DataFrame:
+    """Rows with `PROBLEM`: that of the envelope where there is one, else what else there is to be said."""
+    from pyspark.sql import functions as F
+
+    named = {name: column for name, column in _from_headers().items() if name in ORIGIN}
+    told = undecided.with_early(work, rows, named, tiers, seen, [p.key for p in tiers if p.key in published])
+    early = F.when(F.col(undecided.EARLY), F.lit(undecided.DETAIL))
+    problem = F.when(enveloped, F.coalesce(_problem(work), early))
+    return told.withColumn(PROBLEM, problem if otherwise is None else problem.when(~enveloped, otherwise)).drop(
+        undecided.EARLY
+    )
+
+
+def _problem(work: Work) -> Column:
+    """Why the envelope cannot be believed; null if it can."""
+    from pyspark.sql import functions as F
+
+    found = _from_headers()
+    namespaced = f"^{re.escape(work.stream.namespace)}{TOPIC_NAME}\\z"
+    most = envelope.MOST_COUNT
+    numbers = {
+        envelope.ORIGIN_GENERATION: found["origin_generation"].between(0, most),
+        envelope.ORIGIN_PARTITION: found["origin_partition"] >= 0,
+        envelope.ORIGIN_OFFSET: found["origin_offset"] >= 0,
+        envelope.RECLAIMS: found[reclaims.NUMBER].between(0, most),
+    }
+    topic = found["origin_topic"]
+    problems = [
+        F.when(topic.isNull(), F.lit(f"header {envelope.ORIGIN_TOPIC} is missing")),
+        F.when(
+            ~topic.isin(*work.stream.all_topics) & ~topic.rlike(namespaced),
+            F.lit(f"header {envelope.ORIGIN_TOPIC} names a topic of another stream"),
+        ),
+        *[
+            F.when(~F.coalesce(sound, F.lit(False)), F.lit(f"header {name} is missing or no number from 0 on"))  # noqa: FBT003 - a literal column
+            for name, sound in numbers.items()
+        ],
+        F.when(found[MILLISECONDS].isNull(), F.lit(f"header {envelope.ORIGIN_TIMESTAMP} is missing or no time in ms")),
+        F.when(
+            ~F.coalesce(found["retries"].between(1, most), F.lit(False)),  # noqa: FBT003 - a literal column
+            F.lit(f"header {envelope.ATTEMPT} is missing or no number from 1 on"),
+        ),
+    ]
+    return F.coalesce(*problems)
+
+
+def with_fate(work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Seen, published: Standing) -> DataFrame:
+    """Rows with what was published of them (columns `held_...`, null where nothing was), and `elsewhere`.
+
+    A record that was published is left to the DLQ, whatever would become of it now (I5), unless it was taken back from
+    there since. A tier's record is superseded where its origin was accepted `elsewhere`, or was given up, or taken back
+    since it was published, and another system's where it is still its main slice's. What was published before the lake
+    was lost and begun anew counts as published too, with `copied_at`.
+
+    Computed for the events and again for the rejects of the same decision, from the same versions.
+
+    Args:
+        work: the connections.
+        rows: raw rows with their origins.
+        slices: the slices that the rows are of.
+        seen: for each slice what its decision rests on: what was taken back by then and, of tiers, the version of
+            events in which others' acceptance counts.
+        published: what was published of them, in one version of the table.
+    """
+    from pyspark.sql import functions as F
+
+    tiers = tier_slices(work, slices)
+    counting = discards.with_given_up(work, reclaims.with_stale(work, rows, slices, seen), tiers, seen)
+    told = _with_held(work, counting, published)
+    held = with_copies(work, told, slices, [*HELD])
+    if not tiers:
+        return held.withColumn("elsewhere", F.lit(False))  # noqa: FBT003 - a literal column
+    joined = held.join(_accepted_elsewhere(work, tiers, seen), ["slice", *ORIGIN], "left")
+    gone = F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE) | F.col(discards.GIVEN_UP)
+    elsewhere = gone & F.col("held_reason").isNull()
+    return joined.withColumn("elsewhere", elsewhere).drop("accepted")
+
+
+def with_superseded(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
+    """Judged rows with `superseded`: of an origin that comes several times in a tier's slice one counts.
+
+    The first that can be accepted, or the first of all if none can: a correction that lies behind what it corrects must
+    not be lost for it. A copy whose end is `elsewhere` never counts before one whose end is here.
+
+    Args:
+        work: the connections.
+        rows: judged rows, with `elsewhere`.
+        slices: the slices that the rows are of.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    if not tier_slices(work, slices):
+        return rows.withColumn("superseded", F.lit(False))  # noqa: FBT003 - a literal column
+    refused = F.col("reason").isNotNull()
+    same = Window.partitionBy("slice", *ORIGIN, F.col("value").isNull()).orderBy(
+        "elsewhere", refused, "partition", "offset"
+    )
+    return rows.withColumn("superseded", F.col("elsewhere") | _comes_again(work, same))
+
+
+def first_of_each(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
+    """Of rows of which none was accepted the first of each origin: what `with_superseded` leaves of them."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    if not tier_slices(work, slices):
+        return rows
+    again = _comes_again(work, Window.partitionBy("slice", *ORIGIN).orderBy("partition", "offset"))
+    return rows.withColumn("again", again).where(~F.col("again")).drop("again")
+
+
+def _comes_again(work: Work, same: WindowSpec) -> Column:
+    from pyspark.sql import functions as F
+
+    return (F.row_number().over(same) > 1) & (F.col("topic") != work.stream.topic)
+
+
+HELD = {"reason": "string", "detail": "string", "next_topic": "string", "first_failed_at": "timestamp"}
+
+
+def _with_held(work: Work, rows: DataFrame, published: Standing) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    if not published.proofs:
+        return rows.withColumns({f"held_{name}": F.lit(None).cast(kind) for name, kind in HELD.items()})
+    there = rows_at(work.spark, work.lake.path(work.stream.name, DLQ), published.version)
+    mine = reclaims.counted(there.where(slice_is_one_of(published.proofs)))
+    told = mine.select("slice", *ORIGIN, *[F.col(name).alias(f"held_{name}") for name in (*HELD, reclaims.NUMBER)])
+    joined = rows.join(told, ["slice", *ORIGIN], "left")
+    # A ledger that was lost has forgotten what was taken back; what was published since is left to the DLQ even so.
+    number, main = F.coalesce("held_reclaims", F.lit(-1)), F.col("topic") == work.stream.topic
+    holds = (number == F.col(reclaims.NUMBER)) | (main & (number > F.col(reclaims.NUMBER)))
+    kept = {f"held_{name}": F.when(holds, F.col(f"held_{name}")) for name in HELD}
+    kept[reclaims.NUMBER] = F.when(holds, number).otherwise(F.col(reclaims.NUMBER))
+    return joined.withColumns(kept).drop("held_reclaims")
+
+
+def _accepted_elsewhere(work: Work, tiers: Sequence[Slice], seen: Seen) -> DataFrame:
+    """For each slice of a tier the origins that stood in events of other slices when it was decided."""
+    from pyspark.sql import DataFrame as Frame
+    from pyspark.sql import functions as F
+
+    path = work.lake.path(work.stream.name, "events")
+    yes = F.lit(True).alias("accepted")  # noqa: FBT003 - a literal column
+    found = [
+        rows_at(work.spark, path, seen[piece.key][SEEN])
+        .where(F.col("slice") != piece.key)
+        .select(F.lit(piece.key).alias("slice"), *ORIGIN, yes)
+        .distinct()
+        for piece in tiers
+    ]
+    return balanced(Frame.unionByName, found)

@@ -1,0 +1,248 @@
+"""Judging a record: parsed into the declared fields, or the reason why not.
+
+A reason is permanent when only the record's own content speaks for it, and temporary when waiting may mend it (I9).
+Order of arrival never makes a record invalid: that is for checks.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from highwater.assets.decoding import with_json
+from highwater.assets.expressions import with_expressions
+from highwater.assets.fields import is_of_other_type, sql_type, unknown_problem, with_fields
+from highwater.assets.fields import problem as problem_of
+from highwater.assets.lookups import with_lookup
+from highwater.assets.origins import PROBLEM
+from highwater.assets.record_keys import with_key
+from highwater.assets.usual import has_usual_records, of_unusual
+from highwater.declaration import VERSION_DIGITS, VERSION_SEPARATOR
+from highwater.formats import Avro, Protobuf
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from highwater.assets.work import Work
+    from highwater.declaration import Field, Stream
+
+MALFORMED = "malformed"
+SCHEMA = "schema"
+INVALID = "invalid"
+UNRESOLVED = "unresolved"
+PERMANENT = frozenset({MALFORMED, SCHEMA, INVALID})
+
+
+def field_columns(stream: Stream) -> list[Field]:
+    """The fields that are columns of their own, beside `key`, `version` and `event_time`."""
+    taken = {"key", "event_time", *(["version"] if stream.versioned else [])}
+    return [f for f in stream.fields if f.stored and f.name not in taken]
+
+
+def content_columns(stream: Stream) -> list[Field]:
+    """Those of `field_columns` that are content of the record: a row of the lookup's table may change at any time."""
+    return [f for f in field_columns(stream) if f.reference is None]
+
+
+def event_time_of(stream: Stream) -> Column:
+    """When a parsed record happened; without a declared field when it was published."""
+    from pyspark.sql import functions as F
+
+    return F.col("origin_timestamp" if stream.event_time is None else f"field_{stream.event_time}")
+
+
+def is_tombstone(stream: Stream) -> Column:
+    """Whether a record of raw is a tombstone that deletes nothing: it is neither an event nor a reject."""
+    from pyspark.sql import functions as F
+
+    return F.lit(False) if stream.tombstones_delete else F.col("value").isNull()  # noqa: FBT003 - a literal column
+
+
+def judged(work: Work, raw: DataFrame) -> DataFrame:
+    """Raw rows with their origins get the parsed columns, and `reason` and `detail`: null for what is an event.
+
+    The column `deleted` says which records delete their key. Columns of a tombstone that deletes nothing say nothing.
+
+    Raises:
+        DependencyAwayError: the table that the stream looks things up in cannot be read (I15).
+    """
+    from pyspark.sql import functions as F
+
+    stream = work.stream
+    read = with_fields(stream, with_json(work, with_key(work, raw)), usual=has_usual_records(stream))
+    parsed = with_deleted(stream, with_expressions(stream, read))
+    # Without its schema nothing is known of a value or a key, so nothing is wrong with it.
+    known = F.coalesce("unknown_schema", "key_unknown_schema").isNull()
+    structure = F.coalesce(_structure_problem(stream), _key_problem(stream), unknown_problem(stream))
+    problem = F.coalesce(PROBLEM, F.when(known, structure))
+    checked = parsed.withColumns({"malformed": problem, "invalid": F.when(known, _invalid_problem(stream))})
+    looked_up = with_lookup(work, checked)
+    reason = (
+        F.when(_contradicts_schema(stream), SCHEMA)
+        .when(F.col("malformed").isNotNull(), MALFORMED)
+        .when(F.col("invalid").isNotNull(), INVALID)
+        .when(F.coalesce("unknown_schema", "key_unknown_schema", "unresolved").isNotNull(), UNRESOLVED)
+    )
+    detail = F.coalesce("malformed", "invalid", "unknown_schema", "key_unknown_schema", "unresolved")
+    return looked_up.withColumns({"reason": reason, "detail": detail})
+
+
+def _contradicts_schema(stream: Stream) -> Column:
+    """Whether a malformed record follows a schema that contradicts the declaration."""
+    from pyspark.sql import functions as F
+
+    problem = F.col("malformed")
+    contradicts = F.lit(False)  # noqa: FBT003 - a literal column
+    if isinstance(stream.value, Avro | Protobuf) or stream.unknown_fields.policy == "add":
+        contradicts = is_of_other_type(problem)
+    if stream.unknown_fields.policy == "reject":
+        contradicts |= problem == unknown_problem(stream)
+    return F.col(PROBLEM).isNull() & problem.isNotNull() & F.coalesce(contradicts, F.lit(False))  # noqa: FBT003 - a literal
+
+
+def with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
+    """Rows with `deleted`; what a record that deletes does not have is null in it, whatever the default."""
+    from pyspark.sql import functions as F
+
+    declared = stream.deletes
+    if declared is None:
+        return parsed.withColumn("deleted", F.lit(False))  # noqa: FBT003 - a literal column
+    deletes = F.lit(False)  # noqa: FBT003 - a literal column
+    if declared.field is not None:
+        deletes = F.coalesce(F.col(f"field_{declared.field}").isin(list(declared.values)), deletes)
+    if declared.tombstones:
+        deletes = F.col("value").isNull() | deletes
+    told = parsed.withColumn("deleted", deletes)
+    needed = stream.required_fields
+    with_default = [f.name for f in stream.fields if f.default is not None and f.is_read and f.name not in needed]
+    if not with_default:
+        return told
+    unusual = F.col("deleted") & ~F.col("usual")
+    absent = {name: unusual & F.col(f"json_{name}").isNull() for name in with_default}
+    return told.withColumns({f"field_{name}": F.when(~absent[name], F.col(f"field_{name}")) for name in with_default})
+
+
+def _structure_problem(stream: Stream) -> Column:
+    from pyspark.sql import functions as F
+
+    unread = F.col("unread")
+    if stream.tombstones_delete:
+        unread = F.when(F.col("value").isNotNull(), unread)
+    problems = []
+    checked = [f for f in stream.fields if f.reference is None]
+    for is_read, some in groupby(checked, key=lambda one: one.is_read):
+        found = F.coalesce(*[_field_problem(stream, f) for f in some])
+        # Fields that are read from a usual record have no problem.
+        problems.append(of_unusual(found) if is_read and has_usual_records(stream) else found)
+    return F.coalesce(unread, "key_unread", *problems)
+
+
+def _field_problem(stream: Stream, declared: Field) -> Column:
+    """What is wrong with a field; a record that deletes needs no more than its key, version and event time."""
+    from pyspark.sql import functions as F
+
+    needed = stream.required_fields
+    if stream.deletes is None or declared.name in needed:
+        return problem_of(stream, declared)
+    if declared.expression is not None:
+        return F.when(~F.col("deleted"), problem_of(stream, declared))
+    lacks = F.col(f"json_{declared.name}").isNull() | (F.col(f"kind_{declared.name}") == "VOID")
+    return F.when(~F.col("deleted") | ~lacks, problem_of(stream, declared))
+
+
+def _key_problem(stream: Stream) -> Column:
+    from pyspark.sql import functions as F
+
+    if stream.record_key != "strict" or not stream.key:
+        return F.lit(None).cast("string")
+    key = F.col("key").cast("string")
+    return F.when(F.col("key").isNull() | ~F.is_valid_utf8(key), F.lit("the record's key is null or not UTF-8")).when(
+        key != key_of(stream), F.lit(f"the record's key is not {told_key(stream)}")
+    )
+
+
+def key_of(stream: Stream) -> Column:
+    """The key that the fields say, as text; null where one of them is, or where none is declared.
+
+    What separates several fields is escaped in each of them: two keys whose fields differ are never one text.
+    """
+    from pyspark.sql import functions as F
+
+    if not stream.key:
+        return F.lit(None).cast("string")
+    first, *others = [F.col(f"field_{name}").cast("string") for name in stream.key]
+    if not others:
+        return first
+    separator = F.lit(stream.key_separator)
+    whole = _escaped(first, stream)
+    for part in others:
+        whole = F.concat(whole, separator, _escaped(part, stream))
+    return whole
+
+
+def _escaped(part: Column, stream: Stream) -> Column:
+    from pyspark.sql import functions as F
+
+    # The separator's first character alone: escaped whole, `a:` and `b` would be `a:::b` by `::`, and so `a` and `:b`.
+    for special in ("\\", stream.key_separator[0]):
+        part = F.replace(part, F.lit(special), F.lit("\\" + special))
+    return part
+
+
+def version_type(stream: Stream) -> str:
+    """The type of the column `version` in SQL; the stream has versions."""
+    names = stream.version_fields
+    return sql_type(stream.field_named(names[0])) if len(names) == 1 else "STRING"
+
+
+def version_of(stream: Stream) -> Column:
+    """The version of a parsed record; of several fields a text that sorts as they do, the first one first."""
+    from pyspark.sql import functions as F
+
+    names = stream.version_fields
+    if len(names) == 1:
+        return F.col(f"field_{names[0]}")
+    return F.concat_ws(VERSION_SEPARATOR, *[_sortable(stream.field_named(name)) for name in names])
+
+
+def _sortable(declared: Field) -> Column:
+    """A part of a version as a text of fixed length."""
+    from pyspark.sql import functions as F
+
+    value = F.col(f"field_{declared.name}")
+    if declared.type == "timestamp":
+        return F.date_format(value, "yyyy-MM-dd HH:mm:ss.SSSSSS")
+    return F.lpad(value.cast("string"), VERSION_DIGITS, "0")
+
+
+def told_key(stream: Stream) -> str:
+    """What the record's key must be, for a person."""
+    names = stream.key_separator.join(stream.key)
+    return names if len(stream.key) == 1 else rf"{names} with \ before each \ and {stream.key_separator[0]} of a field"
+
+
+def _invalid_problem(stream: Stream) -> Column:
+    from pyspark.sql import functions as F
+
+    problems = [F.lit(None).cast("string")]
+    for declared in stream.fields:
+        if declared.reference is not None:
+            continue  # has no such rules, and is looked up later
+        value = F.col(f"field_{declared.name}")
+        if declared.one_of:
+            problems.append(F.when(~value.isin(list(declared.one_of)), F.lit(f"unknown {declared.name}")))
+        if declared.at_least is not None:
+            # Of two types Spark would compare in a third one, which cuts digits off.
+            least = F.lit(str(declared.at_least)).cast(sql_type(declared))
+            problems.append(F.when(value < least, F.lit(f"{declared.name} is below {declared.at_least}")))
+        if declared.name in stream.never_negative:
+            problems.append(F.when(value < 0, F.lit(f"{declared.name} is below 0, and a part of the version")))
+    for name, condition in stream.rules.items():
+        problems.append(F.when(~F.col(f"rule_{name}"), F.lit(f"rule {name}: not {condition}")))
+    return F.coalesce(*problems)
+
+
+def quoted(name: str) -> str:
+    """A column's name in SQL."""
+    return "`" + re.sub("`", "``", name) + "`"

@@ -1,0 +1,368 @@
+"""Published: accepted events are sent to a topic for others to read, each once and in the order of their origin (I6).
+
+One name for all transactions of a topic keeps the order: whoever opens it fences every earlier run. A batch is written
+down before anything of it is committed, sent with a mark in each transaction that counts its records, and settled.
+Nothing here needs a JVM.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from highwater import envelope
+from highwater.assets import events, kept, rejects, sent
+from highwater.assets.commit import Clock, Standing, require_newer
+from highwater.assets.event_records import EventRecords
+from highwater.assets.events import require
+from highwater.assets.origins import DLQ
+from highwater.assets.outgoing import Batch
+from highwater.assets.window import RUN, Window
+from highwater.assets.work import SliceReport, Work, uncollected
+from highwater.errors import ConfigurationError, SupersededAttemptError, TemporaryError, TopicAbsentError
+from highwater.plans import Publication
+from highwater.portions import Ahead, cuts
+from highwater.publishing import Judged, State, batches, in_order
+from highwater.resources.commit_log import proofs_in
+from highwater.resources.dlq_topics import ensure_accepted
+from highwater.resources.producer import Record
+from highwater.resources.transactions import Mark, Transactions
+
+if TYPE_CHECKING:
+    from highwater.envelope import Header
+    from highwater.proof import Proof
+    from highwater.resources.dlq_topics import Shape
+    from highwater.slices import Slice
+
+TABLE = sent.TABLE
+# One transaction holds so much at the most: it lasts seconds, and memory is bounded.
+RECORDS_A_TRANSACTION = 20_000
+BYTES_A_TRANSACTION = 16 * 1024 * 1024
+# A batch is two commits of the table; one large slice is a batch of its own.
+ROWS_A_BATCH = 100_000
+SLICES_A_BATCH = 20
+
+
+def materialise(work: Work) -> list[SliceReport]:
+    """Send the events of the slices that were not sent yet; a report for each slice, in their order.
+
+    Raises:
+        TemporaryError: a slice is not done yet, or one before it is not published.
+        RetractionError: what was sent of a slice would be no event any more.
+        TopicDriftError: the topic is not set up as it must be.
+        TopicRecreatedError: the topic is not the one that was published to.
+        RecordTooLargeError: the topic does not take an event; it and what follows wait.
+        SupersededAttemptError: another run publishes the same stream, or a slice was decided anew meanwhile.
+        DependencyAwayError: Kafka or the lake is away; what was sent so far is known and not sent again.
+    """
+    decided = require(work, events.TABLE)
+    _see_done(work, decided)
+    before = sent.proofs(work.lake, work.stream, work.keys)
+    require_newer(decided.proofs, {key: proof.attempt for key, proof in before.items()})
+    run = _Run(work, decided)
+    if any(not run.stands(key, before) for key in work.keys):
+        with run.clock.phase("publish"):
+            run.publish(before)
+    return run.reports(before)
+
+
+def _see_done(work: Work, decided: Standing) -> None:
+    """See that the slices are done up to their publication to the DLQ: only then is it known what is an event.
+
+    Raises:
+        TemporaryError: one is not.
+    """
+    rejected, published = Standing.read(work, rejects.TABLE), Standing.read(work, DLQ)
+
+    def done(key: str) -> bool:
+        attempt = decided.attempt(key)
+        if rejected.attempt(key) != attempt:
+            return False
+        return not rejected.proofs[key].rows or published.attempt(key) == attempt
+
+    if undone := [key for key in work.keys if not done(key)]:
+        raise TemporaryError(
+            f"{', '.join(undone)}: rejects or dlq do not follow the events yet",
+            remedy=f"materialise {work.stream.name}/{rejects.TABLE} and {work.stream.name}/{DLQ} of these slices first",
+        )
+
+
+@dataclass
+class _Run:
+    """What one run sends.
+
+    Args:
+        work: the slices that are asked for, and the connections.
+        decided: what stands of them in events.
+    """
+
+    work: Work
+    decided: Standing
+    clock: Clock = field(default_factory=Clock)
+    sent_now: Counter[str] = field(default_factory=Counter)
+    book: sent.Book | None = None
+
+    def stands(self, key: str, proofs: Mapping[str, Proof]) -> bool:
+        """Whether a slice is published as it is decided."""
+        return key in proofs and proofs[key].attempt == self.decided.attempt(key)
+
+    def publish(self, before: Mapping[str, Proof]) -> None:
+        """Settle what an earlier run left, then send what is next of the slices; `before` is what stands of them."""
+        work = self.work
+        publishes = work.stream.publishes
+        assert publishes is not None, "only streams that publish have the asset"
+        name = f"highwater.pub.{publishes.topic}"
+        # What is sent next is read, by two of them, while Kafka is waited for; the third writes down what is sent.
+        with ThreadPoolExecutor(3, "publication") as beside:
+            likely = self._batches([piece for piece in work.slices if not self.stands(piece.key, before)])[0]
+            likely.read_ahead(beside)
+            target = ensure_accepted(work.kafka, work.stream)
+            with Transactions(work.kafka, name, publishes.topic, most_bytes=target.room) as transactions:
+                self.book = book = sent.Book(work, _topic_id(work, publishes.topic))
+                last = self._settle(book, transactions.mark())
+                ordered, waits = self._in_order(book)
+                found = [likely if one.pieces == likely.pieces else one for one in self._batches(ordered)]
+                for number, (one, following) in enumerate(zip_longest(found, found[1:]), last + 1):
+                    batch = Batch(work, book, one)
+                    with uncollected():
+                        self._begin(batch, number)
+                        if following is not None:
+                            following.read_ahead(beside)
+                        self._send(batch, transactions, target, beside)
+                book.commit_settled()
+        if waits is not None:
+            raise TemporaryError(
+                f"{waits} is not published yet, and slices that were asked for come after it",
+                remedy=f"the sensor publisher requests slices in their order; or materialise {waits} first",
+            )
+
+    def _batches(self, pieces: Sequence[Slice]) -> list[EventRecords]:
+        """The slices as they are published together."""
+        work, proofs = self.work, self.decided.proofs
+        decided = work.lake.table_at(work.stream.name, events.TABLE, self.decided.version)
+        rows = {piece.key: proofs[piece.key].rows or 0 for piece in pieces}
+        together = batches(pieces, rows, ROWS_A_BATCH, SLICES_A_BATCH)
+        return [EventRecords(work.stream, decided, some, proofs) for some in together]
+
+    def _settle(self, book: sent.Book, mark: Mark | None) -> int:
+        """Take over what was sent of the batch that a run before has written down; returns the last number given."""
+        work, batch = self.work, book.sending.attempt
+        kept = work.ledger.publications([book.sending.topic]).get(book.sending.topic)
+        _see_same_table(work, book, mark, kept)
+        book.have_sending()
+        known = [(one.attempt, one.sent) for one in (mark, kept) if one is not None]
+        if book.sending.slices:
+            count = max((count for attempt, count in known if attempt == batch), default=0)
+            keys = [*book.sending.slices]
+            work.log(f"a batch broke off with {count:,} of {book.sending.total:,} records sent: {', '.join(keys)}")
+            book.settle(count, {piece.key: piece for piece in work.ledger.get(keys)})
+        return max([batch, *(attempt for attempt, _ in known)])
+
+    def _in_order(self, book: sent.Book) -> tuple[list[Slice], str | None]:
+        work = self.work
+        proofs = sent.complete(book.standing(work.keys))
+        asked = [piece for piece in work.slices if not self.stands(piece.key, proofs)]
+        following = work.ledger.slices(
+            work.stream.name, work.stream.topic, after=book.last_published(), limit=len(asked) + 1
+        )
+        return in_order(asked, work.stream.topic, following, {*proofs})
+
+    def _begin(self, batch: Batch, number: int) -> None:
+        attempts = {piece.key: self.decided.attempt(piece.key) for piece in batch.pieces}
+        batch.book.begin(batch.written_down(), attempts, number)
+
+    def _send(self, batch: Batch, transactions: Transactions, target: Shape, beside: Executor) -> None:
+        """Send a batch. While the client sends a portion, the next one is made; beside the last one it is settled."""
+        book, pieces, count = batch.book, {piece.key: piece for piece in batch.pieces}, 0
+        sending, recorded = book.sending, None
+        first, last = batch.pieces[0].key, batch.pieces[-1].key
+        parts = (part for window in batch.outgoing() for part in portions(window))
+        ahead = Ahead((part, Outgoing(part, sending.topic, target.partitions)) for part in parts)
+
+        def prepare() -> None:
+            if count + len(portion) < sending.total:
+                ahead.prepare()
+            else:  # it is committed after the portion is
+                book.settle(sending.total, pieces)
+
+        for portion, made in ahead:
+            mark = Mark(sending.attempt, count + len(portion), book.identity)
+            if count:
+                transactions.commit(made, mark, prepare)
+            else:
+                self._send_first(batch, partial(transactions.commit, made, mark), prepare, beside)
+            count = mark.sent
+            if recorded is not None:
+                recorded.result()
+            recorded = beside.submit(self._record_sent, sending.topic, sending.attempt, count)
+            self.sent_now.update(portion.by_slice())
+            self.work.log(f"{count:,} of {sending.total:,} events sent of {first} .. {last}")
+        if recorded is None:  # none of it goes out
+            book.settle(0, pieces)
+        else:
+            recorded.result()
+
+    def _send_first(
+        self,
+        batch: Batch,
+        commit: Callable[[Callable[[], object]], object],
+        prepare: Callable[[], object],
+        beside: Executor,
+    ) -> None:
+        """Commit the first portion, once the batch is written down and its slices still stand as it says.
+
+        The lock is waited for before the transaction begins: that one lasts for a minute at the most.
+        """
+        with kept.alone(self.work) as lease:
+            written = beside.submit(batch.book.write_down)
+
+            def meanwhile() -> None:
+                written.result()
+                self._see_standing(batch)
+                lease.check()
+                prepare()
+
+            try:
+                commit(meanwhile)
+            finally:
+                wait([written])  # nothing is written once the lock is let go
+
+    def _see_standing(self, batch: Batch) -> None:
+        """See that a batch is of the decisions that stand, once it is written down: those that come later see it.
+
+        Raises:
+            SupersededAttemptError: a slice was decided anew; nothing of the batch was sent, or will be.
+        """
+        table = self.work.lake.table_at(self.work.stream.name, events.TABLE)
+        if table.version() == self.decided.version:
+            return  # nobody committed since; proofs take longer to read, and decisions wait for the lock meanwhile
+        pieces = {piece.key: piece for piece in batch.pieces}
+        now = proofs_in(table, [*pieces])
+        moved = [key for key in pieces if key not in now or now[key].attempt != self.decided.attempt(key)]
+        if moved:
+            batch.book.settle(0, pieces)
+            batch.book.commit_settled()
+            raise SupersededAttemptError(
+                f"{', '.join(moved)}: decided anew before anything was sent of the decision that was read",
+                stored=f"attempt {self.decided.attempt(moved[0])}",
+                found=f"attempt {now[moved[0]].attempt}" if moved[0] in now else "no decision",
+                remedy="nothing: the next run sends what is decided now",
+            )
+
+    def _record_sent(self, topic: str, number: int, count: int) -> None:
+        """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""
+        self.work.ledger.record_publication(self.work.stream.name, topic, Publication(number, count, datetime.now(UTC)))
+
+    def reports(self, before: Mapping[str, Proof]) -> list[SliceReport]:
+        """A report for each slice, as it stands in the table now; `before` is what stood there before the run."""
+        proofs = before if self.book is None else sent.complete(self.book.standing(self.work.keys))
+        return [
+            SliceReport(
+                piece=piece,
+                attempt=proofs[piece.key].attempt,
+                rows=proofs[piece.key].rows or 0,
+                delta_version=-1 if self.book is None else self.book.version,
+                counts={**proofs[piece.key].counts, "sent_now": self.sent_now[piece.key]},
+                seconds=dict(self.clock.seconds),
+                note="already published" if self.stands(piece.key, before) else None,
+            )
+            for piece in self.work.slices
+        ]
+
+
+def portions(window: Window) -> Iterator[Window]:
+    """Portions that fit a transaction; what is larger by itself is a portion of its own."""
+    for start, end in cuts(window.sizes(), RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
+        yield window.part(start, end)
+
+
+class Outgoing(Iterable[Record]):
+    """The records of a portion in their order, each made when it is sent: to hold them would take as long as to send.
+
+    Args:
+        window: the portion.
+        topic: where it goes.
+        partitions: of that topic.
+    """
+
+    def __init__(self, window: Window, topic: str, partitions: int) -> None:
+        self._topic = topic
+        self._own = [_own_headers(one) for one in window.verdicts]
+        self._runs = [_run(run, partitions) for run in window.runs()]
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records; headers are text in UTF-8."""
+        for shared, partition, run in self._runs:
+            for key, value, offset, ms, which in run.each():
+                origin = (envelope.ORIGIN_OFFSET, offset), (envelope.ORIGIN_TIMESTAMP, ms)
+                headers = [*shared, *origin, *self._own[which]]
+                # As `Record` makes one, without a call of Python's for each.
+                yield tuple.__new__(Record, (self._topic, key, value, headers, partition, None))
+
+
+def _run(run: Window, partitions: int) -> tuple[Sequence[Header], int, Window]:
+    """What records of a partition and a slice have in common, made once for all of them, and these records."""
+    slice_key, topic, generation, partition = (run.rows[name][0].as_py() for name in RUN)
+    shared = _shared_headers(slice_key, topic, generation, partition)
+    # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
+    return shared, partition % partitions, run
+
+
+def _shared_headers(slice_key: str, topic: str, generation: int, partition: int) -> tuple[Header, ...]:
+    return (
+        (envelope.ORIGIN_TOPIC, topic.encode()),
+        (envelope.ORIGIN_GENERATION, b"%d" % generation),
+        (envelope.ORIGIN_PARTITION, b"%d" % partition),
+        (envelope.SLICE, slice_key.encode()),
+    )
+
+
+def _own_headers(judged: Judged | None) -> list[Header]:
+    """What is said of a record that is late; one in order has neither a revision nor is it retracted."""
+    if judged is None or judged.late is None:
+        return []
+    found: list[Header] = [(envelope.LATE, judged.late.value.encode())]
+    if judged.revision:
+        found.append((envelope.REVISION, b"%d" % judged.revision))
+    if judged.state is State.RETRACTED:
+        found.append((envelope.RETRACTED, b"true"))
+    return found
+
+
+def _see_same_table(work: Work, book: sent.Book, mark: Mark | None, kept: Publication | None) -> None:
+    """See that the marks count what this table has written down.
+
+    Raises:
+        ConfigurationError: they know more, or another table.
+    """
+    batch, group = book.sending.attempt, f"highwater.pub.{book.sending.topic}"
+    if mark is not None and mark.identity != book.identity:
+        raise ConfigurationError(
+            f"{book.sending.topic} was published to by another table",
+            stored=f"mark of table {mark.identity}",
+            found=f"this table is {book.identity}",
+            remedy="see that no other deployment publishes to it, and restore the table if it was lost; if everything "
+            f"shall be sent again, kafka-consumer-groups --delete --group {group}",
+        )
+    latest = max((one.attempt for one in (mark, kept) if one is not None), default=0)
+    # A mark of this table without a batch: `_sending` is gone.
+    if (batch or mark is not None) and latest > batch:
+        raise ConfigurationError(
+            f"the table {TABLE} of {work.stream.name} is older than what was sent",
+            stored=f"batch {latest} was sent",
+            found=f"the table ends with batch {batch}",
+            remedy=f"restore the newest version of it and of {sent.SENDING}: an older one would send events again",
+        )
+
+
+def _topic_id(work: Work, topic: str) -> str:
+    try:
+        return str(work.kafka.description(topic).topic_id)
+    except TopicAbsentError as error:
+        raise work.kafka.away(f"topic {topic} was just created and is not shown yet") from error

@@ -1,0 +1,675 @@
+"""Raw: every record of a slice as Kafka gave it, nothing parsed, nothing dropped."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from operator import attrgetter
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from highwater.assets import client_reads, erased
+from highwater.assets.commit import Clock, Standing, commit_until_settled, have_table
+from highwater.assets.work import SliceReport, Work, nothing
+from highwater.balancing import balanced
+from highwater.envelope import LEAST_MILLISECONDS, MOST_MILLISECONDS
+from highwater.erasing import milliseconds, until
+from highwater.errors import (
+    DependencyAwayError,
+    HighwaterError,
+    NothingFetchedError,
+    OffsetsExpiredError,
+    TopicAbsentError,
+    TopicRecreatedError,
+    TopicTruncatedError,
+)
+from highwater.plans import RECORDED_BY_DECLARATION, Loss, left_to_read, overtaken
+from highwater.proof import Proof
+from highwater.resources.expired import expired_slices
+from highwater.resources.history import compare, fingerprints
+from highwater.resources.spark import DIVERGED, delta_errors
+from highwater.resources.spark_tables import TASKS, known_rows
+from highwater.resources.vanished_topics import state_of
+from highwater.retention import records
+from highwater.routing import option_for
+from highwater.slices import OffsetRange, Slice, merge_ranges
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from highwater.declaration import Stream
+    from highwater.plans import Generation
+    from highwater.resources.kafka import TopicState
+
+TABLE = "raw"
+COLUMNS = (
+    "slice STRING, topic STRING, generation INT, partition INT, offset BIGINT, timestamp TIMESTAMP, "
+    "timestamp_ms BIGINT, timestamp_type INT, key BINARY, value BINARY, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
+
+SEARCHED = ("slice", "partition", "offset", "timestamp")
+
+# A read is cut by offsets, not by partitions, into `TASKS` or more where there are enough: a partition that holds most
+# records still uses as many cores. Each task costs a consumer's start, 20 a quarter more than 4 at a million records.
+LEAST_RECORDS_A_TASK = 40_000
+MOST_RECORDS_A_TASK = 250_000
+# Offsets in a file where several slices are gathered from the tasks that read them. A single slice that is larger than
+# a task is written by the tasks that read it, a file each: to gather it would take as long as to write it.
+RECORDS_A_FILE = 100_000
+# A consumer fetches ahead, beyond the slice's end; where that is the log's end, the broker holds the fetch for the
+# default 500 ms and every later request of the task waits behind it: 1.1 s instead of 0.15 s for 50,000 records.
+# A broker 3.6 or 3.7 answers with nothing when a fetch of tiered records takes longer than the wait. Spark asks again
+# with the same wait until its patience ends, 120 s by default: so the read with the short wait has little patience, and
+# one that got nothing is repeated with the long wait, which costs no more than the first one's patience.
+LONGEST_FETCH_MS = "1"
+PATIENCE_MS = "10000"
+LONGEST_TIERED_FETCH_MS = "5000"
+# After each poll Spark asks the broker where the log begins and ends, and waits for either answer. With Kafka's default
+# of 500 records that was nearly half of a read. A poll is of one fetch, so its bytes are bounded as well.
+RECORDS_A_POLL = "10000"
+# Each time that the planner or another run is first, losses are worked out again.
+TRIES = 5
+SHORT_WAIT: Mapping[str, str] = MappingProxyType({"kafka.fetch.max.wait.ms": LONGEST_FETCH_MS})
+# Spark's source takes each timestamp through `java.sql.Timestamp`, in the calendar and zone of the JVM: beyond the year
+# 294247 that fails, and before 1900 it gives another moment.
+UNCONVERTED = "HIGHWATER_UNCONVERTED_TIMESTAMP"
+_UNCONVERTED = re.compile(rf"{UNCONVERTED}|long overflow")
+_OLDEST_CONVERTED = "TIMESTAMP '1901-01-01 00:00:00Z'"
+# The milliseconds of a record, as Spark's source has it.
+_SOURCE_MS = f"IF(timestamp < {_OLDEST_CONVERTED}, RAISE_ERROR('{UNCONVERTED}'), UNIX_MILLIS(timestamp))"
+# Seconds for holding thousands of partitions against their plan after an election; no tick waits for it.
+LONGEST_COMPARISON = 300.0
+
+
+def materialise(work: Work) -> list[SliceReport]:
+    """Read the slices from Kafka once and commit them once; a report for each slice, in their order.
+
+    A slice whose records Kafka no longer holds in full keeps the rows it has, and the report says so (I10). One that
+    was never read takes what the losses that a person accepted leave of it (I11); where the stream declares
+    `on_expired="record"`, offsets that expired before they were read are recorded as lost first. One that this very run
+    has committed stays: the answer was lost, and the step is tried again.
+
+    Raises:
+        OffsetsExpiredError, TopicRecreatedError, TopicTruncatedError, TopicVanishedError, TopicAbsentError: Kafka
+            cannot give a slice that was never read.
+        DependencyAwayError: Kafka, Spark or the lake is away; nothing was committed.
+    """
+    have_table(work, TABLE, COLUMNS, SEARCHED)
+    standing = Standing.read(work, TABLE)
+    mine = _committed_by(work.run, standing)
+    left = _left(work, standing, mine)
+    kept = mine | _not_to_be_had(work, left, standing)
+    try:
+        return _read_and_commit(work, left, standing, kept)
+    except (OffsetsExpiredError, TopicTruncatedError):
+        # It went while it was read. Spark names neither slice nor values nor the command; the look before a read does.
+        before, left = left, _left(work, standing, mine)
+        seen = mine | _not_to_be_had(work, left, standing)
+        if seen.keys() <= kept.keys() and left == before:
+            raise
+    return _read_and_commit(work, left, standing, seen)
+
+
+def _left(work: Work, standing: Standing, mine: Collection[str]) -> dict[str, Slice]:
+    """What is left to read of the slices, after the losses that are recorded, or are to be recorded now.
+
+    Raises:
+        DependencyAwayError: Kafka or the ledger is away.
+    """
+    for _ in range(TRIES):
+        losses = work.ledger.losses(work.stream.name)
+        left = {piece.key: left_to_read(piece, losses) for piece in work.slices if piece.key not in mine}
+        if work.stream.on_expired != "record" or not _record_expired(work, left, standing):
+            break
+    return left
+
+
+def _record_expired(work: Work, left: Mapping[str, Slice], standing: Standing) -> bool:
+    """Record as lost what retention took of slices that were never read; whether there was anything to record.
+
+    Another run may record the same, or the planner go on meanwhile; then nothing is stored, and it is worked out again.
+    """
+    never_read = [piece for key, piece in left.items() if key not in standing.proofs and piece.offsets]
+    found = False
+    for topic in sorted({piece.topic for piece in never_read}):
+        planned = work.ledger.planned(work.stream.name, topic)
+        try:
+            expired = expired_slices(work.kafka, topic, [piece for piece in never_read if piece.topic == topic])
+        except TopicAbsentError:
+            continue  # there is an error for it, with its remedy
+        losses = [
+            Loss(
+                stream=work.stream.name,
+                topic=topic,
+                generation=one.piece.generation,
+                partition=partition,
+                offsets=offsets,
+                reason=f"expired: deleted before its slice {one.piece.key} was read",
+                accepted_by=RECORDED_BY_DECLARATION,
+                recorded_at=datetime.now(UTC),
+            )
+            for one in expired
+            for partition, offsets in one.offsets.items()
+        ]
+        if losses and planned is not None:
+            found = True
+            if work.ledger.record_loss(losses, seen=planned.generation):
+                work.log("; ".join(f"recorded as lost: {loss.offsets}, {loss.reason}" for loss in losses))
+    return found
+
+
+def _read_and_commit(
+    work: Work, left: Mapping[str, Slice], standing: Standing, kept: Mapping[str, str]
+) -> list[SliceReport]:
+    """Commit what Spark reads from Kafka; where its source cannot convert a timestamp, what our own consumer reads."""
+    try:
+        return _commit_from_spark(work, left, standing, kept)
+    except Exception as error:
+        if not _UNCONVERTED.search(str(error)):
+            raise
+    work.log("raw: a record's timestamp is outside of what Spark's Kafka source converts; reading by our own consumer")
+    return commit_until_settled(work, TABLE, standing, kept, partial(_read, left, standing, None))
+
+
+def _commit_from_spark(
+    work: Work, left: Mapping[str, Slice], standing: Standing, kept: Mapping[str, str]
+) -> list[SliceReport]:
+    """Read with the short wait, and again with the long one where Kafka gave nothing."""
+    short = {"kafka.fetch.max.wait.ms": LONGEST_FETCH_MS, "kafkaConsumer.pollTimeoutMs": PATIENCE_MS}
+    configured = work.kafka.spark_options().get("kafka.fetch.max.wait.ms")
+    try:
+        options = {} if configured else short
+        return commit_until_settled(work, TABLE, standing, kept, partial(_read, left, standing, options))
+    except NothingFetchedError as error:
+        if configured:
+            raise
+        work.log(f"{error.problem}; reading again with fetch.max.wait.ms={LONGEST_TIERED_FETCH_MS}")
+    options = {"kafka.fetch.max.wait.ms": LONGEST_TIERED_FETCH_MS}
+    return commit_until_settled(work, TABLE, standing, kept, partial(_read, left, standing, options))
+
+
+def _committed_by(run: str, standing: Standing) -> dict[str, str]:
+    """Slices that this run has committed before, with that as the reason why their rows stay."""
+    why = "this run had committed it before; it is not read again"
+    return {key: why for key, proof in standing.proofs.items() if run and proof.run == run}
+
+
+def _not_to_be_had(work: Work, left: Mapping[str, Slice], standing: Standing) -> dict[str, str]:
+    """Slices whose rows stay because Kafka cannot give them again, with the reason.
+
+    The remedy of a slice that was never read destroys something: two looks agree on its problem, with all leaders.
+    """
+    generations = {topic: work.ledger.generations(work.stream.name, topic) for topic in {s.topic for s in work.slices}}
+    wanted = [piece for piece in left.values() if piece.offsets]
+    overtaken_ = {s.key: problem for s in wanted if (problem := _overtaken(work.stream, s, generations[s.topic]))}
+    sound = [piece for piece in wanted if piece.key not in overtaken_]
+    states = {topic: _state(work, topic) for topic in {piece.topic for piece in wanted}}
+    found = _problems(work, sound, states)
+    unread = [piece for piece in sound if piece.key in found and piece.key not in standing.proofs]
+    if unread:
+        _ensure_all_led(unread, states)
+        states |= {s.topic: _again(work, s.topic) for s in unread if not isinstance(states[s.topic], HighwaterError)}
+        _ensure_all_led(unread, states)
+        again = _problems(work, sound, states)
+        _ensure_agreed(unread, found, again)
+        found = again
+    problems = {**overtaken_, **found}
+    for key, problem in problems.items():
+        if key not in standing.proofs:
+            raise problem
+    _see_led([piece for piece in sound if piece.key not in problems], states)
+    return {key: f"rows kept as they are: {problem}" for key, problem in problems.items()}
+
+
+def _problems(
+    work: Work, slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]
+) -> dict[str, HighwaterError]:
+    found = {s.key: problem for s in slices if (problem := _problem(work.stream, s, states[s.topic])) is not None}
+    return found | _replaced(work, [piece for piece in slices if piece.key not in found], states)
+
+
+def _ensure_all_led(slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]) -> None:
+    """See that all partitions of the slices' topics have a leader.
+
+    Raises:
+        DependencyAwayError: one has none, so nothing can be called lost.
+    """
+    for piece in slices:
+        state = states[piece.topic]
+        if not isinstance(state, HighwaterError) and state.unled:
+            raise DependencyAwayError(
+                f"{piece.key}: partitions {', '.join(map(str, state.unled))} of {piece.topic} have no leader",
+                remedy="see that every partition has a leader; it is tried again",
+            )
+
+
+def _ensure_agreed(
+    slices: Sequence[Slice], first: Mapping[str, HighwaterError], second: Mapping[str, HighwaterError]
+) -> None:
+    """See that two looks found the same problems.
+
+    Raises:
+        DependencyAwayError: they did not.
+    """
+    for piece in slices:
+        if type(first[piece.key]) is not type(second.get(piece.key)):
+            raise DependencyAwayError(
+                f"{piece.key}: two looks at {piece.topic} disagree",
+                stored=f"first: {first[piece.key].problem}",
+                found=f"then: {second[piece.key].problem if piece.key in second else 'nothing is missing'}",
+                remedy="nothing was decided; it is tried again",
+            )
+
+
+def _replaced(
+    work: Work, slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]
+) -> dict[str, HighwaterError]:
+    """Slices under whose offsets other records stand than when they were planned (I16).
+
+    A log is replaced from some offset to its end, so of each partition only the slice that reaches farthest is asked.
+
+    Raises:
+        DependencyAwayError: Kafka holds a later epoch, and could not be asked what stands in it.
+    """
+    found: dict[str, HighwaterError] = {}
+    for topic in {piece.topic for piece in slices}:
+        state, mine = states[topic], [piece for piece in slices if piece.topic == topic]
+        if isinstance(state, HighwaterError):
+            continue
+        farthest = {
+            p: piece.recorded[p]
+            for piece in sorted(mine, key=attrgetter("ordinal"))
+            for p, r in piece.ranges.items()
+            if r
+        }
+        history = compare(work.kafka, state, farthest, seconds=LONGEST_COMPARISON)
+        if history.unsure:
+            raise DependencyAwayError(
+                f"{', '.join(piece.key for piece in mine)}: " + next(iter(history.unsure.values())),
+                remedy="see that every partition has a leader; it is tried again",
+            )
+        errors = {piece.key: _diverged(work.stream, piece, history.diverged) for piece in mine}
+        found.update({key: error for key, error in errors.items() if error is not None})
+    return found
+
+
+def _see_led(slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]) -> None:
+    """See that every partition that is to be read has a leader.
+
+    Spark would wait for one. An election that is not clean gives it one with other records, and Spark would read these
+    without anybody having looked (I16).
+
+    Raises:
+        DependencyAwayError: one has none; runs of slices that do not need it go on.
+    """
+    for piece in slices:
+        state = states[piece.topic]
+        partitions = {} if isinstance(state, HighwaterError) else state.partitions
+        unled = [p for p, r in sorted(piece.ranges.items()) if len(r) and p in partitions and not partitions[p].known]
+        if unled:
+            # Without `of`: that Kafka were left alone would hold up all other partitions.
+            raise DependencyAwayError(
+                f"{piece.key}: partitions {', '.join(map(str, unled))} of {piece.topic} have no leader",
+                remedy="see that a broker that holds them in sync runs; it is tried again",
+            )
+
+
+def _diverged(stream: Stream, piece: Slice, diverged: Mapping[int, int]) -> HighwaterError | None:
+    for partition, at in sorted(diverged.items()):
+        offsets = piece.ranges.get(partition)
+        if offsets is not None and len(offsets) and at < offsets.end:
+            return TopicTruncatedError(
+                f"{piece.key}: other records stand under planned offsets of {piece.topic} partition {partition}",
+                stored=f"{offsets} in leader epoch {piece.epochs.get(partition)}",
+                found=f"records of a later epoch from offset {at}",
+                remedy=f"highwater accept-divergence {_for_command(stream, piece)} lets the slice take what is left",
+            )
+    return None
+
+
+def _for_command(stream: Stream, piece: Slice) -> str:
+    """The slice's stream and topic as a command takes them."""
+    return stream.name + option_for(stream, piece.topic)
+
+
+def _state(work: Work, topic: str) -> TopicState | HighwaterError:
+    try:
+        return state_of(work.ledger, work.kafka, work.stream, topic)
+    except TopicAbsentError as error:
+        return error
+
+
+def _again(work: Work, topic: str) -> TopicState | HighwaterError:
+    try:
+        return work.kafka.look_again(topic)
+    except TopicAbsentError as error:
+        return error
+
+
+def _problem(stream: Stream, piece: Slice, state: TopicState | HighwaterError) -> HighwaterError | None:
+    if isinstance(state, HighwaterError):
+        told = f"{piece.key}: {state.problem}"
+        return type(state)(told, stored=state.stored, found=state.found, remedy=state.remedy)
+    if state.topic_id != piece.topic_id:
+        return TopicRecreatedError(
+            f"{piece.key}: topic {piece.topic} is not the one that was planned",
+            stored=piece.topic_id,
+            found=state.topic_id,
+            remedy=f"highwater accept-loss {_for_command(stream, piece)} opens a new generation for the new topic",
+        )
+    for partition, offsets in sorted(piece.ranges.items()):
+        problem = _range_problem(stream, piece, partition, offsets, state)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _overtaken(stream: Stream, piece: Slice, generations: Sequence[Generation]) -> HighwaterError | None:
+    found = overtaken(piece, generations)
+    if found is None:
+        return None
+    partition, later = found
+    offsets = piece.ranges[partition]
+    return TopicTruncatedError(
+        f"{piece.key}: {piece.topic} partition {partition} holds other records under these offsets now",
+        stored=f"{offsets} of generation {piece.generation}",
+        found=f"generation {later.number} begins at {later.starts[partition]}",
+        remedy=(
+            f"highwater accept-loss {_for_command(stream, piece)} lets a slice that was never read take what is left"
+        ),
+    )
+
+
+def _range_problem(
+    stream: Stream, piece: Slice, partition: int, offsets: OffsetRange, state: TopicState
+) -> HighwaterError | None:
+    found = state.partitions.get(partition)
+    if not len(offsets):
+        return None
+    where = f"{piece.key}: {piece.topic} partition {partition}"
+    if found is None or found.last_stable is None:
+        return None  # nothing is known; without a leader it is not read, and of one that is gone Spark's read fails
+    if found.log_start is not None and found.log_start > offsets.start:
+        return OffsetsExpiredError(
+            f"{where}: offsets were deleted before they were read",
+            stored=f"{offsets}",
+            found=f"log start offset {found.log_start}",
+            remedy=f"highwater accept-loss {_for_command(stream, piece)} --partition {partition} records the loss",
+        )
+    if found.last_stable < offsets.end:
+        return TopicTruncatedError(
+            f"{where} ends before the planned end",
+            stored=offsets.end,
+            found=f"last stable offset {found.last_stable}",
+            remedy=f"find out which broker lost its log; highwater accept-loss {_for_command(stream, piece)} "
+            f"--partition {partition} records what is gone",
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What Kafka gives for some slices.
+
+    Of slices that were read before, `again` counts the records of this reading; Spark holds them until the commit.
+    """
+
+    rows: DataFrame
+    left: Mapping[str, Slice]
+    again: Mapping[str, int] | None
+    spread: str = "offset"
+    run: str = ""
+    release_rows: Callable[[], None] = nothing
+
+    def proof(self, piece: Slice, attempt: int) -> Proof:
+        lost = piece.offsets - self.left[piece.key].offsets
+        return Proof(piece, attempt, rows=None, counts={"lost": lost} if lost else {}, past=True, run=self.run)
+
+    def files(self, keys: Sequence[str]) -> int:
+        return files_for([self.left[key].offsets for key in keys])
+
+    def tasks(self, keys: Sequence[str]) -> int:
+        if self.again is not None:
+            return 1
+        ranges = [len(offsets) for key in keys for offsets in self.left[key].ranges.values()]
+        most = _records_a_task(sum(ranges))
+        return sum(math.ceil(offsets / most) for offsets in ranges)
+
+    def refused(self, piece: Slice, standing: Proof | None) -> str | None:
+        if standing is None or standing.rows is None or self.again is None:
+            return None
+        found, recorded = self.again.get(piece.key, 0), records(standing)
+        if found >= recorded:
+            return None
+        return f"rows kept as they are: Kafka would give {found} records, the commit recorded {recorded}"
+
+    def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        # Each step is analysed by itself, and mostly all slices are committed.
+        return (
+            self.rows if attempts.keys() == self.left.keys() else self.rows.where(F.col("slice").isin(list(attempts)))
+        )
+
+    def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
+        del keys
+        return nullcontext(nothing)
+
+    def release(self) -> None:
+        try:
+            if self.again is not None:
+                self.rows.unpersist()
+        finally:
+            self.release_rows()
+
+
+def _read(
+    left: Mapping[str, Slice],
+    standing: Standing,
+    options: Mapping[str, str] | None,
+    work: Work,
+    slices: Sequence[Slice],
+    clock: Clock,
+) -> _Read:
+    """Make ready to read the slices: the records go from Kafka into the files in one pass, without a stop in between.
+
+    Only where rows stand already are the records counted first, and held meanwhile: fewer must not replace more (I10).
+    """
+    mine = {piece.key: left[piece.key] for piece in slices}
+    with ExitStack() as opened, delta_errors(f"topic {work.stream.topic}"), clock.phase("read"):
+        source = _ByClient(work, opened) if options is None else _BySpark(work, options)
+        rows = _rows(work, [*mine.values()], source)
+        if standing.proofs.keys().isdisjoint(mine):
+            return _Read(rows, mine, again=None, run=work.run, release_rows=opened.pop_all().close)
+        rows = rows.persist()
+        counted = rows.groupBy("slice").count().collect()
+        again = {row["slice"]: row["count"] for row in counted}
+        return _Read(rows, mine, again=again, run=work.run, release_rows=opened.pop_all().close)
+
+
+@dataclass(frozen=True)
+class _BySpark:
+    """Records as Spark's Kafka source reads them.
+
+    Args:
+        work: the connections.
+        options: of the source, beside those that every read has.
+        ms: a record's timestamp in milliseconds, in SQL.
+        type_: its type, likewise.
+    """
+
+    work: Work
+    options: Mapping[str, str]
+    ms: str = _SOURCE_MS
+    type_: str = "timestampType"
+
+    def read(self, topic: str, ranges: Mapping[int, OffsetRange]) -> DataFrame:
+        return _one_read(self.work, topic, ranges, self.options)
+
+
+@dataclass(frozen=True)
+class _ByClient:
+    """The same records as our own consumer reads them, with any timestamp; slower.
+
+    Args:
+        work: the connections.
+        opened: removes the tables that they are read into, as soon as it is closed.
+        ms, type_: as Spark's.
+    """
+
+    work: Work
+    opened: ExitStack
+    ms: str = "timestamp_ms"
+    type_: str = "timestamp_type"
+
+    def read(self, topic: str, ranges: Mapping[int, OffsetRange]) -> DataFrame:
+        path = client_reads.stage(self.work, topic, ranges)
+        self.opened.callback(client_reads.remove, self.work.lake, self.work.stream.name, path)
+        return self.work.spark.read.format("delta").load(path)
+
+
+def _rows(work: Work, slices: Sequence[Slice], source: _BySpark | _ByClient) -> DataFrame:
+    """The records of the slices, each named after its slice, by as few reads as their ranges allow."""
+    from pyspark.sql import DataFrame as Frame
+
+    groups: dict[tuple[str, int], list[Slice]] = {}
+    for piece in slices:
+        groups.setdefault((piece.topic, piece.generation), []).append(_marked(work, piece))
+    frames = [_topic_rows(work, group, source) for group in groups.values()]
+    return _without_erased(work, balanced(Frame.unionByName, frames))
+
+
+def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
+    """The rows without the records of erased keys, wherever they come back from."""
+    gone = until(work.ledger.erasures.of(work.stream.name))
+    if not gone:
+        return rows
+    # What is left out must be known for as long as what stays.
+    erased.keep(work.ledger, work.lake, work.stream.name, of_keys=True)
+    moments = _literal_map({digest: milliseconds(moment) for digest, moment in gone.items()})
+    last = f"TRY_ELEMENT_AT({moments}, SHA2(key, 256))"
+    return rows.where(f"{last} IS NULL OR timestamp_ms > {last}")
+
+
+def _marked(work: Work, piece: Slice) -> Slice:
+    """The slice with a fingerprint of each range's last record, where its plan had no answer in time.
+
+    It tells what changes during the read; of the time before it leader epochs tell alone.
+    """
+    unmarked = {
+        p: offsets
+        for p, offsets in piece.ranges.items()
+        if len(offsets) and (p not in piece.marks or piece.marks[p].offset not in offsets)
+    }
+    return (
+        replace(piece, marks={**piece.marks, **fingerprints(work.kafka, piece.topic, unmarked)}) if unmarked else piece
+    )
+
+
+def _fenced(slices: Sequence[Slice], ms: str) -> str:
+    """The value in SQL, or an error in Spark when another record stands where the plan saw a partition's last one.
+
+    The look before the read cannot see a log that is replaced, or a topic that is made anew, while it is read.
+    """
+    ordered = sorted(slices, key=attrgetter("ordinal"))
+    marks = {p: mark for piece in ordered for p, mark in piece.marks.items() if mark.offset in piece.ranges[p]}
+    if not marks:
+        return "value"
+    at = _literal_map({p: mark.offset for p, mark in marks.items()})
+    expected = _literal_map({p: mark.digest for p, mark in marks.items()})
+    diverged = f"RAISE_ERROR(CONCAT('{DIVERGED}: partition ', partition, ' offset ', offset))"
+    checked = f"IF({_DIGEST.format(ms=ms)} = TRY_ELEMENT_AT({expected}, partition), value, {diverged})"
+    return f"IF(offset = TRY_ELEMENT_AT({at}, partition), {checked}, value) AS value"
+
+
+def _literal_map(values: Mapping[int, int | str] | Mapping[str, int]) -> str:
+    """A map in SQL, of numbers and of digests in hexadecimal; expressions of PySpark take a call of the JVM a part."""
+    return f"MAP({', '.join(_literal(part) for pair in values.items() for part in pair)})"
+
+
+def _literal(value: int | str) -> str:
+    return f"'{value}'" if isinstance(value, str) else f"{value}L"
+
+
+# `highwater.history.digest` as an expression of Spark.
+_DIGEST = (
+    "SHA2(CONCAT(CAST(CAST({ms} AS STRING) AS BINARY), "
+    "COALESCE(CONCAT(X'01', key), X'00'), COALESCE(CONCAT(X'01', value), X'00')), 256)"
+)
+
+
+def _topic_rows(work: Work, slices: Sequence[Slice], source: _BySpark | _ByClient) -> DataFrame:
+    """The records of slices of one topic and generation, each named after its slice."""
+    from pyspark.sql import DataFrame as Frame
+
+    merged = merge_ranges(slices)
+    reads = max((len(ranges) for ranges in merged.values()), default=0)
+    if not reads:
+        return work.spark.createDataFrame([], COLUMNS)
+    topic, columns = slices[0].topic, _columns(slices, source)
+    frames = [
+        source.read(topic, {p: ranges[i] for p, ranges in merged.items() if i < len(ranges)}).selectExpr(*columns)
+        for i in range(reads)
+    ]
+    rows = balanced(Frame.unionByName, frames)
+    return rows if len(slices) == 1 else _named(work, slices, rows)
+
+
+def _columns(slices: Sequence[Slice], source: _BySpark | _ByClient) -> list[str]:
+    """What is taken of a record, in SQL, as one step of the plan: Spark analyses each by itself, for milliseconds."""
+    named = [f"{_literal(slices[0].key)} AS slice"] if len(slices) == 1 else []
+    is_time = f"{source.ms} BETWEEN {LEAST_MILLISECONDS} AND {MOST_MILLISECONDS}"
+    times = f"IF({is_time}, TIMESTAMP_MILLIS({source.ms}), NULL) AS timestamp", f"{source.ms} AS timestamp_ms"
+    taken = "topic", "partition", "offset", *times, f"{source.type_} AS timestamp_type", "key", "headers"
+    return [*named, f"{slices[0].generation} AS generation", *taken, _fenced(slices, source.ms)]
+
+
+def _one_read(
+    work: Work, topic: str, ranges: Mapping[int, OffsetRange], options: Mapping[str, str] = SHORT_WAIT
+) -> DataFrame:
+    options = {
+        "kafka.max.poll.records": RECORDS_A_POLL,
+        **options,
+        **work.kafka.spark_options(),
+        "assign": json.dumps({topic: sorted(ranges)}),
+        "startingOffsets": json.dumps({topic: {str(p): r.start for p, r in ranges.items()}}),
+        "endingOffsets": json.dumps({topic: {str(p): r.end for p, r in ranges.items()}}),
+        "kafka.isolation.level": "read_committed",
+        "failOnDataLoss": "true",
+        "includeHeaders": "true",
+        "maxRecordsPerPartition": str(_records_a_task(sum(len(offsets) for offsets in ranges.values()))),
+    }
+    return work.spark.read.format("kafka").options(**options).load()
+
+
+def files_for(records: Sequence[int]) -> int:
+    """Data files at the most, of slices with so many records each that are committed together."""
+    total = sum(records)
+    return max(1, math.ceil(total / (_records_a_task(total) if len(records) == 1 else RECORDS_A_FILE)))
+
+
+def _records_a_task(offsets: int) -> int:
+    return min(MOST_RECORDS_A_TASK, max(LEAST_RECORDS_A_TASK, math.ceil(offsets / TASKS)))
+
+
+def _named(work: Work, slices: Sequence[Slice], rows: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    bounds = known_rows(
+        work.spark,
+        "slice STRING, in_partition INT, start BIGINT, end BIGINT",
+        [(s.key, p, r.start, r.end) for s in slices for p, r in s.ranges.items() if len(r)],
+    )
+    inside = (
+        (rows["partition"] == bounds["in_partition"])
+        & (rows["offset"] >= bounds["start"])
+        & (rows["offset"] < bounds["end"])
+    )
+    return rows.join(F.broadcast(bounds), inside).select("slice", rows["*"])

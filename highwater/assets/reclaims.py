@@ -1,0 +1,69 @@
+"""Reclaims in Spark: which rows are of origins that a person took back from the DLQ, and which copies count no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from highwater.envelope import ORIGIN
+from highwater.reclaims import numbers
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from highwater.assets.work import Work
+    from highwater.slices import Slice
+
+# The number of a row's origin, in every table that has origins.
+NUMBER = "reclaims"
+# A record that was published before its origin was taken back.
+STALE = "stale"
+# In the proof of a decision: how many acts of taking back it saw. Without it there was none.
+SEEN = "reclaims_seen"
+_TAKEN = "taken_back"
+
+
+def seen_now(work: Work) -> dict[str, int]:
+    """What was taken back so far, as a decision keeps it."""
+    acts = work.ledger.reclaims.acts(work.stream.name)
+    return {SEEN: acts} if acts else {}
+
+
+def counted(rows: DataFrame) -> DataFrame:
+    """Rows of a table with their number: 0 in rows, and in tables, from before the column was there."""
+    from pyspark.sql import functions as F
+
+    return rows.withColumn(NUMBER, F.coalesce(NUMBER, F.lit(0)) if NUMBER in rows.columns else F.lit(0))
+
+
+def with_stale(
+    work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Mapping[str, Mapping[str, int]]
+) -> DataFrame:
+    """Rows with their origins get `stale`; those of the main topic also the number of their origin.
+
+    Args:
+        work: the connections.
+        rows: raw rows with their origins and, of tiers, the number that they carry.
+        slices: the slices that the rows are of.
+        seen: for each slice what its decision rests on.
+    """
+    from pyspark.sql import functions as F
+
+    taken = [row for piece in slices for row in _taken_back(work, piece, seen[piece.key].get(SEEN, 0))]
+    if not taken:
+        return rows.withColumn(STALE, F.lit(False))  # noqa: FBT003 - a literal column
+    names = ", ".join(f"{name} {kind}" for name, kind in zip(ORIGIN, ("STRING", "INT", "INT", "BIGINT"), strict=True))
+    frame = work.spark.createDataFrame(taken, f"slice STRING, {names}, {_TAKEN} INT")
+    found = rows.join(frame, ["slice", *ORIGIN], "left").withColumn(_TAKEN, F.coalesce(_TAKEN, F.lit(0)))
+    main = F.col("topic") == work.stream.topic
+    told = found.withColumn(STALE, ~main & (F.col(NUMBER) < F.col(_TAKEN)))
+    return told.withColumn(NUMBER, F.when(main, F.col(_TAKEN)).otherwise(F.col(NUMBER))).drop(_TAKEN)
+
+
+def _taken_back(work: Work, piece: Slice, acts: int) -> list[tuple[str | int, ...]]:
+    """For each origin that was taken back by then, and that the slice may hold, its number."""
+    if not acts:
+        return []
+    main = piece.topic == work.stream.topic
+    found = work.ledger.reclaims.of(work.stream.name, acts=acts, slice_key=piece.key if main else None)
+    return [(piece.key, *origin, number) for origin, number in numbers(found).items()]

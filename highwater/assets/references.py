@@ -1,0 +1,96 @@
+"""References: records that are parked by where they stand in raw, since no topic took them whole."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from highwater.envelope import Envelope, Header, Place, Reference, headers_of
+from highwater.errors import UnbalancedError
+from highwater.resources.delta import query, slice_is_one_of, stream_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
+
+    from highwater.declaration import Stream
+    from highwater.resources.lake import Lake
+
+_PLACE = 'topic, generation, partition, "offset"'
+
+
+class Original(NamedTuple):
+    """A record as it was read."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[Header]
+
+
+def original(lake: Lake, stream: Stream, place: Place) -> Original | None:
+    """What stands at a place in raw; None if nothing does.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    table = lake.table(stream.name, "raw")
+    if table is None:
+        return None
+    topic = place.topic.replace("'", "''")
+    where = (
+        f'partition = {place.partition} AND "offset" = {place.offset} '
+        f"AND topic = '{topic}' AND generation = {place.generation}"
+    )
+    found = query(table, f"SELECT key, value, headers FROM t WHERE {where}")
+    return original_of(found[0]) if found else None
+
+
+def place_of(lake: Lake, stream: Stream, envelope: Envelope, wanted: Original) -> Place:
+    """Where the slice that rejected a record read it.
+
+    On the main topic that is its origin. On a tier the origin is elsewhere, and several copies may be alike: any will
+    do.
+
+    Raises:
+        UnbalancedError: raw does not hold it.
+        DependencyAwayError: the lake could not be read.
+    """
+    if original(lake, stream, origin := Place(*envelope.origin)) == wanted:
+        return origin
+    table = lake.table(stream.name, "raw")
+    size = "coalesce(octet_length(encode(value, 'hex')), 0) / 2"
+    where = f"{slice_is_one_of([envelope.slice_key])} AND {size} = {len(wanted.value or b'')}"
+    asked = f"SELECT {_PLACE}, key, value, headers FROM t WHERE {where} ORDER BY {_PLACE}"
+    for row in () if table is None else stream_rows(table, asked):
+        if original_of(row) == wanted:
+            return Place(row["topic"], row["generation"], row["partition"], row["offset"])
+    raise UnbalancedError(
+        f"{envelope.slice_key}: raw does not hold the record of a reject",
+        stored=f"a reject of {envelope.topic}[{envelope.partition}]@{envelope.offset}",
+        found="no record in raw with its key, value and headers",
+        remedy="restore raw, or materialise it again for this slice, then request the slice again",
+    )
+
+
+def came_as(found: Original) -> Reference | None:
+    """What a record from a tier refers to that is a reference itself: somebody sent one there as it was."""
+    if found.value:
+        return None
+    return Reference.of({name: (value or b"").decode(errors="replace") for name, value in found.headers})
+
+
+def original_of(row: Mapping[str, Any]) -> Original:
+    """The record that a row of raw or of rejects holds."""
+    return Original(row["key"], row["value"], headers_of(row))
+
+
+def originals_of(rows: pa.Table) -> Iterator[Original]:
+    """The same of many rows: column by column, a record's headers cut from those of all."""
+    import pyarrow.compute as pc
+
+    lists = rows["headers"].combine_chunks()
+    pairs = [*zip(*(pc.struct_field(lists.flatten(), name).to_pylist() for name in ("key", "value")), strict=True)]
+    ends = accumulate(pc.fill_null(pc.list_value_length(lists), 0).to_pylist(), initial=0)
+    headers = (pairs[start:end] for start, end in pairwise(ends))
+    return map(Original._make, zip(rows["key"].to_pylist(), rows["value"].to_pylist(), headers, strict=True))

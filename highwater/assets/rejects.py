@@ -1,0 +1,245 @@
+"""Rejects: what of raw the committed events left over, with the reason and where it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from highwater.assets import events, raw
+from highwater.assets.commit import Clock, Standing, commit_rows, commit_turn, have_table, reports, require_newer
+from highwater.assets.dlq_copies import COPIED_AT
+from highwater.assets.events import origin_columns, require
+from highwater.assets.evolution import with_added_fields
+from highwater.assets.holding import parked_slices
+from highwater.assets.origins import DLQ, first_of_each, with_fate, with_origins
+from highwater.assets.parsing import PERMANENT, UNRESOLVED, is_tombstone, judged
+from highwater.assets.work import SliceReport, Work
+from highwater.balancing import balanced
+from highwater.envelope import ORIGIN
+from highwater.errors import SupersededAttemptError, UnbalancedError
+from highwater.proof import Proof
+from highwater.resources.delta import slice_is_one_of
+from highwater.resources.spark import delta_errors
+from highwater.resources.spark_tables import rows_at
+from highwater.routing import destination
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from highwater.declaration import Stream
+
+TABLE = "rejects"
+COLUMNS = (
+    f"{events.ORIGIN_COLUMNS}, reason STRING, permanent BOOLEAN, detail STRING, key BINARY, value BINARY, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, next_topic STRING, first_failed_at TIMESTAMP, "
+    "published_at TIMESTAMP"
+)
+SEARCHED = ("slice", "origin_partition", "origin_offset", "origin_timestamp", "reason")
+# Of a reject that was published before a lost lake was rebuilt, when it was; else null.
+PUBLISHED_AT = "published_at"
+TRIES = 3
+
+
+def materialise(work: Work) -> list[SliceReport]:
+    """Commit the rejects of the decision that stands in events; a report for each slice, in their order.
+
+    Raises:
+        TemporaryError: events of a slice are not there yet.
+        SupersededAttemptError: newer decisions were committed again and again meanwhile.
+        DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
+    """
+    work = with_added_fields(work)
+    have_table(work, TABLE, COLUMNS, SEARCHED)
+    for tries in range(1, TRIES + 1):
+        try:
+            found = _follow_decision(work, require(work, events.TABLE), Standing.read(work, TABLE), Clock())
+        except SupersededAttemptError:
+            if tries == TRIES:
+                raise
+            work.log("rejects: another run committed meanwhile; looking again")
+        else:
+            if work.classified is not None:
+                work.classified.release()
+            return found
+    raise AssertionError("unreachable")
+
+
+def _follow_decision(work: Work, decided: Standing, standing: Standing, clock: Clock) -> list[SliceReport]:
+    decisions = decided.proofs
+    rejected = any(decision.counts["rejects"] for decision in decisions.values())
+    published = Standing.read(work, DLQ) if rejected else Standing({}, -1)
+    wrong = _unbalanced(work, decisions, standing, published)
+    open_ = [key for key in work.keys if key in wrong or standing.attempt(key) != decisions[key].attempt]
+    require_newer(decisions, {key: standing.attempt(key) for key in open_})
+    version = standing.version
+    if open_:
+        read = require(work, raw.TABLE)
+        _see_conserved(read, [decisions[key] for key in open_])
+        rows = _rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
+        with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)):
+            version = _commit(work, rows, [decisions[key] for key in open_], standing)
+    proofs = {key: _proof(decisions[key]) for key in work.keys}
+    notes = {key: "already followed the decision" for key in work.keys if key not in open_}
+    found = reports(work, TABLE, proofs, notes, clock, version)
+    _see_balanced(found, decisions)
+    return found
+
+
+def _unbalanced(work: Work, decisions: Mapping[str, Proof], standing: Standing, published: Standing) -> set[str]:
+    """Slices whose rejects were written while raw or events were damaged, and not published since: they are mended."""
+    same = [key for key, proof in decisions.items() if standing.attempt(key) == proof.attempt]
+    if not same:
+        return set()
+    open_ = [key for key in same if published.attempt(key) != decisions[key].attempt]
+    there = work.lake.rows_of(work.stream.name, TABLE, open_)
+    return {key for key, rows in there.items() if rows != decisions[key].counts["rejects"]}
+
+
+def _proof(decision: Proof) -> Proof:
+    return replace(decision, rows=decision.counts["rejects"])
+
+
+def _see_conserved(read: Standing, decisions: Sequence[Proof]) -> None:
+    """See that raw is what was decided of: rejects are what the decision left over of it (I5).
+
+    Raises:
+        SupersededAttemptError: raw was read anew since, and gave another number of records.
+    """
+    for decision in decisions:
+        found, decided = read.proofs[decision.key].rows, decision.counts["raw"]
+        if found != decided:
+            raise SupersededAttemptError(
+                f"{decision.key}: raw holds another number of records than was decided of",
+                stored=decided,
+                found=found,
+                remedy="materialise the slice again from events on: it is decided anew, unless its rejects began to be "
+                "published; then restore raw as it was when it was decided. Of rows that went by their age, "
+                "materialise raw of it while Kafka holds the records",
+            )
+
+
+def _see_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Proof]) -> None:
+    """Hold the rows that were written against the decision (I5).
+
+    Raises:
+        UnbalancedError: the rejects are not what the decision left: somebody changed raw or events beside Highwater.
+    """
+    for report in found:
+        expected = decisions[report.piece.key].counts["rejects"]
+        if report.rows != expected:
+            raise UnbalancedError(
+                f"{report.piece.key}: raw minus events leaves another number of rejects than was decided",
+                stored=expected,
+                found=report.rows,
+                remedy="materialise the slice again from events on: it is decided anew, unless its rejects began to be "
+                "published; then restore the table that was changed first",
+            )
+
+
+def _commit(work: Work, rows: DataFrame, decisions: Sequence[Proof], standing: Standing) -> int:
+    proofs = [_proof(decision) for decision in decisions]
+    with commit_turn(work, TABLE):
+        files = raw.files_for([proof.rows or 0 for proof in proofs])
+        return commit_rows(work, TABLE, rows, proofs, standing, files=files, spread="origin_offset")
+
+
+def _rows(
+    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: Standing
+) -> DataFrame:
+    """The rejects of decisions: as this run classified them, or else what their events left over."""
+    from pyspark.sql import functions as F
+
+    with_rejects = [d for d in decisions if d.counts["rejects"]]
+    if not with_rejects:
+        return work.spark.createDataFrame([], COLUMNS)
+    found = _classified(work, with_rejects, published)
+    if found is None:
+        found = _classified_again(work, with_rejects, raw_version, events_version, published)
+    return found.select(
+        *origin_columns({d.key: d.attempt for d in with_rejects}),
+        "reason",
+        F.col("reason").isin(sorted(PERMANENT)).alias("permanent"),
+        "detail",
+        *events.PAYLOAD,
+        F.coalesce("held_next_topic", _next_topic(work.stream, parked_slices(work))).alias("next_topic"),
+        F.coalesce("first_failed_at", F.current_timestamp()).alias("first_failed_at"),
+        F.col(COPIED_AT).alias(PUBLISHED_AT),
+    )
+
+
+def _classified(work: Work, decisions: Sequence[Proof], published: Standing) -> DataFrame | None:
+    """The rejects as this run classified them; None where another run decided, or the run began again."""
+    from pyspark.sql import DataFrame as Frame
+
+    if work.classified is None:
+        return None
+    attempts = {d.key: d.attempt for d in decisions}
+    frames = work.classified.of(attempts, {key: published.attempt(key) for key in attempts})
+    mine = [rows.where(slice_is_one_of(keys)).where(events.is_rejected()) for rows, keys in frames]
+    return balanced(Frame.unionByName, mine) if mine else None
+
+
+def _classified_again(
+    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: Standing
+) -> DataFrame:
+    """Raw minus the committed events, the tombstones and the superseded, judged once more for the reason.
+
+    All are read at the versions in which the decisions were found, so what another run commits meanwhile does not
+    matter. Only a lookup can answer otherwise than it did when the events were decided; such a record stays a reject of
+    that decision, as unresolved, and its retry will accept it. One that was published keeps what was published of it.
+    """
+    from pyspark.sql import functions as F
+
+    found = judged(work, _left_over(work, decisions, raw_version, events_version, published))
+    unknown = F.lit("unknown when the slice was decided, known since")
+    # Of a schema that came since, the record may turn out otherwise: the decision counted it as unresolved.
+    counted = [(d.key, [name for name in events.REASONS if d.counts.get(f"rejects_{name}")]) for d in decisions]
+    pairs = [part for key, names in counted for part in (F.lit(key), F.array(*map(F.lit, names)).cast("array<string>"))]
+    was_counted = F.array_contains(F.create_map(*pairs)[F.col("slice")], F.col("reason"))
+    found = found.withColumn("reason", F.when(was_counted, F.col("reason")))
+    return found.withColumns(
+        {
+            "reason": F.coalesce("held_reason", "reason", F.lit(UNRESOLVED)),
+            "detail": F.coalesce("held_detail", "detail", unknown),
+            "first_failed_at": F.coalesce("held_first_failed_at", "first_failed_at"),
+        }
+    )
+
+
+def _left_over(
+    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: Standing
+) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    pieces = [d.piece for d in decisions]
+    mine = slice_is_one_of([d.key for d in decisions])
+    name = work.stream.name
+    accepted = rows_at(work.spark, work.lake.path(name, events.TABLE), events_version).where(mine)
+    read = rows_at(work.spark, work.lake.path(name, raw.TABLE), raw_version).where(mine)
+    seen = {d.key: d.counts for d in decisions}
+    origins = with_origins(work, read, pieces, seen, published.proofs)
+    fated = with_fate(work, origins, pieces, seen, published)
+    alive = fated.where(~is_tombstone(work.stream) & ~F.col("elsewhere"))
+    return first_of_each(work, alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti"), pieces)
+
+
+def _next_topic(stream: Stream, parked: Sequence[str] = ()) -> Column:
+    """What `highwater.routing.destination` says of each reason and each number of retries.
+
+    Args:
+        stream: its declaration.
+        parked: slices of which a person parks what held them.
+    """
+    from pyspark.sql import functions as F
+
+    def ruled(*, park: bool) -> Column:
+        found = F.when(F.col("retries") >= len(stream.tiers), stream.parked_topic)
+        for reason, retries in rules:
+            mine = (F.col("reason") == reason) & (F.col("retries") == retries)
+            found = found.when(mine, destination(stream, reason, retries, park=park))
+        return found.otherwise(stream.parked_topic)
+
+    rules = [(reason, retries) for reason in stream.on_reject for retries, _ in enumerate(stream.tiers)]
+    usual = ruled(park=False)
+    return F.when(F.col("slice").isin(list(parked)), ruled(park=True)).otherwise(usual) if parked else usual

@@ -1,0 +1,659 @@
+"""The table `published`: what became of each event on its way to the topic of accepted events.
+
+A batch of slices is first written down as it will be sent, in the table `_sending`, each record with its number. The
+mark in Kafka counts the records of the batch. So after a crash the records below the mark were sent, with the content
+that is written down, and the others were not, whatever the tables or the declaration say by then. `published` holds
+what is settled, and its commits name the batch that they settle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets import accepted_copies
+from highwater.assets.commit import commit_turn
+from highwater.envelope import ORIGIN, ORIGIN_TYPES, Origin
+from highwater.errors import (
+    ConfigurationError,
+    DependencyAwayError,
+    SupersededAttemptError,
+    TopicAbsentError,
+    TopicRecreatedError,
+)
+from highwater.proof import Proof
+from highwater.publishing import Known, State
+from highwater.resources.commit_log import committed_in, id_of, proofs_in, replace_slices
+from highwater.resources.delta import open_table, query, query_all, query_arrow, slice_is_one_of
+from highwater.resources.small_tables import opened, replace_all
+from highwater.slices import SliceKey
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    from highwater.assets.work import Work
+    from highwater.declaration import Stream
+    from highwater.resources.lake import Lake
+    from highwater.slices import Slice
+
+TABLE = "published"
+# The table of the batch that is under way, or was the last one.
+SENDING = "_sending"
+# In the commit records: the batch that was in `_sending` at the commit, which is settled with it.
+BATCH = "batch"
+# The attempt of a slice whose first publication is not complete: lower than that of any decision.
+INCOMPLETE = 0
+# The attempt of a slice that was published, and holds second deliveries of what was retracted or revised since: no
+# decision has it, so the slice is published once more.
+LOOK_AGAIN = -1
+FORMAT = 1
+# Columns of which hardly two rows are alike: as it is written, a dictionary would cost more than it saves.
+UNLIKE = ("origin_offset", "fingerprint", "number")
+
+
+def schema() -> pa.Schema:
+    """The columns of `published`."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("slice", pa.string()),
+            *ORIGIN_TYPES,
+            ("attempt", pa.int32()),
+            ("state", pa.string()),
+            ("revision", pa.int32()),
+            ("late", pa.string()),
+            ("fingerprint", pa.string()),
+            ("published_at", pa.timestamp("us", "UTC")),
+        ]
+    )
+
+
+def sending_schema() -> pa.Schema:
+    """The columns of `_sending`: those of `published`, the number of the record, and in one row the batch itself."""
+    import pyarrow as pa
+
+    return schema().append(pa.field("number", pa.int64())).append(pa.field("batch", pa.string()))
+
+
+@dataclass(frozen=True)
+class Sending:
+    """The batch that is under way, or was the last one: the column `batch` of `_sending`.
+
+    Args:
+        attempt: the number of the batch; the mark names it.
+        topic: where it goes.
+        topic_id: of that topic.
+        total: records in it.
+        slices: for each slice the attempt of its decision, in the order of publication.
+        settled: a slice of an earlier batch, with the number of that batch: `published` has it, or is an older version.
+    """
+
+    attempt: int
+    topic: str
+    topic_id: str
+    total: int = 0
+    slices: Mapping[str, int] = field(default_factory=dict)
+    settled: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The written form."""
+        return json.dumps({"format": FORMAT, **vars(self)}, separators=(",", ":"), default=dict)
+
+    @classmethod
+    def from_json(cls, text: str) -> Sending:
+        """The inverse of `to_json`."""
+        plain = json.loads(text)
+        if plain.get("format") != FORMAT:
+            raise ValueError(f"batch of format {plain.get('format')!r}; this version reads format {FORMAT}")
+        names = ("attempt", "topic", "topic_id", "total", "slices", "settled")
+        return cls(*(plain[name] for name in names))
+
+
+def complete(proofs: Mapping[str, Proof]) -> dict[str, Proof]:
+    """The proofs of slices that were published to their end at least once."""
+    return {key: proof for key, proof in proofs.items() if proof.attempt != INCOMPLETE}
+
+
+def proofs(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Proof]:
+    """The proofs of those of the slices that were published to their end, at the decision that was published last.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    return complete(lake.committed(stream.name, TABLE, keys))
+
+
+def as_decided(lake: Lake, stream: Stream, keys: Sequence[str], decided: Mapping[str, int]) -> Sequence[str]:
+    """Those of the slices whose events are sent as they are decided; all of a stream that does not publish.
+
+    Args:
+        lake: the tables.
+        stream: the stream.
+        keys: of slices.
+        decided: the attempt that stands in events, by slice.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    if stream.publishes is None:
+        return keys
+    found = proofs(lake, stream, keys)
+    return [key for key in keys if key in found and found[key].attempt == decided.get(key)]
+
+
+def last_published(lake: Lake, stream: Stream) -> str | None:
+    """The last slice of the main topic that is published; all before it are too. None if none is.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    table = open_table(lake.path(stream.name, TABLE))
+    return None if table is None else last_in(table, stream.topic)
+
+
+def last_in(table: DeltaTable, topic: str) -> str | None:
+    """The same, of the table as it was opened."""
+    ended = (key for key, one in committed_in(table, short=True).records.items() if one.attempt != INCOMPLETE)
+    main = (key for name in ended if (key := SliceKey.parse(name)).topic == topic)
+    return max(map(str, main), key=SliceKey.parse, default=None)
+
+
+def under_way(lake: Lake, stream: Stream) -> set[str]:
+    """The slices with records in a batch that is written down and not settled: it is being sent, or it broke off.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    batch = batch_of(lake, stream)
+    if batch is None or not batch.slices:
+        return set()
+    table = lake.table_at(stream.name, SENDING)
+    return {str(row["slice"]) for row in query(table, "SELECT DISTINCT slice FROM t WHERE batch IS NULL")}
+
+
+def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
+    """Remove what became of origins of erased keys, so that nobody misses them among the events.
+
+    The attempts stay: a slice whose decision has changed is looked at again, and sends nothing for them.
+
+    Args:
+        work: the connections.
+        origins: for each slice those that leave its events.
+
+    Raises:
+        SupersededAttemptError: slices of them are being sent, or another writer was first; it may be tried again.
+        DependencyAwayError: the storage or the ledger is away.
+    """
+    path = work.lake.path(work.stream.name, TABLE)
+    table = open_table(path) if origins else None
+    if table is None:
+        return
+    _ensure_not_under_way(work, origins)
+    accepted_copies.forget(work.lake, work.stream, {one for some in origins.values() for one in some})
+    parts, found = [], {}
+    for key, proof in proofs_in(table, [*origins]).items():
+        rows = _rows(table, [key])
+        kept = rows.filter(_is_none_of(rows, origins[key]))
+        if len(kept) < len(rows):
+            found[key] = replace(_proof(proof.piece, proof.attempt, kept), extra=proof.extra)
+            parts.append(kept)
+    if found:
+        # A batch is written down in the same turn, so none begins between this look and the commit.
+        _commit(work, table, parts, found, lambda: _ensure_not_under_way(work, origins))
+
+
+def _ensure_not_under_way(work: Work, keys: Collection[str]) -> None:
+    """Validate that no batch that is written down has records of the slices.
+
+    Raises:
+        SupersededAttemptError: one has.
+    """
+    if sending := under_way(work.lake, work.stream).intersection(keys):
+        raise SupersededAttemptError(
+            f"{', '.join(sorted(sending))}: a publication of them is under way, or broke off",
+            remedy=f"let it end, or materialise {work.stream.name}/{TABLE} of these slices; then erase the key again",
+        )
+
+
+def batch_of(lake: Lake, stream: Stream) -> Sending | None:
+    """The batch that is under way, or was the last one: that one has no slices. None if there was none.
+
+    Raises:
+        DependencyAwayError: the lake could not be read, or `_sending` is gone.
+    """
+    # In this order: a batch that begins between the two is seen, and one that is settled between them counts as open.
+    table, sending = (open_table(lake.path(stream.name, name)) for name in (TABLE, SENDING))
+    if table is None:
+        return None
+    if batch := _batch_in(sending, table):
+        return batch
+    if last := _last_settled(table):
+        raise DependencyAwayError(
+            f"the table {SENDING} of {stream.name} is gone, so what is being sent is not known",
+            stored=f"batch {last} is settled in {TABLE}",
+            remedy="restore it; or wait for the next publication, which creates it again if Kafka has no later batch",
+        )
+    return None
+
+
+def _batch_in(sending: DeltaTable | None, table: DeltaTable) -> Sending | None:
+    """The batch in `_sending`, if that goes with the table: one that was deleted and created again has another ID."""
+    if sending is None or sending.metadata().description != id_of(table):
+        return None
+    found = query(sending, "SELECT batch FROM t WHERE batch IS NOT NULL")
+    if not found:
+        return None
+    batch = Sending.from_json(str(found[0]["batch"]))
+    settled = [key for key, one in proofs_in(table, [*batch.slices]).items() if one.extra.get(BATCH) == batch.attempt]
+    if not settled:
+        return batch
+    return replace(batch, total=0, slices={}, settled={settled[0]: batch.attempt})
+
+
+def _last_settled(table: DeltaTable) -> int:
+    """The number of the last batch that the commits of `published` settled; 0 for none."""
+    return max((proof.extra.get(BATCH, 0) for proof in proofs_in(table).values()), default=0)
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """What a batch leaves that ended, or broke off: proofs of slices, the rows of these, and its number."""
+
+    proofs: Mapping[str, Proof]
+    rows: Sequence[pa.Table]
+    batch: Sending
+
+
+class Book:
+    """The table, as one run reads and writes it: it takes the version after the one it has read, or fails.
+
+    Args:
+        work: the connections.
+        topic_id: of the topic that is published to.
+
+    Raises:
+        ConfigurationError: another topic was published to before.
+        TopicRecreatedError: the topic was created anew since.
+        DependencyAwayError: the storage is away.
+    """
+
+    def __init__(self, work: Work, topic_id: str) -> None:
+        assert work.stream.publishes is not None, "only streams that publish have the table"
+        self._work = work
+        self._topic, self._topic_id = work.stream.publishes.topic, topic_id
+        path = work.lake.path(work.stream.name, TABLE)
+        self._table: DeltaTable = opened(path, schema(), "what was sent to the topic of accepted events")
+        self._sending = open_table(self._path_of_sending)
+        found = _batch_in(self._sending, self._table)
+        self.sending = found or Sending(_last_settled(self._table), self._topic, self._topic_id)
+        self._ensure_holds(self.sending.settled)
+        self.before = accepted_copies.opened(work.lake, work.stream)
+        # The number of the batch in `_sending`. Without records a batch has no place there, and its number comes again.
+        self._in_sending = self.sending.attempt
+        # The batch that this run has taken up.
+        self._taken_up: pa.Table | None = None
+        # What is settled of the one before, until it is committed.
+        self._settled: _Settled | None = None
+        self._see_same_topic()
+
+    @property
+    def _path_of_sending(self) -> str:
+        return self._work.lake.path(self._work.stream.name, SENDING)
+
+    def _ensure_holds(self, settled: Mapping[str, int]) -> None:
+        """Validate that the table holds what an earlier batch left in it.
+
+        Raises:
+            ConfigurationError: somebody restored an older version of it.
+        """
+        held = proofs_in(self._table, [*settled])
+        for key, batch in settled.items():
+            found = held[key].extra.get(BATCH, 0) if key in held else 0
+            if found < batch:
+                raise ConfigurationError(
+                    f"the table {TABLE} of {self._work.stream.name} is older than what was sent",
+                    stored=f"batch {batch} was settled, with {key}",
+                    found=f"batch {found} of that slice",
+                    remedy="restore the table's newest version: an older one would send events again",
+                )
+
+    @property
+    def identity(self) -> str:
+        """The table's own ID: a mark of another table counts other records."""
+        return str(self._table.metadata().id)
+
+    @property
+    def version(self) -> int:
+        """The version that was read or written last."""
+        return int(self._table.version())
+
+    def _see_same_topic(self) -> None:
+        path = self._work.lake.path(self._work.stream.name, TABLE)
+        anew = f"to send everything to it, delete the table {path} and start the sensor again"
+        if self.sending.topic != self._topic:
+            raise ConfigurationError(
+                f"stream {self._work.stream.name} published to another topic before",
+                stored=self.sending.topic,
+                found=self._topic,
+                remedy=f"declare that topic again; or, {anew}",
+            )
+        if self.sending.topic_id != self._topic_id:
+            self._ensure_recreated()
+            raise TopicRecreatedError(
+                f"topic {self._topic} is not the one that was published to",
+                stored=f"topic ID {self.sending.topic_id}",
+                found=f"topic ID {self._topic_id}",
+                remedy=f"see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, {anew}",
+            )
+
+    def _ensure_recreated(self) -> None:
+        """Look at the topic a second time: the remedy sends everything again.
+
+        Raises:
+            DependencyAwayError: the second look does not show the same topic as the first, or no broker answered.
+        """
+        try:
+            again = self._work.kafka.look_again(self._topic).topic_id
+        except TopicAbsentError:
+            again = "no such topic"
+        if again != self._topic_id:
+            raise DependencyAwayError(
+                f"two looks at topic {self._topic} disagree",
+                stored=f"first: topic ID {self._topic_id}",
+                found=f"then: {again}",
+                remedy="nothing was sent; it is tried again",
+            )
+
+    def standing(self, keys: Sequence[str]) -> dict[str, Proof]:
+        """The proofs of slices, those among them whose first publication is not complete."""
+        if self._settled is not None and not self._settled.proofs.keys().isdisjoint(keys):
+            self.commit_settled()
+        return proofs_in(self._table, keys)
+
+    def last_published(self) -> str | None:
+        """As the function of this name, of the table as it was read or written last."""
+        return last_in(self._whole, self._work.stream.topic)
+
+    def known(self, where: str) -> dict[Origin, Known]:
+        """What became of the origins that a condition picks."""
+        return _known(query(self._whole, f"SELECT {_KNOWN} FROM t p WHERE {where}"))
+
+    def known_among(self, events: DeltaTable, origins: str, keys: Sequence[str] | None = None) -> dict[Origin, Known]:
+        """What became of the origins that a question to events, named `e` in it, gives.
+
+        Args:
+            events: the table.
+            origins: the question.
+            keys: the slices under which they are looked up; all of them if None.
+        """
+        same = " AND ".join(f"p.{name} = o.{name}" for name in ORIGIN)
+        where = "" if keys is None else f" WHERE {slice_is_one_of(keys, 'p.slice')}"
+        asked = f"SELECT {_KNOWN} FROM p LEFT SEMI JOIN ({origins}) o ON {same}{where}"
+        found = _known(query_all({"p": self._whole, "e": events}, asked))
+        return found if self.before is None else self.before.beside(found, events, origins)
+
+    def follow(self, batch: int) -> None:
+        """Let batches be numbered from the one behind this on: the last that a table had sent which was lost."""
+        self.sending = replace(self.sending, attempt=max(batch, self.sending.attempt))
+        self.commit_settled()
+        self._write_down([], self.sending)
+
+    def have_sending(self) -> None:
+        """Create `_sending` where it was lost; the caller has seen that no batch that broke off was in it."""
+        if self._sending is None and self.sending.attempt:
+            self._write_down([], self.sending)
+
+    def left_out(self, keys: Collection[str]) -> set[tuple[str, Origin]]:
+        """The second deliveries of slices, by slice and origin."""
+        if not keys:
+            return set()
+        asked = f"SELECT slice, {', '.join(ORIGIN)} FROM t WHERE {_LEFT_OUT} AND {slice_is_one_of([*keys])}"
+        return {(str(row["slice"]), Origin.of_row(row)) for row in query(self._whole, asked)}
+
+    def begin(self, rows: pa.Table, slices: Mapping[str, int], batch: int) -> None:
+        """Take up a batch, which `write_down` writes; one without any record is only kept in mind."""
+        total = len(rows) - rows["number"].null_count
+        settled = self.sending.settled
+        self.sending = Sending(batch, self._topic, self._topic_id, total, dict(slices), settled)
+        self._taken_up = rows
+
+    def write_down(self) -> None:
+        """Write the batch down: before the first record of it is committed, which may be under way already."""
+        assert self._taken_up is not None, "a batch begins before it is written down"
+        self.commit_settled()
+        self._write_down([self._taken_up], self.sending)
+
+    def settle(self, sent: int, pieces: Mapping[str, Slice]) -> None:
+        """Take over what was sent of the batch that is written down.
+
+        It is committed as the next batch is written down, by `commit_settled`, or when the table is asked for it: what
+        dies before finds the batch written down and its mark, and settles it again.
+
+        Of a slice that was not reached to its end the attempt stays as it was, so that it is looked at again. So is any
+        slice with second deliveries of contents that are retracted or revised: these are forgotten.
+
+        Args:
+            sent: records of it that were sent, by the mark.
+            pieces: its slices.
+        """
+        import pyarrow.compute as pc
+
+        self.commit_settled()
+        rows = self._written_down() if self._taken_up is None else self._taken_up
+        standing = self.standing([*self.sending.slices])
+        settled: dict[str, tuple[Slice, int, pa.Table]] = {}
+        lost: set[str] = set()
+        for key, attempt in self.sending.slices.items():
+            mine = rows.filter(pc.equal(rows["slice"], key))
+            last = pc.max(mine["number"]).as_py()
+            whole = last is None or last < sent
+            if not whole:
+                mine = mine.filter(pc.fill_null(pc.less(mine["number"], sent), False))  # noqa: FBT003 - a literal
+            before = standing.get(key)
+            if whole or len(mine):
+                stood = schema().empty_table() if before is None else self._rows([key])
+                at = attempt if whole else before.attempt if before else INCOMPLETE
+                lost |= self._lost(mine, stood)
+                settled[key] = pieces[key], at, self._merged(mine, stood)
+            if not whole:
+                break
+        if lost:
+            settled |= self._without(lost, settled)
+        extra = {BATCH: self._in_sending}
+        found = {key: replace(_proof(*one), extra=extra) for key, one in settled.items()}
+        self.sending, self._taken_up = replace(self.sending, total=0, slices={}), None
+        self._settled = _Settled(found, [one[2] for one in settled.values()], self.sending)
+
+    def commit_settled(self) -> None:
+        """Commit what is settled, if it is not committed yet; of a batch that sent nothing only `_sending` says so."""
+        settled = self._settled
+        if settled is None:
+            return
+        if settled.proofs:
+            version = _commit(self._work, self._table, settled.rows, settled.proofs)
+            if self.version != version:  # another writer was next, and what is taken up does not rest on its commit
+                self._table.load_as_version(version)
+            self.sending = replace(self.sending, settled={next(iter(settled.proofs)): self._in_sending})
+        else:
+            self._write_down([], settled.batch)
+        self._settled = None
+
+    def _write_down(self, rows: Sequence[pa.Table], sending: Sending) -> None:
+        """Replace the batch in `_sending`; the one before is settled."""
+        import pyarrow as pa
+
+        batch = pa.Table.from_pylist([{"batch": sending.to_json()}], sending_schema())
+        numbered = [part.append_column("batch", pa.nulls(len(part), pa.string())) for part in rows]
+        with _turn(self._work):
+            self._ensure_newest()
+            if self._sending is None or self._sending.metadata().description != self.identity:
+                self._sending = opened(self._path_of_sending, sending_schema(), self.identity, partition_by=())
+            replace_all(self._sending, pa.concat_tables([*numbered, batch]), unlike=UNLIKE)
+        self._sending.update_incremental()
+        self._in_sending = sending.attempt
+
+    def _ensure_newest(self) -> None:
+        """Validate that nobody committed to `published` since it was read: what goes out rests on it.
+
+        Raises:
+            SupersededAttemptError: another writer did.
+        """
+        now = self._work.lake.table_at(self._work.stream.name, TABLE)
+        if (id_of(now), now.version()) != (self.identity, self.version):
+            raise SupersededAttemptError(
+                f"another writer of {TABLE} of {self._work.stream.name} was first",
+                stored=f"version {self.version}",
+                found=f"version {now.version()}",
+                remedy="nothing: the publication is tried again",
+            )
+
+    def _written_down(self) -> pa.Table:
+        assert self._sending is not None, "a batch that is not taken up was read there"
+        names = ", ".join(f'"{name}"' for name in sending_schema().names if name != "batch")
+        found = query_arrow({"t": self._sending}, f"SELECT {names} FROM t WHERE batch IS NULL")
+        return found.cast(sending_schema().remove(sending_schema().get_field_index("batch")))
+
+    def _lost(self, mine: pa.Table, stood: pa.Table) -> set[str]:
+        """The fingerprints of contents of which rows of a slice take the place.
+
+        Args:
+            mine: the rows.
+            stood: those that stood there.
+        """
+        import pyarrow.compute as pc
+
+        anew = mine.filter(pc.greater(mine["revision"], 0))
+        now = dict(zip(_origins(anew), anew["fingerprint"].to_pylist(), strict=True))
+        if not now:
+            return set()
+        had = stood.filter(pc.equal(stood["state"], State.SENT.value))
+        was = dict(zip(_origins(had), had["fingerprint"].to_pylist(), strict=True))
+        if elsewhere := now.keys() - was.keys():  # another slice has sent them
+            offsets = ", ".join(str(one.offset) for one in elsewhere)
+            found = self.known(f"p.state = '{State.SENT.value}' AND p.origin_offset IN ({offsets})")
+            was |= {origin: one.fingerprint for origin, one in found.items() if origin in elsewhere}
+        return {was[one] for one in now.keys() & was.keys() if was[one] != now[one]}
+
+    def _without(
+        self, lost: Collection[str], settled: Mapping[str, tuple[Slice, int, pa.Table]]
+    ) -> dict[str, tuple[Slice, int, pa.Table]]:
+        """Slices with second deliveries of such contents, without these, to be looked at again."""
+        import pyarrow as pa
+
+        rows = query(self._whole, f"SELECT slice, fingerprint FROM t WHERE {_LEFT_OUT}")
+        others = {str(row["slice"]) for row in rows if row["fingerprint"] in lost} - settled.keys()
+        proofs = self.standing([*others]) if others else {}
+        stood = {key: (one.piece, one.attempt, self._rows([key])) for key, one in proofs.items()}
+        found = {}
+        for key, (piece, attempt, mine) in {**settled, **stood}.items():
+            told = zip(mine["state"].to_pylist(), mine["fingerprint"].to_pylist(), strict=True)
+            stays = [state != State.AGAIN.value or print_ not in lost for state, print_ in told]
+            if not all(stays):
+                at = attempt if attempt == INCOMPLETE else LOOK_AGAIN
+                found[key] = piece, at, mine.filter(pa.array(stays, pa.bool_()))
+        return found
+
+    @staticmethod
+    def _merged(mine: pa.Table, before: pa.Table) -> pa.Table:
+        """The rows of a slice: those of before whose origins are not judged anew, and the new ones that say more."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
+        times = pc.coalesce(mine["published_at"], now)
+        mine = mine.set_column(mine.schema.get_field_index("published_at"), "published_at", times).drop_columns(
+            "number"
+        )
+        fresh = set(_origins(mine)) if len(before) else set()
+        stays = before.filter(_is_none_of(before, fresh))
+        return pa.concat_tables([stays, mine.filter(pc.not_equal(mine["state"], State.GONE.value))])
+
+    def _rows(self, keys: Sequence[str]) -> pa.Table:
+        return _rows(self._whole, keys)
+
+    @property
+    def _whole(self) -> DeltaTable:
+        """The table with all that is settled."""
+        self.commit_settled()
+        return self._table
+
+
+def _rows(table: DeltaTable, keys: Sequence[str]) -> pa.Table:
+    names = ", ".join(f'"{name}"' for name in schema().names)
+    return query_arrow({"t": table}, f"SELECT {names} FROM t WHERE {slice_is_one_of(keys)}").cast(schema())
+
+
+def _is_none_of(rows: pa.Table, origins: Collection[tuple[Any, ...]]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array([place not in origins for place in _origins(rows)], pa.bool_())
+
+
+def _origins(rows: pa.Table) -> Iterator[Origin]:
+    return map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))
+
+
+def _commit(
+    work: Work,
+    table: DeltaTable,
+    parts: Sequence[pa.Table],
+    proofs: Mapping[str, Proof],
+    look: Callable[[], object] = lambda: None,
+) -> int:
+    """Replace slices in the turn of the writers, after a last `look`; returns the version of the commit."""
+    import pyarrow as pa
+
+    with _turn(work):
+        look()
+        rows = pa.concat_tables([schema().empty_table(), *parts])
+        return replace_slices(table, rows, sorted(proofs), [*proofs.values()], work.run, unlike=UNLIKE)
+
+
+@contextmanager
+def _turn(work: Work) -> Iterator[None]:
+    """The turn of those who write the table, after the last look whether it is still held."""
+    with commit_turn(work, TABLE) as lease:
+        work.before_commit()
+        lease.check()
+        yield
+
+
+_KNOWN = ", ".join(f"p.{name}" for name in ("slice", *ORIGIN, "state", "revision", "fingerprint", "published_at"))
+_LEFT_OUT = f"state = '{State.AGAIN.value}'"
+
+
+def _known(rows: Sequence[Mapping[str, Any]]) -> dict[Origin, Known]:
+    """The rows by origin; of one that several slices hold, what was sent last, which has the highest revision."""
+    found: dict[Origin, Known] = {}
+    for row in rows:
+        one = Known(State(row["state"]), row["revision"], row["fingerprint"], row["slice"], row["published_at"])
+        other = found.get(Origin.of_row(row))
+        if other is None or _rank(one) > _rank(other):
+            found[Origin.of_row(row)] = one
+    return found
+
+
+def _rank(one: Known) -> tuple[bool, int]:
+    return one.state is not State.AGAIN, one.revision
+
+
+def _proof(piece: Slice, attempt: int, rows: pa.Table) -> Proof:
+    import pyarrow.compute as pc
+
+    def of(state: State) -> int:
+        return int(pc.sum(pc.equal(rows["state"], state.value)).as_py() or 0)
+
+    counts = {
+        "sent": of(State.SENT),
+        "second_deliveries": of(State.AGAIN),
+        "retracted": of(State.RETRACTED),
+        "late": len(rows) - rows["late"].null_count,
+        "revisions": int(pc.sum(rows["revision"]).as_py() or 0),
+    }
+    return Proof(piece, attempt, len(rows), counts)

@@ -1,0 +1,123 @@
+"""A window: records for the topic of accepted events that are held at once, column by column.
+
+A window has many rows of few kinds, so what is the same of many rows is asked once for each kind: an object for each
+row would cost as much as sending it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from highwater.envelope import ORIGIN, ORIGIN_TYPES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from highwater.publishing import Judged
+
+# Rows that are made into objects at a time.
+FEW = 1_000
+# What the records of a run have in common.
+RUN = ("slice", *ORIGIN[:-1])
+
+
+def schema() -> pa.Schema:
+    """The columns: the slice that sends, the origin, its time in microseconds since 1970 in UTC, and the record.
+
+    Value and fingerprint are null in what retracts an event.
+    """
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("slice", pa.string()),
+            *ORIGIN_TYPES,
+            ("origin_timestamp_ms", pa.int64()),
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("fingerprint", pa.string()),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows in the order of publication.
+
+    Args:
+        rows: the columns of `schema`.
+        verdicts: the kinds of what becomes of a row; None where what became of it before stands.
+        which: for each row the place of its verdict.
+    """
+
+    rows: pa.Table
+    verdicts: Sequence[Judged | None]
+    which: pa.Array
+
+    def __len__(self) -> int:
+        """Rows in it."""
+        return len(self.rows)
+
+    def of(self, wanted: Callable[[Judged | None], bool]) -> Window:
+        """The rows with such a verdict."""
+        import pyarrow as pa
+
+        hits = [wanted(one) for one in self.verdicts]
+        if all(hits):
+            return self
+        mine = pa.array(hits, pa.bool_()).take(self.which)
+        return Window(self.rows.filter(mine), self.verdicts, self.which.filter(mine))
+
+    def told(self, say: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:
+        """A column of what is said of each row's verdict; of None nothing is asked."""
+        import pyarrow as pa
+
+        said = [None if one is None else say(one) for one in self.verdicts]
+        return pa.array(said, kind).take(self.which)
+
+    def part(self, start: int, end: int) -> Window:
+        """The rows of a range, half-open."""
+        return Window(self.rows.slice(start, end - start), self.verdicts, self.which.slice(start, end - start))
+
+    def by_slice(self) -> dict[str, int]:
+        """The rows of each slice."""
+        counts: dict[str, int] = {one["values"]: one["counts"] for one in self.rows["slice"].value_counts().to_pylist()}
+        return counts
+
+    def sizes(self) -> list[int]:
+        """Bytes of key and value of each row."""
+        import pyarrow.compute as pc
+
+        lengths = (pc.fill_null(pc.binary_length(self.rows[name]), 0) for name in ("key", "value"))
+        sizes: list[int] = pc.add(*lengths).to_pylist()
+        return sizes
+
+    def each(self) -> Iterator[tuple[bytes, bytes | None, bytes, bytes, int]]:
+        """Of each row key, value, the origin's offset and milliseconds as text, and the place of its verdict.
+
+        Few are made at a time: those of a whole portion would leave the processor's cache before they are used.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        numbers = (self.rows["origin_offset"], self.rows["origin_timestamp_ms"])
+        texts = (pc.cast(pc.cast(one, pa.string()), pa.binary()) for one in numbers)
+        columns = (self.rows["key"], self.rows["value"], *texts, self.which)
+        for start in range(0, len(self), FEW):
+            yield from zip(*(one.slice(start, FEW).to_pylist() for one in columns), strict=True)
+
+    def runs(self) -> Iterator[Window]:
+        """Parts whose rows have slice, topic, generation and partition in common: few, since rows are in order."""
+        import pyarrow.compute as pc
+
+        last = len(self) - 1
+        if last < 0:
+            return
+        columns = [self.rows[name] for name in RUN]
+        changes = reduce(pc.or_, [pc.not_equal(one.slice(1), one.slice(0, last)) for one in columns])
+        starts = [0, *(at + 1 for at in pc.indices_nonzero(changes).to_pylist())]
+        for start, end in zip(starts, [*starts[1:], last + 1], strict=True):
+            yield self.part(start, end)

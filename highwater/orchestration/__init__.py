@@ -1,0 +1,1 @@
+"""Dagster definitions and the `highwater` command: thin shells over the packages below this one."""

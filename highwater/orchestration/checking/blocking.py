@@ -1,0 +1,76 @@
+"""Checks that block, from one run to the next.
+
+Dagster's blocking ends with the run. A run that begins further down, of a backfill or of repair, would commit what the
+run before it was kept from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from highwater.declaration import Severity
+from highwater.errors import BlockedError
+from highwater.orchestration.checking.check_results import warned
+from highwater.orchestration.checking.checks import CHECKS
+from highwater.orchestration.stream_assets import BY_NAME, table_key
+
+if TYPE_CHECKING:
+    from dagster._core.storage.asset_check_execution_record import AssetCheckPartitionInfo
+
+    from highwater.declaration import Stream
+
+
+def see_not_blocked(instance: dg.DagsterInstance, stream: Stream, table: str, keys: Sequence[str]) -> None:
+    """See that no blocking check failed above a table, in what stands there of these slices now.
+
+    Raises:
+        BlockedError: one did.
+    """
+    blocking = _blocking_above(stream, table)
+    if not blocking:
+        return
+    found = instance.event_log_storage.get_asset_check_partition_info(blocking, partition_keys=keys)
+    failed = [
+        info
+        for info in found
+        if info.latest_execution_status.value == "FAILED"
+        and _still_true(info)
+        # Within a run Dagster lets a warning pass, whatever the check.
+        and not warned(instance, info.check_key, {info.partition_key})
+    ]
+    if failed:
+        told = sorted({f"{info.check_key.name} of {info.partition_key}" for info in failed})
+        raise BlockedError(
+            f"{stream.name}/{table} is not committed: a check that blocks failed above it",
+            found=", ".join(told),
+            remedy=(
+                "read what the check says, and mend what it names; or declare another severity of it in "
+                "assets/streams/, and request the slices again"
+            ),
+        )
+
+
+def _still_true(info: AssetCheckPartitionInfo) -> bool:
+    """Whether the table was not materialised again since: what was decided anew is not judged by an older check."""
+    materialised = info.latest_materialization_storage_id
+    return materialised is None or info.latest_check_event_storage_id > materialised
+
+
+def _blocking_above(stream: Stream, table: str) -> list[dg.AssetCheckKey]:
+    above = _above(table)
+    return [
+        dg.AssetCheckKey(table_key(stream, checks.table), name)
+        for checks in CHECKS
+        if checks.table in above
+        for name in checks.names(stream)
+        if stream.severity(name) is Severity.BLOCK
+    ]
+
+
+def _above(table: str) -> set[str]:
+    """The tables that a table is made from, however many lie in between."""
+    direct = BY_NAME[table].above if table in BY_NAME else ()
+    return set(direct).union(*(_above(name) for name in direct))

@@ -1,0 +1,72 @@
+"""What the checks of slices said when they last ran, by Dagster's own records."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from highwater.declaration import Severity
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from highwater.declaration import Stream
+
+# Executions of a check that are read from Dagster at once.
+CHECKS_A_PAGE = 1_000
+
+
+def failing_checks(instance: dg.DagsterInstance, stream: Stream) -> dict[str, int]:
+    """For each check whose last execution found an error in some slices their number; warnings do not count."""
+    keys = _erring_keys(stream)
+    found = instance.event_log_storage.get_asset_check_partition_info(keys)
+    failed: dict[dg.AssetCheckKey, set[str | None]] = {}
+    for info in found:
+        if info.latest_execution_status.value == "FAILED":
+            failed.setdefault(info.check_key, set()).add(info.partition_key)
+    counts = {key.name: len(slices - warned(instance, key, slices)) for key, slices in failed.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
+def warned(instance: dg.DagsterInstance, key: dg.AssetCheckKey, slices: Collection[str | None]) -> set[str | None]:
+    """Those of the slices, in which the check failed, where its last execution gave a warning only."""
+    import dagster as dg
+    from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+
+    looked_at: set[str | None] = set()
+    mild: set[str | None] = set()
+    cursor = None
+    while looked_at != set(slices):
+        page = instance.event_log_storage.get_asset_check_execution_history(
+            key, limit=CHECKS_A_PAGE, cursor=cursor, status={AssetCheckExecutionRecordStatus.FAILED}
+        )
+        for record in page:
+            if record.partition in slices and record.partition not in looked_at:
+                looked_at.add(record.partition)
+                if record.evaluation and record.evaluation.severity is dg.AssetCheckSeverity.WARN:
+                    mild.add(record.partition)
+        if len(page) < CHECKS_A_PAGE:
+            break
+        cursor = page[-1].id
+    return mild
+
+
+def erring_checks(stream: Stream) -> list[str]:
+    """The names of the checks that do more than warn."""
+    return [key.name for key in _erring_keys(stream)]
+
+
+def _erring_keys(stream: Stream) -> list[dg.AssetCheckKey]:
+    return [key for key in check_keys(stream) if stream.severity(key.name) is not Severity.WARN]
+
+
+def check_keys(stream: Stream) -> list[dg.AssetCheckKey]:
+    """The keys of a stream's checks."""
+    import dagster as dg
+
+    from highwater.orchestration.checking.checks import CHECKS
+    from highwater.orchestration.stream_assets import table_key
+
+    return [
+        dg.AssetCheckKey(table_key(stream, checks.table), name) for checks in CHECKS for name in checks.names(stream)
+    ]

@@ -1,0 +1,306 @@
+"""The checks of a stream's tables, slice by slice."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from highwater.declaration import Severity
+from highwater.orchestration import metadata
+from highwater.orchestration.checking import (
+    contents,
+    follower_checks,
+    gap_checks,
+    key_checks,
+    metrics_checks,
+    origin_checks,
+    plan_checks,
+    published_checks,
+    version_checks,
+)
+from highwater.orchestration.checking.offset_queries import in_raw
+from highwater.orchestration.failures import told_to_dagster
+from highwater.orchestration.partitions import slices_of
+from highwater.orchestration.resources import schemas
+from highwater.orchestration.sensing import standing
+from highwater.orchestration.stream_assets import table_key
+from highwater.reclaims import numbers
+from highwater.settings import docs_url
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.orchestration.checking.verdicts import Verdict
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.schemas import Schema
+
+
+Verdicts = dict[str, dict[str, "Verdict"]]
+
+
+def page_of(name: str) -> str:
+    """The page of a check, from the top of the repository."""
+    return f"docs/checks/{name}.md"
+
+
+def link_to(name: str) -> dg.MetadataValue[str]:
+    """The page of a check as metadata: a link where it is said where the pages are served."""
+    served = docs_url(os.environ)
+    return (
+        dg.MetadataValue.path(page_of(name)) if served is None else dg.MetadataValue.url(f"{served}/checks/{name}.md")
+    )
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What checks ask; schemas by number or GUID, or None where no registry is configured."""
+
+    ledger: "Ledger"
+    kafka: "Kafka"
+    lake: "Lake"
+    schemas: "Callable[[int | str], Schema | None] | None" = None
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Checks of one table that are decided together.
+
+    Args:
+        table: the table that they check.
+        needs: the tables that must be there first.
+        what: for each check's name one sentence for its page.
+        decide: answers for each check and slice.
+        of: those of the checks that a stream has; all of them if None.
+    """
+
+    table: str
+    needs: tuple[str, ...]
+    what: Mapping[str, str]
+    decide: Callable[[Sources, "Stream", Sequence[str]], Verdicts]
+    of: Callable[["Stream"], list[str]] | None = None
+
+    def names(self, stream: "Stream") -> list[str]:
+        """The names of those that a stream has."""
+        return list(self.what) if self.of is None else self.of(stream)
+
+    def verdicts(self, ask: Sources, stream: "Stream", keys: Sequence[str]) -> Verdicts:
+        """For each check that a stream has the verdict on each slice."""
+        return self.decide(ask, stream, keys) if self.names(stream) else {}
+
+
+def _of_raw(ask: Sources, stream: "Stream", keys: Sequence[str]) -> Verdicts:
+    found = in_raw(ask.ledger, ask.lake, stream, keys)
+    return {
+        "slices_tile": plan_checks.slices_tile(ask.ledger, stream, keys),
+        "offsets_as_planned": plan_checks.offsets_as_planned(found),
+        "gaps_explained": gap_checks.gaps_explained(ask.ledger, ask.kafka, found),
+    }
+
+
+CHECKS = (
+    Checks(
+        "raw",
+        (),
+        {
+            "slices_tile": "The slice begins where the one before it ends, or behind a recorded loss.",
+            "offsets_as_planned": (
+                "The commit names the offsets of the plan, and every row stands under one of them, which no other has."
+            ),
+            "gaps_explained": (
+                "Offsets without a row are aborted records, transaction markers, compacted records or accepted losses, "
+                "as a second reader saw them when the slice was first read; none is a record that Kafka serves."
+            ),
+        },
+        _of_raw,
+    ),
+    Checks(
+        "events",
+        ("raw", "rejects"),
+        {
+            "offsets_accounted_for": (
+                "Every record of raw is in exactly one place, origin by origin: raw = events + rejects + tombstones + "
+                "superseded."
+            )
+        },
+        lambda ask, stream, keys: {
+            "offsets_accounted_for": origin_checks.offsets_accounted_for(ask.ledger, ask.lake, stream, keys)
+        },
+    ),
+    Checks(
+        "events",
+        ("raw",),
+        {contents.AS_RECORDED: "Every event has the fields that its record in raw tells, read by another parser."},
+        lambda ask, stream, keys: {
+            contents.AS_RECORDED: contents.events_as_recorded(ask.ledger, ask.lake, stream, keys, ask.schemas)
+        },
+    ),
+    Checks(
+        "dlq",
+        ("rejects",),
+        {"rejects_published": "The rejects of the slice are the rows of dlq, and as many as were published."},
+        lambda ask, stream, keys: {
+            "rejects_published": follower_checks.rejects_published(ask.ledger, ask.lake, stream, keys)
+        },
+    ),
+    Checks(
+        "current",
+        ("events",),
+        {
+            version_checks.IN_ORDER: (
+                "For every key of the slice, current is at or above the highest version that the slice brought, and of "
+                "two contents of it not the one of a later origin."
+            ),
+            version_checks.FOLLOWS_EVENTS: (
+                "What current holds of the slice are the winners among its events, as they are there."
+            ),
+        },
+        lambda ask, stream, keys: {
+            version_checks.IN_ORDER: standing.version_order(ask.lake, stream, keys),
+            version_checks.FOLLOWS_EVENTS: follower_checks.current_follows_events(ask.lake, stream, keys),
+        },
+        version_checks.current_names,
+    ),
+    Checks(
+        "events",
+        ("raw",),
+        {key_checks.AS_DECLARED: "Every record of an event has the key that the fields of `key` give."},
+        lambda ask, stream, keys: {key_checks.AS_DECLARED: key_checks.record_keys_as_declared(ask.lake, stream, keys)},
+        key_checks.names,
+    ),
+    Checks(
+        "events",
+        (),
+        {
+            version_checks.ALONG_OFFSETS: (
+                "Along the offsets of a key its versions rise; each that falls is explained by a retry, a second "
+                "delivery, a conflict, or a producer that sent it late. Earlier slices count."
+            ),
+            version_checks.ONE_CONTENT: "No version of a key comes with two contents, in whatever slices.",
+            version_checks.TRANSITIONS: "Every state follows one that it may follow, by the declared transitions.",
+        },
+        lambda ask, stream, keys: version_checks.version_checks(ask.lake, stream, keys),
+        version_checks.names,
+    ),
+    Checks(
+        "events",
+        # What is missed may be among the rejects, and on its way back.
+        ("rejects", "dlq"),
+        {
+            version_checks.MISSING: (
+                "Below the highest version of a key none is missing; one that waits in a tier or is parked, or may "
+                "still come, is a warning."
+            )
+        },
+        lambda ask, stream, keys: version_checks.missing_checks(
+            ask.lake, stream, keys, numbers(ask.ledger.reclaims.of(stream.name))
+        ),
+        version_checks.counted_names,
+    ),
+    Checks(
+        "metrics",
+        ("events",),
+        {
+            metrics_checks.FOLLOWS: (
+                "The minutes that the slice touches stand there once, and are what one query over all events says."
+            )
+        },
+        lambda ask, stream, keys: metrics_checks.metrics_follow_events(ask.ledger, ask.lake, stream, keys),
+        metrics_checks.names,
+    ),
+    Checks(
+        "published",
+        ("events",),
+        {
+            published_checks.PUBLISHED: (
+                "Every event of the slice was sent or is a second delivery, and nothing else was sent of it."
+            )
+        },
+        lambda ask, stream, keys: published_checks.events_published(ask.ledger, ask.lake, stream, keys),
+        published_checks.names,
+    ),
+)
+
+
+def stream_checks(stream: "Stream") -> list[dg.AssetChecksDefinition]:
+    """The checks of a stream."""
+    return [_checks(stream, checks) for checks in CHECKS if checks.names(stream)]
+
+
+def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
+    names = checks.names(stream)
+
+    @dg.multi_asset_check(
+        specs=[
+            dg.AssetCheckSpec(
+                name,
+                asset=table_key(stream, checks.table),
+                additional_deps=[table_key(stream, needed) for needed in checks.needs],
+                description=f"{checks.what[name]} What a red one asks for: {page_of(name)}",
+                metadata={"page": link_to(name)},
+                # Dagster then takes what is downstream of the table only after this check, in runs that have both.
+                blocking=stream.severity(name) is Severity.BLOCK,
+                partitions_def=slices_of(stream),
+            )
+            for name in names
+        ],
+        name=f"{stream.name}_{checks.table}_{names[0]}",
+        required_resource_keys={"kafka", "ledger", "lake"},
+    )
+    def run(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
+        op = context.op_execution_context
+        yield from evaluations(op, stream, checks)
+        # The results of the step as a whole; Dagster takes the answers above slice by slice.
+        for output in op.op_def.output_defs:
+            yield dg.Output(None, output_name=output.name)
+
+    return run
+
+
+def evaluations(context: dg.OpExecutionContext, stream: "Stream", checks: Checks) -> Iterator[dg.AssetCheckEvaluation]:
+    """One evaluation for each slice of the run: the result of a check over a range has no partition."""
+    with told_to_dagster(context.retry_number, lambda: None):
+        made = context.resources
+        sources = Sources(made.ledger.open(), made.kafka.open(), made.lake.open(), schemas())
+        verdicts = checks.verdicts(sources, stream, context.partition_keys)
+    for name, by_slice in verdicts.items():
+        for key, verdict in by_slice.items():
+            yield evaluation(stream, checks.table, name, key, verdict)
+
+
+def failures(stream: "Stream", verdicts: Verdicts, *, warned: bool) -> Iterator[tuple[str, str, "Verdict"]]:
+    """The check, the slice and the verdict of each that fails; one that is a warning by itself is no failure.
+
+    Args:
+        stream: its declaration.
+        verdicts: what checks say of slices.
+        warned: whether those count that are warnings because the stream declares their check to be one.
+    """
+    for name, by_slice in verdicts.items():
+        counts = warned or stream.severity(name) is not Severity.WARN
+        yield from ((name, key, one) for key, one in by_slice.items() if counts and not one.passed and not one.warning)
+
+
+def evaluation(stream: "Stream", table: str, name: str, key: str, verdict: "Verdict") -> dg.AssetCheckEvaluation:
+    """A verdict in Dagster's form; how much weight it has, the stream declares."""
+    severity = stream.severity(name)
+    warns = verdict.warning or severity is Severity.WARN
+    found: dict[str, dg.MetadataValue] = {
+        number: dg.MetadataValue.int(count) for number, count in verdict.numbers.items()
+    }
+    if not verdict.passed:
+        found["page"] = link_to(name)
+    if verdict.samples:
+        found["samples"] = metadata.sample_table(verdict.samples)
+    return dg.AssetCheckEvaluation(
+        asset_key=table_key(stream, table),
+        check_name=name,
+        passed=verdict.passed,
+        description=verdict.text,
+        metadata=found,
+        severity=dg.AssetCheckSeverity.WARN if warns else dg.AssetCheckSeverity.ERROR,
+        blocking=severity is Severity.BLOCK,
+        partition=key,
+    )

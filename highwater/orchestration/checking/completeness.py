@@ -1,0 +1,157 @@
+"""Raw against the topic, record by record: by librdkafka and without a JVM, so by no code of the pipeline."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from highwater.envelope import headers_of
+from highwater.errors import HighwaterError
+from highwater.gaps import places_in
+from highwater.history import digest
+from highwater.plans import overtaken
+from highwater.resources.delta import slice_is_one_of, stream_rows
+from highwater.retention import aged
+from highwater.slices import OffsetRange
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.envelope import Header
+    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+Place = tuple[int, int]
+SAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Held:
+    """One slice against the topic.
+
+    Args:
+        slice_key: the slice.
+        records: committed records that Kafka serves in its ranges.
+        lacking: those that raw lacks.
+        altered: those whose timestamp, its type, key, value or headers differ in raw.
+        gone: rows of raw that Kafka serves no more: retention or compaction took them.
+        skipped: why the slice could not be compared; None if it was.
+    """
+
+    slice_key: str
+    records: int = 0
+    lacking: Sequence[Place] = ()
+    altered: Sequence[Place] = ()
+    gone: int = 0
+    skipped: str | None = None
+
+    @property
+    def error(self) -> str | None:
+        """What is wrong, in a sentence; None if nothing is."""
+        parts = [
+            f"{len(places):,} records {what}: " + ", ".join(f"partition {p} offset {o}" for p, o in places[:SAMPLES])
+            for places, what in ((self.lacking, "that Kafka serves are not in raw"), (self.altered, "differ in raw"))
+            if places
+        ]
+        return f"{self.slice_key}: {'; '.join(parts)}" if parts else None
+
+    @property
+    def line(self) -> str:
+        """The slice in a sentence."""
+        if self.skipped is not None:
+            return f"{self.slice_key}: not compared: {self.skipped}"
+        gone = f", {self.gone:,} rows that Kafka serves no more" if self.gone else ""
+        return self.error or f"{self.slice_key}: {self.records:,} records of the topic are in raw as they are{gone}"
+
+
+def hold_against_topic(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, pieces: Iterable[Slice]) -> list[Held]:
+    """Compare slices that stand in raw; in memory is one slice's digests at a time.
+
+    Raises:
+        DependencyAwayError: the lake or the ledger could not be read.
+    """
+    wanted = list(pieces)
+    standing = lake.committed(stream.name, "raw", [piece.key for piece in wanted])
+    generations = {topic: ledger.generations(stream.name, topic) for topic in {piece.topic for piece in wanted}}
+    erased = ledger.erasures.slices([piece.key for piece in wanted])
+    # What went by its age stands there again where it is compared.
+    places = {
+        key: {place for one in found if not one.by_age for place in places_in(one.places)}
+        for key, found in erased.items()
+    }
+    return [
+        Held(piece.key, skipped="other records stand under its offsets now, which was accepted")
+        if overtaken(piece, generations[piece.topic])
+        else Held(piece.key, skipped=f"{aged(standing[piece.key]):,} rows of raw went by their age")
+        if aged(standing[piece.key])
+        else _held(kafka, lake, stream, piece, places.get(piece.key, set()))
+        for piece in wanted
+        if piece.key in standing
+    ]
+
+
+def _held(kafka: Kafka, lake: Lake, stream: Stream, piece: Slice, erased: set[Place]) -> Held:
+    try:
+        state = kafka.topic_state(piece.topic)
+        reason = _incomparable(piece, state)
+        served = {} if reason else _served(kafka, piece, state)
+    except HighwaterError as error:
+        return Held(piece.key, skipped=error.problem)
+    if reason:
+        return Held(piece.key, skipped=reason)
+    rows = _in_raw(lake, stream, piece)
+    return Held(
+        piece.key,
+        records=len(served),
+        lacking=sorted(served.keys() - rows.keys() - erased),
+        altered=sorted(place for place in served.keys() & rows.keys() if served[place] != rows[place]),
+        gone=len(rows.keys() - served.keys()),
+    )
+
+
+def _incomparable(piece: Slice, state: TopicState) -> str | None:
+    if state.topic_id != piece.topic_id:
+        return "the topic was recreated since"
+    unled = [
+        p for p, r in piece.ranges.items() if len(r) and (p not in state.partitions or not state.partitions[p].known)
+    ]
+    return f"no leader for partitions {', '.join(map(str, unled))}" if unled else None
+
+
+def _served(kafka: Kafka, piece: Slice, state: TopicState) -> dict[Place, str]:
+    """Digests of the records that Kafka still serves in the slice's ranges."""
+    ranges = {}
+    for partition, offsets in piece.ranges.items():
+        start = max(offsets.start, state.partitions[partition].log_start or 0) if len(offsets) else offsets.start
+        ranges[partition] = OffsetRange(min(start, offsets.end), offsets.end)
+    found: dict[Place, str] = {}
+    for message in kafka.read(piece.topic, ranges):
+        key: Any = message.key()
+        value: Any = message.value()
+        headers: Any = message.headers()
+        # librdkafka numbers the types from 1 on, 0 is none; Spark from 0 on.
+        kind, at = message.timestamp()
+        told = _whole(kind - 1, at, key, value, headers or ())
+        found[message.partition() or 0, message.offset() or 0] = told
+    return found
+
+
+def _whole(kind: int, timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> str:
+    """The digest of a record with the type of its timestamp, and with its headers in their order."""
+    return digest(timestamp_ms, key, value) + hashlib.sha256(repr([kind, *headers]).encode()).hexdigest()
+
+
+def _in_raw(lake: Lake, stream: Stream, piece: Slice) -> dict[Place, str]:
+    raw = lake.table(stream.name, "raw")
+    assert raw is not None, "the slice's proof was just read there"
+    columns = '"partition", "offset", timestamp_type, timestamp_ms, key, value, headers'
+    where = f"{slice_is_one_of([piece.key])}"
+    return {
+        (row["partition"], row["offset"]): _whole(
+            row["timestamp_type"], row["timestamp_ms"], row["key"], row["value"], headers_of(row)
+        )
+        for row in stream_rows(raw, f"SELECT {columns} FROM t WHERE {where}")
+    }

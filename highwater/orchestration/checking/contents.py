@@ -1,0 +1,380 @@
+"""Compares events with their records field by field, with parsers that share no code with the pipeline."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from highwater.assets.evolution import stream_of
+from highwater.assets.parsing import field_columns
+from highwater.classifying import key_of, version_of
+from highwater.declaration import Field
+from highwater.decoding import Schemas, document_of_key, read_fields
+from highwater.decoding import document as document_of
+from highwater.envelope import ORIGIN, Origin
+from highwater.formats import Json
+from highwater.orchestration.checking.origin_checks import RECORD, SAMPLES, enveloped, told, tombstone_in_sql
+from highwater.orchestration.checking.verdicts import Verdict
+from highwater.reading import MisfitError, Record, UnreadableError, same, value_of
+from highwater.resources.commit_log import proofs_in
+from highwater.resources.delta import has_column, query, quoted, slice_is_one_of, stream_batches, stream_rows
+from highwater.retention import aged
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+AS_RECORDED = "events_as_recorded"
+_ORIGIN = ", ".join(ORIGIN)
+
+
+class _Told(NamedTuple):
+    """A declared field, the column that it stands in, and whether events always had it."""
+
+    declared: Field
+    column: str
+    always: bool
+
+    @property
+    def field(self) -> str:
+        """The field's name."""
+        return self.declared.name
+
+
+class _Reader(NamedTuple):
+    """What records are read by."""
+
+    stream: Stream
+    schemas: Schemas | None
+
+
+class _Unlike(NamedTuple):
+    """An event whose fields are not those of its record."""
+
+    origin: Origin
+    fields: Sequence[str]
+
+
+def events_as_recorded(
+    ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str], schemas: Schemas | None = None
+) -> dict[str, Verdict]:
+    """For each slice whether its events have the fields that their records in raw tell.
+
+    Args:
+        ledger: the plans.
+        lake: the tables.
+        stream: its declaration.
+        keys: the slices.
+        schemas: those of the registry, for formats that have them there.
+
+    Raises:
+        DependencyAwayError: the ledger, the lake or the registry could not be read.
+    """
+    raw, events = lake.table(stream.name, "raw"), lake.table(stream.name, "events")
+    if raw is None or events is None:
+        return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of raw, or none of events"))
+    stream = stream_of(stream, events)
+    columns, reader = _columns(stream, events), _Reader(stream, schemas)
+    found = {}
+    gone = {key: count for key, proof in proofs_in(raw, keys).items() if (count := aged(proof))}
+    for piece in ledger.get(keys):
+        if piece.key in gone:
+            text = f"nothing is compared: {gone[piece.key]:,} rows of raw went by their age"
+            found[piece.key] = Verdict(passed=True, text=text, numbers={"events": 0, "unlike": 0})
+        elif piece.topic == stream.topic:
+            found[piece.key] = _judged(*_of_main(raw, events, reader, _held(events, columns, piece), piece))
+        elif piece.topic in stream.tier_topics:
+            found[piece.key] = _judged(*_of_tier(raw, events, reader, _held(events, columns, piece), piece))
+        else:
+            found[piece.key] = Verdict(passed=True, text="the origins of other systems' records are not looked up")
+    return found
+
+
+def _judged(events: int, unlike: Sequence[_Unlike]) -> Verdict:
+    numbers = {"events": events, "unlike": len(unlike)}
+    if not unlike:
+        return Verdict(passed=True, text=f"{events:,} events have the fields of their records", numbers=numbers)
+    samples = [
+        {**told("other fields than the record", one.origin), "fields": ", ".join(one.fields)}
+        for one in sorted(unlike)[:SAMPLES]
+    ]
+    text = f"{len(unlike):,} of {events:,} events have other fields than their records in raw"
+    return Verdict(passed=False, text=text, numbers=numbers, samples=samples)
+
+
+def _of_main(
+    raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_Told], piece: Slice
+) -> tuple[int, list[_Unlike]]:
+    """How many events of a slice were compared, and those that differ; a batch at a time."""
+    mine = {f"{name}_slices": slice_is_one_of([piece.key], f"{name}.slice") for name in "er"}
+    chosen = _chosen(columns) + _versions(reader.stream) + _deleted(reader.stream, events)
+    sql = _PAIRS.format(chosen=chosen, tombstone=tombstone_in_sql(reader.stream, "r.value"), **mine)
+    compared, unlike = 0, list[_Unlike]()
+    for batch in stream_batches({"raw": raw, "events": events}, sql):
+        compared += batch.num_rows
+        rows = (batch.slice(at, 1).to_pylist()[0] for at in _suspects(reader.stream, columns, batch))
+        differing = ((row, _differing(reader, columns, row, _record(row))) for row in rows)
+        unlike += [_Unlike(Origin.of_row(row), fields) for row, fields in differing if fields]
+    return compared, unlike
+
+
+def _record(row: Mapping[str, Any]) -> Record:
+    """The record of an event, with the event's own origin: a copy on a tier lies elsewhere."""
+    headers = [(one["key"], one["value"]) for one in row["headers"] or ()]
+    origin = Origin.of_row(row)
+    return Record(
+        row["value"],
+        row["record_key"],
+        headers,
+        origin.topic,
+        origin.partition,
+        origin.offset,
+        row["origin_timestamp_ms"],
+    )
+
+
+_PAIRS = f"""
+SELECT {_ORIGIN}, origin_timestamp_ms, r.value AS value, r.key AS record_key, r.headers AS headers, {{chosen}}
+FROM events e JOIN raw r ON e.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation
+     AND origin_partition = r."partition" AND origin_offset = r."offset"
+WHERE NOT ({{tombstone}}) AND {{e_slices}} AND {{r_slices}}
+"""
+
+
+def _of_tier(
+    raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_Told], piece: Slice
+) -> tuple[int, list[_Unlike]]:
+    """The same of a tier's slice: of several copies of an origin the event is like one at least."""
+    stream, mine = reader.stream, f"{slice_is_one_of([piece.key])}"
+    read: defaultdict[Origin, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in stream_rows(raw, f"SELECT {RECORD} FROM t WHERE NOT ({tombstone_in_sql(stream)}) AND {mine}"):
+        origin, *_ = enveloped(stream, piece, row)
+        read[origin].append({"value": row["value"], "record_key": row["key"], "headers": row["headers"]})
+    compared, unlike = 0, list[_Unlike]()
+    chosen = _chosen(columns) + _versions(stream) + _deleted(stream, events)
+    asked = f"SELECT {_ORIGIN}, origin_timestamp_ms, {chosen} FROM t e WHERE {mine}"
+    for row in query(events, asked):
+        copies = read[Origin.of_row(row)]
+        found = [_differing(reader, columns, row, _record({**row, **copy})) for copy in copies]
+        compared += 1 if copies else 0
+        unlike += [_Unlike(Origin.of_row(row), found[0])] if found and all(found) else []
+    return compared, unlike
+
+
+def _columns(stream: Stream, events: DeltaTable) -> list[_Told]:
+    """All that a record tells; a field that was added to the stream counts as soon as the table has it."""
+    declared = {one.name: one for one in stream.fields} | {one.name: one for one in read_fields(stream)}
+    there = {field.name for field in events.schema().fields}
+    named = [(one.name, one.name) for one in field_columns(stream) if one.name in there]
+    roles = [(name, column) for name, column in _roles(stream) if name is not None]
+    # What an expression or a lookup gives only Spark can tell.
+    pairs = [(name, column) for name, column in [*named, *roles] if declared[name].is_read]
+    # A record that deletes has these at least.
+    always = stream.required_fields
+    return [_Told(declared[name], column, name in always) for name, column in pairs]
+
+
+def _roles(stream: Stream) -> list[tuple[str | None, str]]:
+    # A version of several fields is made of columns that are compared themselves, where they are stored.
+    version = stream.version_fields[0] if len(stream.version_fields) == 1 else None
+    return [(version, "version"), (stream.event_time, "event_time")]
+
+
+def _versions(stream: Stream) -> str:
+    """The version in SQL, behind others, where it is made of several fields."""
+    return ", e.version AS event_version" if len(stream.version_fields) > 1 else ""
+
+
+def _deleted(stream: Stream, events: DeltaTable) -> str:
+    """The column `deleted` in SQL, behind others; nothing where a stream has none, or has it only since."""
+    return ", e.deleted AS deleted" if stream.deletes and has_column(events, "deleted") else ""
+
+
+def _held(events: DeltaTable, columns: Sequence[_Told], piece: Slice) -> list[_Told]:
+    """The columns in which the events of a slice must have something.
+
+    One declaration decides a whole slice: a field that came to the stream later is null in all of its events. What a
+    record has and some events alone have not was taken from them.
+    """
+    counts = ", ".join(f"count({_quoted(one)}) AS c{at}" for at, one in enumerate(columns))
+    [filled] = query(events, f"SELECT {counts} FROM t e WHERE {slice_is_one_of([piece.key])}")
+    return [one for at, one in enumerate(columns) if one.always or filled[f"c{at}"]]
+
+
+def _chosen(columns: Sequence[_Told]) -> str:
+    return ", ".join(["e.key AS event_key", *(f"{_as_told(one)} AS c{at}" for at, one in enumerate(columns))])
+
+
+def _as_told(one: _Told) -> str:
+    """A time as a number: a producer's clock may name a year that Python's times do not know."""
+    is_time = one.declared.type in {"timestamp", "timestamp_ntz"}
+    return f"arrow_cast({_quoted(one)}, 'Int64')" if is_time else _quoted(one)
+
+
+def _quoted(one: _Told) -> str:
+    return f"e.{quoted(one.column)}"
+
+
+def _suspects(stream: Stream, columns: Sequence[_Told], batch: pa.RecordBatch) -> list[int]:
+    """The rows that are to be looked at one by one: Arrow's parser, five times as fast, calls them different.
+
+    All of them where it cannot read the values: it knows fewer forms of times and numbers.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    every = list(range(batch.num_rows))
+    if stream.value != Json() or stream.deletes or len(stream.version_fields) > 1 or not all(map(_is_plain, columns)):
+        return every
+    try:
+        read = _read(columns, batch["value"].to_pylist())
+        if read.num_rows != batch.num_rows:
+            return every
+        unlike = pa.repeat(pa.scalar(False), batch.num_rows)  # noqa: FBT003 - a value
+        for at, one in enumerate(columns):
+            ours, theirs = batch[f"c{at}"], read[one.field].combine_chunks()
+            if one.declared.type == "timestamp":
+                theirs = pc.cast(pc.cast(theirs, pa.timestamp("us", "UTC")), pa.int64())
+            same = pc.fill_null(pc.equal(pc.cast(ours, theirs.type), theirs), fill_value=False)
+            unlike = pc.or_(unlike, pc.invert(same))
+        if stream.record_key != "strict":
+            unlike = pc.or_(unlike, _other_keys(stream, batch, read))
+    except pa.ArrowException:
+        return every
+    found: list[int] = pc.indices_nonzero(unlike).to_pylist()
+    return found
+
+
+def _other_keys(stream: Stream, batch: pa.RecordBatch, read: pa.Table) -> pa.Array:
+    """Which events are to be looked at for their key: of a key of one text those that have another one, else all."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if len(stream.key) != 1 or stream.field_named(stream.key[0]).type != "string":
+        return pa.repeat(pa.scalar(bool(stream.key)), batch.num_rows)
+    theirs = read[stream.key[0]].combine_chunks()
+    return pc.invert(pc.fill_null(pc.equal(pc.cast(batch["event_key"], theirs.type), theirs), fill_value=False))
+
+
+def _read(columns: Sequence[_Told], values: Sequence[bytes]) -> pa.Table:
+    import pyarrow as pa
+    from pyarrow import json as arrow
+
+    whole = b"\n".join(values)
+    kinds = {"string": pa.string(), "timestamp": pa.string(), "boolean": pa.bool_()}
+    kinds |= dict.fromkeys(("integer", "long"), pa.int64())
+    types = {one.field: one.declared.type for one in columns}
+    fields = {name: kinds.get(kind) or pa.decimal128(*_digits(kind)) for name, kind in types.items()}
+    return arrow.read_json(
+        BytesIO(whole),
+        # In one block: a value must not lie across two.
+        arrow.ReadOptions(use_threads=False, block_size=len(whole) + 1),
+        arrow.ParseOptions(pa.schema(fields.items()), newlines_in_values=True, unexpected_field_behavior="ignore"),
+    )
+
+
+def _digits(kind: str) -> tuple[int, int]:
+    precision, scale = kind.removeprefix("decimal(").rstrip(")").split(",")
+    return int(precision), int(scale)
+
+
+# What Arrow's parser reads as it is declared.
+_PLAIN = frozenset({"string", "timestamp", "boolean", "integer", "long", "decimal"})
+
+
+def _is_plain(one: _Told) -> bool:
+    """Whether a field is a required one of the value's outermost object, of a type that Arrow's parser reads."""
+    bare = Field(one.field, one.declared.type, one.declared.one_of, one.declared.at_least)
+    return one.declared == bare and one.declared.type.split("(")[0] in _PLAIN
+
+
+def _differing(reader: _Reader, columns: Sequence[_Told], row: Mapping[str, Any], record: Record) -> list[str]:
+    """The fields that an event has otherwise than its record, or has not."""
+    stream = reader.stream
+    try:
+        document = {} if record.value is None else document_of(stream.value, record, reader.schemas)
+        key = document_of_key(stream, record, reader.schemas)
+    except (RecursionError, UnreadableError):
+        return []  # nested deeper than Python reads, in a field that is ignored: not to be compared
+    except MisfitError as error:
+        return [str(error)]
+    deletes = _is_delete(stream, record, document, key, stored=bool(row.get("deleted")))
+    # Null in events from before the stream declared deletes.
+    found = [] if row.get("deleted") in {None, deletes} else ["deleted"]
+    found += _unlike_key(stream, row, record, document, key) + _unlike_version(stream, row, record, document, key)
+    told = [one if one.always or not deletes else one._replace(declared=_lenient(one.declared)) for one in columns]
+    same_ = (_is_same(one.declared, record, document, key, row[f"c{at}"]) for at, one in enumerate(told))
+    return found + [one.field for one, same in zip(told, same_, strict=True) if not same]
+
+
+def _unlike_key(
+    stream: Stream, row: Mapping[str, Any], record: Record, document: dict[str, Any], key: Any
+) -> list[str]:
+    """`key` if an event has another one than its record's fields give."""
+    values = _values_of(stream, stream.key, record, document, key)
+    if values is None or "event_key" not in row:
+        return []
+    # How a time is written is the pipeline's.
+    has_times = any(stream.field_named(name).type in {"timestamp", "timestamp_ntz"} for name in stream.key)
+    return [] if has_times or key_of(stream, values) == row["event_key"] else ["key"]
+
+
+def _unlike_version(
+    stream: Stream, row: Mapping[str, Any], record: Record, document: dict[str, Any], key: Any
+) -> list[str]:
+    """`version` if that of an event is made of several fields, and another one than those of its record give."""
+    values = _values_of(stream, stream.version_fields, record, document, key)
+    if values is None or "event_version" not in row:
+        return []
+    return [] if version_of(stream, values) == row["event_version"] else ["version"]
+
+
+def _values_of(
+    stream: Stream, names: Sequence[str], record: Record, document: dict[str, Any], key: Any
+) -> dict[str, Any] | None:
+    """The fields that a key or a version consists of; None where one is an expression, or is reported by itself."""
+    declared = [one for one in read_fields(stream) if one.name in names]
+    if len(declared) < len(names):
+        return None
+    try:
+        return {one.name: value_of(one, record, document, key) for one in declared}
+    except (MisfitError, UnreadableError):
+        return None
+
+
+def _is_delete(stream: Stream, record: Record, document: dict[str, Any], key: Any, *, stored: bool) -> bool:
+    """Whether a record deletes its key, as the stream declares it; by an expression, as it is `stored`."""
+    deletes = stream.deletes
+    if deletes is None or record.value is None:
+        return stream.tombstones_delete
+    if deletes.field is None:
+        return False
+    if stream.field_named(deletes.field).expression is not None:
+        return stored
+    try:
+        [declared] = [one for one in read_fields(stream) if one.name == deletes.field]
+        return value_of(declared, record, document, key) in deletes.values
+    except (MisfitError, UnreadableError):
+        return False
+
+
+def _lenient(declared: Field) -> Field:
+    """A field as a record that deletes may have it: absent or null, and without its default."""
+    return replace(declared, optional=True, nullable=True, default=None)
+
+
+def _is_same(declared: Field, record: Record, document: dict[str, Any], key: Any, stored: Any) -> bool:
+    try:
+        return same(declared, value_of(declared, record, document, key), stored)
+    except UnreadableError:
+        return stored is not None  # not to be compared
+    except MisfitError:
+        return False

@@ -1,0 +1,210 @@
+"""What follows a decision: its rejects as they were published, its events as they are current (I5, I6)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets.evolution import stream_of
+from highwater.assets.parsing import PERMANENT, field_columns
+from highwater.assets.reclaims import NUMBER
+from highwater.envelope import ORIGIN, Origin
+from highwater.orchestration.checking.later_origins import IS_LATER
+from highwater.orchestration.checking.origin_checks import told
+from highwater.orchestration.checking.plan_checks import another_commit, another_plan
+from highwater.orchestration.checking.verdicts import Verdict
+from highwater.resources.commit_log import proofs_in
+from highwater.resources.delta import columns_in_all, count_in, has_column, query_all, slice_is_one_of
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.commit_records import CommitRecord
+    from highwater.declaration import Stream
+    from highwater.plans import Publication
+    from highwater.proof import Proof
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+# So many examples a slice; the counts are exact.
+SAMPLES = 10
+
+
+def rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+    """For each slice whether its rejects are the rows of dlq, and as many as were published.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    rejects, dlq = lake.table(stream.name, "rejects"), lake.table(stream.name, "dlq")
+    if rejects is None:
+        return dict.fromkeys(keys, Verdict(passed=False, text="the slice is not in rejects"))
+    pieces = {piece.key: piece for piece in ledger.get(keys)}
+    decided, proofs = proofs_in(rejects, keys), {} if dlq is None else proofs_in(dlq, keys)
+    sent = ledger.publications(keys)
+    wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
+    if dlq is not None:
+        numbers = {"rejected": count_in(rejects, NUMBER), "sent": count_in(dlq, NUMBER)}
+        for row in query_all({"rejects": rejects, "dlq": dlq}, _UNLIKE.format(slices=slice_is_one_of(keys), **numbers)):
+            wrong[row["slice"]].append(told(_unlike(row), Origin.of_row(row)))
+    return {key: _published(pieces[key], decided.get(key), proofs.get(key), sent.get(key), wrong[key]) for key in keys}
+
+
+_ORIGIN = ", ".join(ORIGIN)
+_AS_PUBLISHED = f"{_ORIGIN}, origin_timestamp_ms, attempt, retries, reason, detail, next_topic, first_failed_at"
+# dlq does not keep it: it follows from the reason.
+_PERMANENT = "reason IN (" + ", ".join(f"'{reason}'" for reason in sorted(PERMANENT)) + ")"
+# One that was altered stands on each side by itself.
+_UNLIKE = f"""
+SELECT slice, {_ORIGIN}, sum(j) AS in_rejects, sum(d) AS in_dlq
+FROM (SELECT slice, {_AS_PUBLISHED}, {{rejected}} AS {NUMBER}, coalesce(permanent, {_PERMANENT}) AS permanent,
+             1 AS j, 0 AS d
+      FROM rejects WHERE {{slices}}
+      UNION ALL
+      SELECT slice, {_AS_PUBLISHED}, {{sent}}, {_PERMANENT}, 0, 1 FROM dlq WHERE {{slices}})
+GROUP BY slice, {_AS_PUBLISHED}, {NUMBER}, permanent HAVING sum(j) <> 1 OR sum(d) <> 1
+ORDER BY slice, origin_partition, origin_offset
+"""
+
+
+def _unlike(row: Mapping[str, Any]) -> str:
+    if row["in_rejects"] and row["in_dlq"]:
+        return "there twice"
+    return "rejected, and not published as such" if row["in_rejects"] else "published, and not rejected as such"
+
+
+def _published(
+    piece: Slice,
+    decided: Proof | None,
+    proof: Proof | None,
+    sent: Publication | None,
+    wrong: Sequence[Mapping[str, Any]],
+) -> Verdict:
+    numbers = {
+        "rejects": (decided.rows or 0) if decided else 0,
+        "in_dlq": (proof.rows or 0) if proof else 0,
+        "sent": sent.sent if sent else 0,
+        "unlike": len(wrong),
+    }
+    problem = _unpublished(piece, decided, proof, sent)
+    kinds = Counter(str(one["problem"]) for one in wrong)
+    texts = [problem] if problem else []
+    texts += [f"{count:,} {kind}" for kind, count in sorted(kinds.items())]
+    if texts:
+        return Verdict(passed=False, text="; ".join(texts), numbers=numbers, samples=wrong[:SAMPLES])
+    text = f"{numbers['rejects']:,} rejects, each published once" if numbers["rejects"] else "nothing was rejected"
+    return Verdict(passed=True, text=text, numbers=numbers)
+
+
+def _unpublished(piece: Slice, decided: Proof | None, proof: Proof | None, sent: Publication | None) -> str | None:
+    if decided is None:
+        return "the slice is not in rejects"
+    if problem := another_plan(piece, decided, "rejects"):
+        return problem
+    if not decided.rows:
+        return None
+    if proof is None or sent is None:
+        return f"{decided.rows:,} rejects, and " + ("the slice is not in dlq" if proof is None else "none was sent")
+    if not decided.attempt == proof.attempt == sent.attempt:
+        return f"rejects are of attempt {decided.attempt}, dlq of {proof.attempt}, what was sent of {sent.attempt}"
+    # What was published of an earlier decision is in dlq, and was not sent again.
+    expected = proof.counts.get("sent", sent.sent)
+    if sent.sent != expected or sent.sent > (proof.rows or 0):
+        return f"the ledger tells of {sent.sent:,} that were sent, the commit of dlq of {expected:,} of {proof.rows:,}"
+    return another_commit(piece, proof, "dlq", decided.rows)
+
+
+def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+    """For each slice whether `current` follows its events, row by row.
+
+    Each row that names the slice must be one of its events, with the same columns. Each key of its events must have one
+    row, of no lower version.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
+    if events is None or current is None:
+        return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of current"))
+    decided = proofs_in(events, keys)
+    held = lake.commits(stream.name, "current", keys).records
+    tables = {"e": events, "c": current}
+    sql = _UNLIKE_EVENTS.format(
+        columns=_event_columns(stream, tables),
+        slices=slice_is_one_of(keys),
+        updated=slice_is_one_of(keys, "updated_by_slice"),
+        deleted="coalesce(deleted, false)" if has_column(events, "deleted") else "false",
+        deletes="UNION ALL SELECT key, version, 0 FROM e WHERE deleted" if has_column(events, "deleted") else "",
+    )
+    wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
+    for row in [*query_all(tables, sql), *_revived(lake, stream, tables, keys)]:
+        wrong[row["slice"]].append({**told(row["problem"], Origin.of_row(row)), "key": row["key"]})
+    return {key: _follows(decided.get(key), held.get(key), wrong[key]) for key in keys}
+
+
+def _revived(lake: Lake, stream: Stream, tables: Mapping[str, DeltaTable], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of `current` that a delete of a higher version should have removed: of the slices, or by their deletes."""
+    if not has_column(tables["e"], "deleted"):
+        return []
+    sql = _REVIVED.format(mine=slice_is_one_of(keys, "b.slice"), updated=slice_is_one_of(keys, "updated_by_slice"))
+    rows = query_all(tables, sql)
+    # A delete whose slice is not merged yet is merged in its turn.
+    merged = lake.holds(stream.name, "current") if rows else set()
+    return [{**row, "slice": row["told"]} for row in rows if row["slice"] in merged]
+
+
+def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
+    """What `current` has of an event; of a field that was added to the stream as soon as both tables have it."""
+    fields = field_columns(stream_of(stream, tables["e"]))
+    names = ["key", "version", "event_time", *[f.name for f in fields], *ORIGIN, "origin_timestamp_ms"]
+    return ", ".join(columns_in_all(tables.values(), names))
+
+
+# A stream's field may have any name, so a name that is added here is quoted and has a mark that no field has.
+_UNLIKE_EVENTS = """
+WITH brought AS (SELECT slice, {columns}, {deleted} AS "#deleted" FROM e WHERE {slices}),
+     highest AS (SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY slice, key ORDER BY version DESC) AS "#place"
+                                FROM brought) WHERE "#place" = 1),
+     held AS (SELECT key, max(version) AS version, sum("#live") AS "#rows"
+              FROM (SELECT key, version, 1 AS "#live" FROM c {deletes}) c
+              LEFT SEMI JOIN highest ON c.key = highest.key GROUP BY key),
+     strange AS (SELECT updated_by_slice AS slice, {columns} FROM c WHERE {updated}
+                 EXCEPT SELECT slice, {columns} FROM brought WHERE NOT "#deleted")
+SELECT slice, key, origin_topic, origin_generation, origin_partition, origin_offset,
+       'in current, and not an event of the slice' AS problem FROM strange
+UNION ALL
+SELECT DISTINCT w.slice, w.key, w.origin_topic, w.origin_generation, w.origin_partition, w.origin_offset,
+       CASE WHEN h.key IS NULL THEN 'the key is not in current' WHEN h."#rows" > 1 THEN 'in current more than once'
+            ELSE 'current holds a lower version' END AS problem
+FROM highest w LEFT JOIN held h ON w.key = h.key
+WHERE h.key IS NULL OR h."#rows" > 1 OR h.version < w.version
+ORDER BY slice, key
+"""
+
+
+_REVIVED = f"""
+SELECT DISTINCT CASE WHEN {{mine}} THEN b.slice ELSE updated_by_slice END AS told, b.slice AS slice, b.key AS key,
+       {", ".join(f"b.{name} AS {name}" for name in ORIGIN)},
+       'in current, and deleted at a higher version' AS problem
+FROM c s JOIN (SELECT slice, key, version, {_ORIGIN}, origin_timestamp_ms FROM e WHERE deleted) b ON s.key = b.key
+     AND (s.version < b.version OR (s.version = b.version AND {IS_LATER}))
+WHERE {{mine}} OR {{updated}}
+"""
+
+
+def _follows(decided: Proof | None, held: CommitRecord | None, wrong: Sequence[Mapping[str, Any]]) -> Verdict:
+    numbers = {"unlike": len(wrong)}
+    texts = []
+    if decided is None or held is None:
+        texts.append(f"the slice is not in {'events' if decided is None else 'current'}")
+    elif decided.attempt != held.attempt:
+        texts.append(f"current follows attempt {held.attempt}, events are of attempt {decided.attempt}")
+    elif None not in {decided.rows, held.rows} and decided.rows != held.rows:
+        texts.append(f"the commit of current took {held.rows:,} events into account, of {decided.rows:,} in events")
+    kinds = Counter(str(one["problem"]) for one in wrong)
+    texts += [f"{count:,} {kind}" for kind, count in sorted(kinds.items())]
+    if texts:
+        return Verdict(passed=False, text="; ".join(texts), numbers=numbers, samples=wrong[:SAMPLES])
+    return Verdict(passed=True, text="current follows the events of the slice", numbers=numbers)

@@ -1,0 +1,248 @@
+"""Keys of the main topic by the partitions that they are in: how many are in several, and who put them there.
+
+The order of a key holds within one partition. A key in several has none that offsets could tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from highwater.orchestration.checking.version_questions import key_ranges, text
+from highwater.partitioners import (
+    Choice,
+    Partitioner,
+    Place,
+    Tally,
+    Why,
+    explaining,
+    shares,
+    tallied,
+    why_several,
+)
+from highwater.resources.delta import query, rows_in, stream_rows
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+    from highwater.partition_counts import Era
+    from highwater.resources.lake import Lake
+
+# So many examples; the counts are exact.
+SAMPLES = 10
+# Of so many keys in several partitions it is looked at why: two hashes of one take some microseconds.
+KEYS_EXPLAINED = 10_000
+# From so many records, about, the shares of partitioners are estimated: 2 % comes out as 1.8 to 2.2 %.
+RECORDS_SAMPLED = 50_000
+# Fewer tell nothing of the shares; nor is a smaller share told as a fleet.
+LEAST_KEYS = 100
+LEAST_SHARE = 0.01
+# Records whose keys one query counts, some 100 bytes each; more are looked at in several portions of keys.
+RECORDS_AT_ONCE = 5_000_000
+KEYS_OF_BOUNDS = 20_000
+
+
+@dataclass(frozen=True)
+class KeyPlaces:
+    """Where the keys of a stream's main topic are.
+
+    Args:
+        keys: how many there are, counted anew in each generation.
+        several: those that are in more than one partition of a generation.
+        why: of so many of these the reason.
+        samples: examples of them, as rows of a table.
+        shares: what choices of a partition explain the records, with their shares; None is a choice of no known
+            partitioner. Empty where the keys are too few to tell, or the topic has one partition.
+        sampled: from how many records the shares were estimated.
+    """
+
+    keys: int = 0
+    several: int = 0
+    why: Mapping[Why, int] = field(default_factory=dict)
+    samples: Sequence[Mapping[str, Any]] = ()
+    shares: Mapping[Choice | None, float] = field(default_factory=dict)
+    sampled: int = 0
+
+    @property
+    def fleets(self) -> list[Partitioner]:
+        """The partitioners that have a share."""
+        found = [one.partitioner for one, share in self.shares.items() if one is not None and share >= LEAST_SHARE]
+        return list(dict.fromkeys(found))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What should be mended at the producers, in sentences."""
+        found = []
+        if len(self.fleets) > 1:
+            names = " and ".join(one.value for one in self.fleets)
+            found.append(
+                f"keys: {len(self.fleets)} fleets of producers hash differently, by {names}: give all of them one "
+                "partitioner, murmur2_random in librdkafka"
+            )
+        others = self.why.get(Why.FLEETS, 0) + self.why.get(Why.OTHER, 0)
+        if others:
+            looked_at = sum(self.why.values())
+            of = "" if looked_at == self.several else f", of {looked_at:,} that were looked at"
+            found.append(f"keys: {others:,} are in several partitions though none was added for them{of}")
+        return found
+
+    @property
+    def lines(self) -> list[str]:
+        """What was found, in sentences."""
+        lines = [f"keys: {self.keys:,}, {self.several:,} of them in several partitions of a generation"]
+        if self.why:
+            told = ", ".join(f"{count:,} {one.value}" for one, count in self.why.items())
+            lines.append(f"keys in several partitions: {told}")
+        if self.shares:
+            told = ", ".join(f"{share:.1%} {_named(one)}" for one, share in self.shares.items())
+            lines.append(f"partitioners, estimated from {self.sampled:,} records: {told}")
+        return lines
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "keys": self.keys,
+            "several": self.several,
+            "why": {one.value: count for one, count in self.why.items()},
+            "samples": [dict(row) for row in self.samples],
+            "shares": {_named(one): share for one, share in self.shares.items()},
+            "sampled": self.sampled,
+        }
+
+
+def _named(choice: Choice | None) -> str:
+    return "no known partitioner" if choice is None else choice.text
+
+
+def key_places(lake: Lake, stream: Stream, eras: Sequence[Era]) -> KeyPlaces:
+    """Look where the keys of the main topic are; records without a key are left out.
+
+    Args:
+        lake: the tables.
+        stream: the stream.
+        eras: of its main topic; without any nothing was planned.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    raw = lake.table(stream.name, "raw")
+    if raw is None or not eras:
+        return KeyPlaces()
+    asked = _Asked(raw, stream, eras)
+    keys, several = asked.totals()
+    why: Counter[Why] = Counter()
+    samples: list[dict[str, Any]] = []
+    for (generation, key), rows in asked.several(several):
+        counts = asked.counts[generation]
+        reason = why_several(key, [_place(row) for row in rows], counts)
+        why[reason] += 1
+        if len(samples) < SAMPLES:
+            samples.append({"key": _shown(key), "generation": generation, "why": reason.value, "places": _places(rows)})
+    told = KeyPlaces(keys, several, dict(why.most_common()), samples)
+    if keys < LEAST_KEYS or max(map(max, asked.counts.values())) == 1:
+        return told
+    return replace(told, **asked.shares())
+
+
+def _binary(key: bytes) -> str:
+    return f"X'{key.hex()}'"
+
+
+def _place(row: Mapping[str, Any]) -> Place:
+    return Place(row["partition"], row["partitions"], row["records"])
+
+
+def _shown(key: bytes) -> str:
+    """A key for people: as text where it is text."""
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return f"0x{key.hex()}"
+
+
+def _places(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Where a key's records are: in each partition the first of them, and the partitioners that would put it there."""
+    told = []
+    for row in sorted(rows, key=lambda one: (one["partition"], one["first"])):
+        found = sorted({one.text for one in explaining(row["key"], _place(row), {row["partitions"]})})
+        by = f", {' or '.join(found)}" if found else ""
+        told.append(f"{row['records']:,} in {row['partition']} from offset {row['first']} ({row['slice']}{by})")
+    return "; ".join(told)
+
+
+Key = tuple[int, bytes]
+
+
+class _Asked:
+    """The questions, to raw as it was opened."""
+
+    def __init__(self, raw: DeltaTable, stream: Stream, eras: Sequence[Era]) -> None:
+        self._raw = raw
+        self.counts: dict[int, set[int]] = {}
+        for era in eras:
+            self.counts.setdefault(era.generation, set()).add(era.partitions)
+        main = text(f"{stream.topic}@")
+        self._mine = f"key IS NOT NULL AND starts_with(slice, {main})"
+        # The newest era whose first slice is not behind the row's; slices of a topic sort by their ordinals.
+        newest_first = sorted(eras, key=lambda era: -era.ordinal)
+        cases = " ".join(f"WHEN slice >= {text(era.since)} THEN {era.partitions}" for era in newest_first)
+        self._partitions = f"CASE {cases} ELSE {eras[0].partitions} END"
+        self._rows = rows_in(raw)
+        parts, sampled = max(1, math.ceil(self._rows / RECORDS_AT_ONCE)), self._sampled(KEYS_OF_BOUNDS)
+        self._portions = list(key_ranges(raw, sampled, parts, _binary)) if parts > 1 else ["true"]
+
+    def totals(self) -> tuple[int, int]:
+        """How many keys there are, and how many of them are in several partitions."""
+        keys = several = 0
+        for portion in self._portions:
+            sql = (
+                "SELECT count(*) AS keys, coalesce(sum(CASE WHEN least <> most THEN 1 ELSE 0 END), 0) AS several FROM "
+                '(SELECT min("partition") AS least, max("partition") AS most FROM t '
+                f"WHERE {self._mine} AND {portion} GROUP BY generation, key)"
+            )
+            [row] = query(self._raw, sql)
+            keys, several = keys + int(row["keys"]), several + int(row["several"])
+        return keys, several
+
+    def several(self, found: int) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
+        """The places of the keys that are in several partitions; if so many were found, of some of them."""
+        each = found if found <= KEYS_EXPLAINED else math.ceil(KEYS_EXPLAINED / len(self._portions))
+        for portion in self._portions if found else ():
+            chosen = (
+                f"SELECT generation, key FROM t WHERE {self._mine} AND {portion} GROUP BY generation, key "
+                f'HAVING min("partition") <> max("partition") ORDER BY md5(key) LIMIT {each}'
+            )
+            yield from self._grouped(f"{self._mine} AND {portion}", chosen)
+
+    def sample(self) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
+        """The places of records that are picked by their offsets, which no partitioner looks at."""
+        yield from self._grouped(self._sampled(RECORDS_SAMPLED), None)
+
+    def shares(self) -> dict[str, Any]:
+        """What explains a sample of the records, and from how many that is."""
+        tally: Tally = Counter()
+        for (generation, key), rows in self.sample():
+            tally.update(tallied([(key, _place(row)) for row in rows], self.counts[generation]))
+        return {"shares": shares(tally), "sampled": tally.total()}
+
+    def _sampled(self, records: int) -> str:
+        """The condition of about so many records."""
+        return f'{self._mine} AND "offset" % {max(1, self._rows // records)} = 0'
+
+    def _grouped(self, where: str, chosen: str | None) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
+        joined = "" if chosen is None else "JOIN chosen c ON r.generation = c.generation AND r.key = c.key"
+        head = "" if chosen is None else f"WITH chosen AS ({chosen}) "
+        sql = (
+            f'{head}SELECT r.generation, r.key, "partition", partitions, count(*) AS records, min("offset") AS first, '
+            f'min(slice) AS slice FROM (SELECT generation, key, "partition", "offset", slice, {self._partitions} AS '
+            f"partitions FROM t WHERE {where}) r {joined} "
+            'GROUP BY r.generation, r.key, "partition", partitions ORDER BY r.generation, r.key, "partition", first'
+        )
+        for key, rows in groupby(stream_rows(self._raw, sql), key=itemgetter("generation", "key")):
+            yield key, list(rows)

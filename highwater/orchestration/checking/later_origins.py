@@ -1,0 +1,126 @@
+"""Keys that `current` holds at the right version, and from a later origin than the one that wins (I6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from highwater.assets.evolution import stream_of
+from highwater.assets.parsing import content_columns
+from highwater.envelope import ORIGIN
+from highwater.orchestration.checking.version_questions import SAMPLES, STREAM, Found, text
+from highwater.resources.delta import columns_in_all, query_all, slice_is_one_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+
+CLASS = "of a later origin"
+RULE = ("origin_timestamp_ms", "origin_partition", "origin_offset", "origin_generation")
+
+
+def _is_later(names: Sequence[str] = RULE) -> str:
+    first, *others = names
+    after = f"s.{first} > b.{first}"
+    return f"({after} OR (s.{first} = b.{first} AND {_is_later(others)}))" if others else after
+
+
+# The condition, in SQL, that the origin of `s` comes after that of `b`; an origin does not come after itself.
+IS_LATER = _is_later()
+
+
+@dataclass(frozen=True)
+class Among:
+    """Which events are held against `current`, in SQL.
+
+    Args:
+        told: what an answer is told of.
+        mine: the condition of the events.
+        keys: the query of their keys.
+        settled: the condition of the rows of `current` that are judged.
+    """
+
+    told: str
+    mine: str
+    keys: str
+    settled: str = "true"
+
+    @classmethod
+    def of(cls, slices: Sequence[str]) -> Among:
+        """The events of some slices."""
+        mine = slice_is_one_of(slices)
+        return cls("slice", mine, f"SELECT DISTINCT key FROM e WHERE {mine}")
+
+    @classmethod
+    def all(cls, portion: str, unsettled: str, slices: str) -> Among:
+        """Those of the whole stream whose key has a version twice.
+
+        Args:
+            portion: the condition of the keys that are looked at together.
+            unsettled: that of slices that `current` does not follow yet; their keys are left out.
+            slices: the query for the slices of events, see `slices_in_sql`.
+        """
+        keys = (
+            f"SELECT key FROM e WHERE {portion} GROUP BY key "
+            f"HAVING NOT bool_or({unsettled}) AND count(*) > count(DISTINCT version)"
+        )
+        settled = f"updated_by_slice IN (SELECT slice FROM ({slices}) WHERE NOT {unsettled})"
+        return cls(text(STREAM), "true", keys, settled)
+
+
+_RULE = ", ".join(RULE)
+_ANOTHER = " OR ".join(f"b.{name} <> s.{name}" for name in ORIGIN)
+# The row of `current` beside the events that it should not replace. A second delivery has the content of the first:
+# which of the two `current` holds says nothing.
+_SQL = f"""
+WITH wanted AS ({{keys}}),
+     won AS (SELECT * FROM (SELECT {{columns}}, updated_by_slice,
+                              row_number() OVER (PARTITION BY key ORDER BY version DESC, {_RULE}) AS "#place"
+                            FROM c LEFT SEMI JOIN wanted ON c.key = wanted.key)
+             WHERE "#place" = 1 AND {{settled}}),
+     late AS (SELECT b."#told" AS told, b.key AS key, b.version AS in_events, s.version AS in_current,
+                {", ".join(f"b.{name} AS {name}" for name in ORIGIN)},
+                row_number() OVER (PARTITION BY b."#told", b.key
+                                   ORDER BY {", ".join(f"b.{name}" for name in RULE)}) AS "#place"
+              FROM (SELECT {{told}} AS "#told", {{columns}} FROM e WHERE {{mine}}) b
+              JOIN won s ON b.key = s.key AND b.version = s.version
+              WHERE {IS_LATER} AND ({_ANOTHER}) AND ({{differs}}))
+SELECT * FROM (SELECT told, key, in_events, in_current, {", ".join(ORIGIN)}, count(*) OVER (PARTITION BY told) AS found,
+                      row_number() OVER (PARTITION BY told ORDER BY key) AS rank FROM late WHERE "#place" = 1)
+WHERE rank <= {SAMPLES} ORDER BY told, key
+"""
+
+
+def later_origins(tables: Mapping[str, DeltaTable], stream: Stream, among: Among) -> dict[str, Found]:
+    """For each slice, or for the stream, the keys whose content in `current` is not that of the earliest origin.
+
+    Args:
+        tables: events as `e`, `current` as `c`, and for the whole stream those of `slices_in_sql`.
+        stream: the stream.
+        among: the events that are compared.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    both = [tables["e"], tables["c"]]
+    fields = content_columns(stream_of(stream, tables["e"]))
+    contents = columns_in_all(both, ["event_time", *[field.name for field in fields]])
+    columns = columns_in_all(both, ["key", "version", *ORIGIN, "origin_timestamp_ms"]) + contents
+    sql = _SQL.format(
+        told=among.told,
+        mine=among.mine,
+        keys=among.keys,
+        settled=among.settled,
+        columns=", ".join(columns),
+        differs=" OR ".join(f"(b.{name} IS DISTINCT FROM s.{name})" for name in contents),
+    )
+    found: dict[str, Found] = {}
+    for row in query_all(tables, sql):
+        told = found.setdefault(row.pop("told"), Found())
+        count, rank = row.pop("found"), row.pop("rank")
+        told.counts[CLASS] += count if rank == 1 else 0
+        told.keep({**row, "class": CLASS})
+    return found

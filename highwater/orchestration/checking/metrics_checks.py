@@ -1,0 +1,301 @@
+"""The minutes of metrics held against the events, by one query over them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets.minute_rows import MINUTES, declared, scale_of, schema, statuses_of
+from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, day_of, time_of
+from highwater.orchestration.checking.origin_checks import SAMPLES
+from highwater.orchestration.checking.plan_checks import another_commit
+from highwater.orchestration.checking.verdicts import Verdict
+from highwater.portions import portions
+from highwater.proof import Proof
+from highwater.resources.commit_log import proofs_in
+from highwater.resources.delta import query, quoted, slice_is_one_of
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+FOLLOWS = "metrics_follow_events"
+TABLE = "metrics"
+# Ranges of time, and days, in one question: each is a branch that every file is held against.
+MOST_RANGES = 100
+_US = 60_000_000
+_MINUTE = f"(us - ((us % {_US}) + {_US}) % {_US}) / {_US}"
+# Sums have 38 digits; a quotient of twice as many is rounded where no tie can come about.
+_EXACT = Context(prec=80)
+_LINKED = "arrow_cast(linked, 'List(Int64)') AS linked"
+Row = Mapping[str, Any]
+
+
+def names(stream: Stream) -> list[str]:
+    """The checks of this table that a stream has."""
+    return [FOLLOWS] if stream.metrics else []
+
+
+def metrics_follow_events(
+    ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]
+) -> dict[str, dict[str, Verdict]]:
+    """For each slice whether the minutes that it touches are what all events say of them, and stand there once.
+
+    A minute in which a slice has events that metrics do not follow yet is left out: that slice's run computes it.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    return {name: _followed(ledger, lake, stream, keys) for name in names(stream)}
+
+
+def _followed(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+    # Metrics first: events are then at least as new, and a slice that was decided in between is told by its attempt.
+    metrics, events = lake.table(stream.name, TABLE), lake.table(stream.name, "events")
+    if metrics is None or events is None:
+        return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of metrics"))
+    decided, made = proofs_in(events, keys), _made(metrics, keys)
+    settled = [key for key in keys if key in decided and key in made and decided[key].attempt == made[key].attempt]
+    there = _minutes(events, slice_is_one_of(settled)) if settled else {}
+    touched = {key: made[key].minutes | there.get(key, set()) for key in settled}
+    compared = _compared(stream, metrics, events, {minute for found in touched.values() for minute in found})
+    others = {
+        piece.key: another_commit(piece, made[piece.key].proof, TABLE, len(there.get(piece.key, ())))
+        for piece in ledger.get(settled)
+    }
+    return {
+        key: _judged(touched[key], compared, others[key])
+        if key in touched
+        else _behind(decided.get(key), made.get(key))
+        for key in keys
+    }
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The minutes that were compared: what is wrong with some, and those that may yet change."""
+
+    wrong: Mapping[int, str]
+    moving: Collection[int] = ()
+
+
+def _behind(decided: Proof | None, made: _Made | None) -> Verdict:
+    if decided is None or made is None:
+        text = f"the slice is not in {'events' if decided is None else TABLE}"
+    else:
+        text = f"metrics follow attempt {made.attempt}, events are of attempt {decided.attempt}"
+    return Verdict(passed=False, text=text)
+
+
+def _judged(touched: Collection[int], compared: _Compared, problem: str | None) -> Verdict:
+    wrong = {minute: compared.wrong[minute] for minute in sorted(touched) if minute in compared.wrong}
+    moving = sum(minute in compared.moving for minute in touched)
+    numbers = {"minutes": len(touched), "unlike": len(wrong), "not_settled": moving}
+    later = f"; {moving:,} wait for slices that metrics do not follow yet" if moving else ""
+    texts = [problem] if problem else []
+    texts += [f"{len(wrong):,} of {len(touched):,} minutes are not as the events say"] if wrong else []
+    text = "; ".join(texts) or f"the {len(touched):,} minutes of the slice are as the events say"
+    samples = [{"minute": time_of(minute), "problem": unlike} for minute, unlike in wrong.items()]
+    return Verdict(passed=not texts, text=text + later, numbers=numbers, samples=samples[:SAMPLES])
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What metrics say of a slice: the commit that they follow, and the minutes that its events had then."""
+
+    proof: Proof
+    minutes: set[int]
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that they follow."""
+        return self.proof.attempt
+
+
+def _made(metrics: DeltaTable, keys: Sequence[str]) -> dict[str, _Made]:
+    found = proofs_in(metrics, keys)
+    return {key: _Made(proof, {*proof.extra[MINUTES]}) for key, proof in found.items()}
+
+
+def _minutes(events: DeltaTable, where: str) -> dict[str, set[int]]:
+    """By slice the minutes of some events; one whose time somebody took away has none."""
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    there = f"event_time IS NOT NULL AND {where}"
+    times = f"SELECT slice, arrow_cast(event_time, 'Int64') AS us FROM t WHERE {there}"
+    for row in query(events, f"SELECT DISTINCT slice, {_MINUTE} AS minute FROM ({times})"):
+        found[row["slice"]].add(row["minute"])
+    return found
+
+
+def _compared(stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: Collection[int]) -> _Compared:
+    """First among the events of those hours; where that differs, among all events of their keys and all slices."""
+    if not minutes:
+        return _Compared({})
+    standing = _standing(stream, metrics, minutes)
+    wrong = _unlike(stream, standing, _Asked(stream, minutes).answered(events), minutes)
+    # Most often a slice was decided a moment ago, which its events in those hours tell.
+    moving = _seeing(wrong, _unfollowed(metrics, events, wrong)) if wrong else set()
+    left = wrong.keys() - moving
+    if not left:
+        return _Compared({}, moving)
+    decided, made = proofs_in(events), proofs_in(metrics)
+    again = [key for key, proof in made.items() if key not in decided or decided[key].attempt != proof.attempt]
+    late = [*decided.keys() - made.keys(), *again]
+    said = _Asked(stream, left, whole=True, late=late).answered(events)
+    more = _seeing(left, said.moving | (_said_before(metrics, again) if again else set()))
+    return _Compared(_unlike(stream, standing, said, left - more), moving | more)
+
+
+def _seeing(minutes: Collection[int], unsettled: Collection[int]) -> set[int]:
+    """Those of the minutes whose hour holds one of the others."""
+    return {m for m in minutes if any(at in unsettled for at in range(m - HOUR_MINUTES + 1, m + 1))}
+
+
+def _unfollowed(metrics: DeltaTable, events: DeltaTable, minutes: Collection[int]) -> set[int]:
+    """The minutes, in the hours of some, of events of slices that metrics do not follow."""
+    near: defaultdict[str, set[int]] = defaultdict(set)
+    for within in _within(minutes):
+        for key, found in _minutes(events, within).items():
+            near[key] |= found
+    if not near:
+        return set()
+    decided, made = proofs_in(events, [*near]), proofs_in(metrics, [*near])
+    late = [key for key, proof in decided.items() if key not in made or made[key].attempt != proof.attempt]
+    return {minute for key in late for minute in near[key]}
+
+
+def _said_before(metrics: DeltaTable, keys: Sequence[str]) -> set[int]:
+    """The minutes of events that slices had before they were decided anew, and those with the same versions."""
+    found = {minute for made in _made(metrics, keys).values() for minute in made.minutes}
+    rows = query(metrics, f"SELECT arrow_cast(minute, 'Int64') AS us, {_LINKED} FROM t")
+    return found | {row["us"] // _US for row in rows if any(us // _US in found for us in row["linked"] or ())}
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What events say: for each minute and status their number and amount; minutes of slices that are not followed."""
+
+    sums: Mapping[int, Mapping[str | None, tuple[int, Decimal]]]
+    moving: set[int]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The question to events.
+
+    Args:
+        stream: the stream.
+        minutes: those that are asked for, and the hours that end with them.
+        whole: whether versions of the same keys at other times take part: a version counts once, wherever it stands.
+        late: slices that metrics do not follow.
+    """
+
+    stream: Stream
+    minutes: Collection[int]
+    whole: bool = False
+    late: Sequence[str] = ()
+
+    def answered(self, events: DeltaTable) -> _Said:
+        sums: defaultdict[int, dict[str | None, tuple[int, Decimal]]] = defaultdict(dict)
+        moving = set()
+        for within in _within(self.minutes):
+            for row in query(events, self._sql(within)):
+                if row["events"]:
+                    sums[row["minute"]][row["status"]] = (row["events"], row["amount"] or Decimal(0))
+                if row["late"]:
+                    moving.add(row["minute"])
+        return _Said(sums, moving)
+
+    def _sql(self, within: str) -> str:
+        metrics = declared(self.stream)
+        # An integer is summed as a decimal, which cannot overflow.
+        amount = quoted(metrics.amount) if scale_of(self.stream) else f"CAST({quoted(metrics.amount)} AS DECIMAL(28,0))"
+        among = f"key IN (SELECT key FROM t WHERE {within})" if self.whole else within
+        late = slice_is_one_of(self.late) if self.late else "false"
+        return f"""
+            SELECT minute, status, count(*) FILTER (WHERE place = 1) AS events,
+                   sum(amount) FILTER (WHERE place = 1) AS amount, max(late) AS late
+            FROM (SELECT {_MINUTE} AS minute, status, amount, inside,
+                         row_number() OVER (PARTITION BY key, version ORDER BY origin_timestamp_ms, origin_partition,
+                                            origin_offset, origin_generation) AS place,
+                         max(late) OVER (PARTITION BY key, version) AS late
+                  FROM (SELECT key, version, arrow_cast(event_time, 'Int64') AS us, {quoted(metrics.status)} AS status,
+                               {amount} AS amount, {within} AS inside, CASE WHEN {late} THEN 1 ELSE 0 END AS late,
+                               origin_timestamp_ms, origin_partition, origin_offset, origin_generation
+                        FROM t WHERE {among}))
+            WHERE inside GROUP BY minute, status"""
+
+
+def _within(minutes: Collection[int]) -> list[str]:
+    """The SQL conditions, each for one question, of the events of these minutes and of the hours that end with them.
+
+    No minute is in two of them.
+    """
+    ranges: list[list[int]] = []
+    for minute in sorted(minutes):
+        if ranges and minute - HOUR_MINUTES < ranges[-1][1]:
+            ranges[-1][1] = minute + 1
+        else:
+            ranges.append([minute - HOUR_MINUTES + 1, minute + 1])
+    told = [f"(event_time >= {_time(start)} AND event_time < {_time(end)})" for start, end in ranges]
+    return [f"({' OR '.join(some)})" for some in portions(told, MOST_RANGES)]
+
+
+def _time(minute: int) -> str:
+    return f"arrow_cast({minute * _US}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+
+
+def _standing(stream: Stream, metrics: DeltaTable, minutes: Collection[int]) -> dict[int, list[Row]]:
+    """The rows of these minutes."""
+    days = sorted({day_of(minute) for minute in minutes})
+    where = slice_is_one_of(days) if len(days) <= MOST_RANGES else "true"
+    told = [name for name in schema(stream).names if name not in {"slice", "minute", "linked"}]
+    columns = ", ".join(["slice", "arrow_cast(minute, 'Int64') AS us", *map(quoted, told)])
+    found: dict[int, list[Row]] = {minute: [] for minute in minutes}
+    for row in query(metrics, f"SELECT {columns} FROM t WHERE {where}"):
+        minute = row["us"] // _US
+        if minute in found:
+            found[minute].append(row)
+    return found
+
+
+def _unlike(
+    stream: Stream, standing: Mapping[int, Sequence[Row]], said: _Said, minutes: Collection[int]
+) -> dict[int, str]:
+    found = {minute: _problem(standing[minute], _expected(stream, said.sums, minute)) for minute in minutes}
+    return {minute: problem for minute, problem in found.items() if problem}
+
+
+def _problem(rows: Sequence[Row], expected: Row | None) -> str | None:
+    if expected is None:
+        return "a row, and no event" if rows else None
+    if len(rows) != 1:
+        return "several rows" if rows else "events, and no row"
+    wrong = [f"{name} is {rows[0][name]}, not {value}" for name, value in expected.items() if rows[0][name] != value]
+    return ", ".join(wrong) or None
+
+
+def _expected(
+    stream: Stream, sums: Mapping[int, Mapping[str | None, tuple[int, Decimal]]], minute: int
+) -> dict[str, Any] | None:
+    """The row of a minute; None without events."""
+    if minute not in sums:
+        return None
+    row: dict[str, Any] = {"slice": day_of(minute), "us": minute * _US}
+    row["events"] = sum(events for events, _ in sums[minute].values())
+    for status in statuses_of(stream):
+        row[f"{status}_events"], row[f"{status}_amount"] = sums[minute].get(status, (0, Decimal(0)))
+    hour = [sums[at] for at in range(minute - HOUR_MINUTES + 1, minute + 1) if at in sums]
+    counted = [one[status] for one in hour for status in declared(stream).mean_of if status in one]
+    events, amount = sum(events for events, _ in counted), Decimal(0)
+    for _, more in counted:
+        amount = _EXACT.add(amount, more)
+    unit = Decimal(1).scaleb(-scale_of(stream) - MEAN_DIGITS)
+    mean = _EXACT.divide(amount, events).quantize(unit, ROUND_HALF_UP, _EXACT) if events else None
+    return {**row, "hour_events": events, "hour_amount": amount, "hour_mean": mean}

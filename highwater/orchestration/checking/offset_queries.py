@@ -1,0 +1,98 @@
+"""What the tables hold of the offsets of slices, read without a JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from highwater.resources.commit_log import proofs_in
+from highwater.resources.delta import query_columns, slice_is_one_of
+from highwater.slices import OffsetRange
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+    from highwater.proof import Proof
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+# `dense_rank` and no row number: a row that stands there twice must not tear its stretch apart.
+_STRETCHES = """
+SELECT slice, topic, generation, "partition", min("offset") AS first, max("offset") AS last, count(*) AS rows
+FROM (SELECT slice, topic, generation, "partition", "offset",
+        "offset" - dense_rank() OVER (PARTITION BY slice, topic, generation, "partition" ORDER BY "offset") AS stretch
+      FROM raw WHERE {slices})
+GROUP BY slice, topic, generation, "partition", stretch
+"""
+
+
+@dataclass
+class Rows:
+    """The rows of one slice in raw, by their offsets; those of proofs are left out.
+
+    Args:
+        held: for each partition the offsets that have a row.
+        rows: how many rows there are.
+        doubled: rows beyond one for each offset.
+        outside: offsets that the slice's plan does not have, as `topic, generation, partition [start, end)`; rows
+            without an offset among them.
+    """
+
+    held: dict[int, list[OffsetRange]] = field(default_factory=dict)
+    rows: int = 0
+    doubled: int = 0
+    outside: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class InRaw:
+    """Slices as raw holds them.
+
+    Args:
+        pieces: the slices as they were planned.
+        proofs: of those that were committed.
+        rows: of the same.
+    """
+
+    pieces: Sequence[Slice]
+    proofs: Mapping[str, Proof] = field(default_factory=dict)
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+
+
+def in_raw(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> InRaw:
+    """What raw holds of slices, all in one version of it.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    pieces, raw = ledger.get(keys), lake.table(stream.name, "raw")
+    return InRaw(pieces) if raw is None else InRaw(pieces, proofs_in(raw, keys), rows_in_raw(raw, pieces))
+
+
+def rows_in_raw(raw: DeltaTable, pieces: Sequence[Slice]) -> dict[str, Rows]:
+    """For each slice the offsets that raw has rows of.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    planned = {piece.key: piece for piece in pieces}
+    found = {key: Rows() for key in planned}
+    told = query_columns({"raw": raw}, _STRETCHES.format(slices=slice_is_one_of(planned)))
+    for key, topic, generation, partition, first, last, rows in zip(*told.values(), strict=True):
+        mine, piece = found[key], planned[key]
+        mine.rows += rows
+        if first is None:
+            mine.outside.append(f"{topic}, generation {generation}, partition {partition}, {rows:,} without an offset")
+            continue
+        stretch = OffsetRange(first, last + 1)
+        mine.doubled += rows - len(stretch)
+        if (topic, generation) == (piece.topic, piece.generation):
+            mine.held.setdefault(partition, []).append(stretch)
+            within = piece.ranges.get(partition, OffsetRange(0, 0))
+            if within.start <= stretch.start and stretch.end <= within.end:
+                continue
+        mine.outside.append(f"{topic}, generation {generation}, partition {partition} [{first}, {last + 1})")
+    return found

@@ -1,0 +1,315 @@
+"""Every record of raw in one place, origin by origin (I5)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from highwater.assets.undecided import DETAIL as NAMED_EARLY
+from highwater.envelope import ORIGIN, Origin, headers_of, opened
+from highwater.orchestration.checking.plan_checks import another_plan
+from highwater.orchestration.checking.verdicts import Verdict
+from highwater.orchestration.sensing.standing import CONSERVED, conservation
+from highwater.reclaims import numbers, stale
+from highwater.resources.commit_log import proofs_in, sized
+from highwater.resources.conditions import in_none_of, in_one_of
+from highwater.resources.delta import count_in, has_column, query, query_all, slice_is_one_of, stream_rows
+from highwater.retention import aged
+from highwater.routing import tier_of
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+    from highwater.proof import Proof
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+# So many examples a slice; the counts are exact.
+SAMPLES = 10
+_ORIGIN = ", ".join(ORIGIN)
+
+
+def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+    """For each slice whether every record of raw is in one place, by proofs, by counts and origin by origin.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    tables = {name: table for name in CONSERVED if (table := lake.table(stream.name, name)) is not None}
+    proofs = {name: sized(table, proofs_in(table, keys)) for name, table in tables.items()}
+    counted = conservation(tables, proofs, keys)
+    if len(tables) < len(CONSERVED):
+        return counted
+    pieces = {piece.key: piece for piece in ledger.get(keys)}
+    given_up = {discard.origin for discard in ledger.discards(stream.name)}
+    wrong = _misplaced(tables, stream, pieces, proofs, numbers(ledger.reclaims.of(stream.name)), given_up)
+    found = {}
+    for key, verdict in counted.items():
+        decision = proofs["events"].get(key)
+        problem = None if decision is None else another_plan(pieces[key], decision, "events")
+        found[key] = _accounted(verdict, problem, wrong[key])
+    return found
+
+
+def _accounted(counted: Verdict, problem: str | None, wrong: Sequence[Mapping[str, Any]]) -> Verdict:
+    numbers = {**counted.numbers, "misplaced": len(wrong)}
+    kinds = Counter(str(one["problem"]) for one in wrong)
+    told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
+    texts = [] if counted.passed else [counted.text]
+    texts += [problem] if problem else []
+    texts += [f"origins: {told}"] if told else []
+    text = "; ".join(texts) if texts else f"{counted.text}, origin by origin"
+    return Verdict(not texts, text, numbers, wrong[:SAMPLES])
+
+
+def _misplaced(
+    tables: Mapping[str, DeltaTable],
+    stream: Stream,
+    pieces: Mapping[str, Slice],
+    proofs: Mapping[str, Mapping[str, Proof]],
+    taken_back: Mapping[Origin, int],
+    given_up: Collection[Origin],
+) -> dict[str, list[dict[str, Any]]]:
+    """For each slice the origins that are not in exactly one place, or stand there otherwise than in raw.
+
+    Of a slice whose rows of raw went by their age it is told what stands in two places, or beyond what was planned.
+    """
+    found: dict[str, list[dict[str, Any]]] = {key: [] for key in pieces}
+    decisions, gone = proofs["events"], {key for key, proof in proofs["raw"].items() if aged(proof)}
+    for row in _asked(tables, _TWICE, gone):
+        found[row["slice"]].append(told("in two places", Origin.of_row(row)))
+    for key in sorted(gone):
+        found[key] += _unplanned(tables, stream, pieces[key])
+    main = [key for key, piece in pieces.items() if piece.topic == stream.topic and key not in gone]
+    for tombstone in ("false", "value IS NULL"):
+        mine = [key for key in main if _tombstones_of(decisions.get(key)) == tombstone]
+        for row in _asked(tables, _MISPLACED, mine, tombstone=tombstone):
+            found[row["slice"]].append(told(_problem(row), Origin.of_row(row)))
+    # Values are read of slices with rejects alone.
+    rejected = [key for key in main if key in decisions and decisions[key].counts.get("rejects")]
+    for name, question, keys in (("events", _ALTERED_EVENTS, main), ("rejects", _ALTERED_REJECTS, rejected)):
+        # What the main topic holds was never rejected before, also if it was taken back from the DLQ since.
+        tried = f"{count_in(tables[name], 'retries')} <> 0"
+        other_key = _OTHER_KEY if stream.record_key == "strict" else "false"
+        for row in _asked(tables, question, keys, tried=tried, other_key=other_key):
+            found[row["slice"]].append(told(f"in {name} otherwise than in raw", Origin.of_row(row)))
+    # Whose the records are that other systems sent rests on what was known when they were decided: the numbers tell.
+    tiers = [key for key, piece in pieces.items() if piece.topic in stream.tier_topics and key not in gone]
+    for key in tiers:
+        found[key] = _misplaced_of_tier(tables, stream, pieces[key], decisions.get(key), taken_back, given_up)
+    return found
+
+
+def _unplanned(tables: Mapping[str, DeltaTable], stream: Stream, piece: Slice) -> list[dict[str, Any]]:
+    """Origins in events and rejects of a slice of the main topic that its plan does not have."""
+    if piece.topic != stream.topic:
+        return []
+    spans = ((piece.generation, p, r.start, r.end) for p, r in piece.ranges.items())
+    where = f"{slice_is_one_of([piece.key])} AND {in_none_of(spans)}"
+    asked = f"SELECT {_ORIGIN} FROM t WHERE {where}"
+    rows = [row for name in ("events", "rejects") for row in query(tables[name], asked)]
+    return [told("in events or rejects, and not planned", Origin.of_row(row)) for row in rows]
+
+
+def tombstone_in_sql(stream: Stream, value: str = "value") -> str:
+    """The condition, in SQL, of a record of raw that is neither an event nor a reject."""
+    return "false" if stream.tombstones_delete else f"{value} IS NULL"
+
+
+def _tombstones_of(decision: Proof | None) -> str:
+    """The same of a slice, by its decision: the declaration may have changed since."""
+    return "value IS NULL" if decision is not None and decision.counts.get("tombstones") else "false"
+
+
+def _asked(
+    tables: Mapping[str, DeltaTable], question: str, keys: Collection[str], **named: str
+) -> list[dict[str, Any]]:
+    if not keys:
+        return []
+    mine = {"slices": slice_is_one_of(keys)} | {f"{x}_slices": slice_is_one_of(keys, f"{x}.slice") for x in "xr"}
+    return query_all(tables, question.format(**mine, **named))
+
+
+# One pass, which finds what is in raw and nowhere, what is somewhere and not in raw, and what is there twice.
+_MISPLACED = f"""
+SELECT slice, {_ORIGIN}, sum(r) AS in_raw, sum(n) AS tombstones, sum(e) AS in_events, sum(j) AS in_rejects
+FROM (SELECT slice, topic AS origin_topic, generation AS origin_generation, "partition" AS origin_partition,
+             "offset" AS origin_offset, 1 AS r, CASE WHEN {{tombstone}} THEN 1 ELSE 0 END AS n, 0 AS e, 0 AS j
+      FROM raw WHERE {{slices}}
+      UNION ALL SELECT slice, {_ORIGIN}, 0, 0, 1, 0 FROM events WHERE {{slices}}
+      UNION ALL SELECT slice, {_ORIGIN}, 0, 0, 0, 1 FROM rejects WHERE {{slices}})
+GROUP BY slice, {_ORIGIN} HAVING sum(r) <> 1 OR sum(n) + sum(e) + sum(j) <> 1
+ORDER BY slice, origin_partition, origin_offset
+"""
+# What is left to be told without raw.
+_TWICE = f"""
+SELECT slice, {_ORIGIN}
+FROM (SELECT slice, {_ORIGIN} FROM events WHERE {{slices}}
+      UNION ALL SELECT slice, {_ORIGIN} FROM rejects WHERE {{slices}})
+GROUP BY slice, {_ORIGIN} HAVING count(*) > 1
+ORDER BY slice, origin_partition, origin_offset
+"""
+_SAME_RECORD = """x.slice = r.slice AND origin_topic = r.topic AND origin_generation = r.generation
+     AND origin_partition = r."partition" AND origin_offset = r."offset"
+WHERE {x_slices} AND {r_slices}"""
+# A key that is declared strict is the record's own.
+_OTHER_KEY = "(arrow_cast(x.key, 'Binary') IS DISTINCT FROM arrow_cast(r.key, 'Binary'))"
+_ALTERED_EVENTS = f"""
+SELECT x.slice, {_ORIGIN} FROM events x JOIN raw r ON {_SAME_RECORD}
+  AND ({{other_key}}
+       OR (origin_timestamp_ms IS DISTINCT FROM r.timestamp_ms) OR {{tried}})
+ORDER BY x.slice, origin_partition, origin_offset
+"""
+_ALTERED_REJECTS = f"""
+SELECT x.slice, {_ORIGIN} FROM rejects x JOIN raw r ON {_SAME_RECORD}
+  AND ((x.key IS DISTINCT FROM r.key) OR (x.value IS DISTINCT FROM r.value)
+       OR (x.headers IS DISTINCT FROM r.headers) OR (origin_timestamp_ms IS DISTINCT FROM r.timestamp_ms) OR {{tried}})
+ORDER BY x.slice, origin_partition, origin_offset
+"""
+
+
+def _problem(row: Mapping[str, Any]) -> str:
+    places = row["tombstones"] + row["in_events"] + row["in_rejects"]
+    if not row["in_raw"]:
+        return "in events or rejects, and not in raw"
+    if row["in_raw"] > 1:
+        return "twice in raw"
+    return "in no place" if not places else "in two places"
+
+
+def told(problem: str, origin: Origin) -> dict[str, Any]:
+    """An example for the check's page."""
+    return {"problem": problem, **origin._asdict()}
+
+
+def _misplaced_of_tier(
+    tables: Mapping[str, DeltaTable],
+    stream: Stream,
+    piece: Slice,
+    decision: Proof | None,
+    taken_back: Mapping[Origin, int],
+    given_up: Collection[Origin],
+) -> list[dict[str, Any]]:
+    """The same of a tier's slice, whose origins stand in the envelopes of its records.
+
+    Several records may have one origin: one counts, the others are superseded. All of them are where another slice
+    accepted it or a person gave it up, and those that were published before their origin was taken back from the DLQ.
+    """
+    mine = f"{slice_is_one_of([piece.key])}"
+    asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE NOT ({_tombstones_of(decision)}) AND {mine}")
+    early = _named_early(tables["rejects"], piece, mine)
+    copies = Counter(_copy_of(stream, piece, row, early) for row in asked)
+    read, counting, contents = Counter[Origin](), set(), defaultdict[Origin, set[str]](set)
+    tries = defaultdict[Origin, set[int | None]](lambda: {None})  # a row that does not tell is no error
+    for one, times in copies.items():
+        read[one.origin] += times
+        counting |= set() if stale(taken_back, one.origin, one.taken_back) else {one.origin}
+        contents[one.origin] |= {one.as_event, one.as_reject}
+        tries[one.origin].add(one.retries)
+    placed, altered = Counter[Origin](), list[tuple[Origin, str]]()
+    for name, columns in _placed(stream).items():
+        tried = "retries" if has_column(tables[name], "retries") else "NULL AS retries"
+        for row in stream_rows(tables[name], f"SELECT {_ORIGIN}, {tried}, {columns} FROM t WHERE {mine}"):
+            origin = Origin.of_row(row)
+            placed[origin] += 1
+            same = _digest(row) in contents[origin] and row["retries"] in tries[origin]
+            altered += [(origin, name)] if origin in read and not same else []
+    found = [told("in two places", origin) for origin, times in sorted(placed.items()) if times > 1]
+    found += [told(f"in {name} otherwise than in raw", origin) for origin, name in sorted(altered)]
+    found += [told("in events or rejects, and not in raw", origin) for origin in sorted(placed.keys() - read.keys())]
+    left = counting.difference(placed, given_up)
+    found += [told("in no place", origin) for origin in sorted(left - _elsewhere(tables, stream, piece, left))]
+    superseded = sum(read.values()) - len(read.keys() & placed.keys())
+    decided = decision.counts.get("superseded", 0) if decision else superseded
+    if superseded != decided and not found:
+        found = [told(f"among {superseded:,} superseded, and {decided:,} were decided", o) for o in sorted(read)[:1]]
+    return found
+
+
+# What stands of a record in raw, and of what was made of it in events and rejects; times as numbers.
+RECORD = """"partition", "offset", timestamp_ms AS ms, key, value, headers"""
+_TIME = "origin_timestamp_ms AS ms"
+_PLACED = {"events": f"{_TIME}, arrow_cast(key, 'Binary') AS key", "rejects": f"{_TIME}, key, value, headers"}
+
+
+def _placed(stream: Stream) -> dict[str, str]:
+    """What events and rejects have of a record; the key of an event is the record's only where that is strict."""
+    return _PLACED if stream.record_key == "strict" else {**_PLACED, "events": _TIME}
+
+
+class _Copy(NamedTuple):
+    """A record on a tier.
+
+    Args:
+        origin: the record's identity.
+        taken_back: how often it had been taken back from the DLQ when this copy was published.
+        retries: how often it was rejected by then.
+        as_event, as_reject: digests of what events and rejects hold of it unchanged.
+    """
+
+    origin: Origin
+    taken_back: int
+    retries: int
+    as_event: str
+    as_reject: str
+
+
+def _named_early(rejects: DeltaTable, piece: Slice, mine: str) -> set[tuple[int, int]]:
+    """Partition and offset of records whose envelope named an origin before that was decided: by now it may be."""
+    columns = f"origin_partition, origin_offset FROM t WHERE {mine} AND origin_topic = '{piece.topic}'"
+    rows = query(rejects, f"SELECT {columns} AND detail = '{NAMED_EARLY}'")
+    return {(row["origin_partition"], row["origin_offset"]) for row in rows}
+
+
+def _copy_of(stream: Stream, piece: Slice, row: Mapping[str, Any], early: Collection[tuple[int, int]]) -> _Copy:
+    told = {**row, "headers": None} if (row["partition"], row["offset"]) in early else row
+    origin, taken_back, retries, ms = enveloped(stream, piece, told)
+    whole = {**row, "ms": ms}
+    as_event = {"ms": ms, "key": row["key"]} if stream.record_key == "strict" else {"ms": ms}
+    return _Copy(origin, taken_back, retries, _digest(as_event), _digest(whole))
+
+
+def enveloped(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> tuple[Origin, int, int, int]:
+    """What a row of raw, of a tier's slice, is a copy of: of itself if it has no envelope.
+
+    Returns:
+        The record's identity, how often it had been taken back from the DLQ when this copy was published, how often it
+        was rejected by then, and its timestamp in milliseconds since 1970.
+    """
+    envelope = opened(headers_of(row), stream.is_origin)
+    if envelope is None:
+        origin = Origin(piece.topic, piece.generation, row["partition"], row["offset"])
+        return origin, 0, tier_of(stream, piece.topic), row["ms"]
+    return envelope.origin, envelope.reclaims, envelope.attempt, envelope.timestamp
+
+
+def _digest(row: Mapping[str, Any]) -> str:
+    told = [row[name] for name in ("ms", "key", "value", "headers") if name in row]
+    return hashlib.sha256(repr(told).encode()).hexdigest()
+
+
+def _elsewhere(
+    tables: Mapping[str, DeltaTable], stream: Stream, piece: Slice, origins: Collection[Origin]
+) -> set[Origin]:
+    """Those of the origins that another slice accepted, or accepted once and has decided anew since.
+
+    That one holds it as a reject then: another slice of a tier, or one of the main topic that rejected it later than
+    this slice was planned.
+    """
+    if not origins:
+        return set()
+    least, most = (pick(origin.offset for origin in origins) for pick in (min, max))
+    spans = ((*origin, origin.offset + 1) for origin in origins)
+    between = f"origin_offset BETWEEN {least} AND {most} AND {in_one_of(spans)}"
+    where = f"slice <> '{piece.key}' AND {between}"
+    later = f"arrow_cast(first_failed_at, 'Int64') > {int(piece.planned_at.timestamp() * 1_000_000)}"
+    rejected = f"{where} AND (NOT starts_with(slice, '{stream.topic}@') OR {later})"
+    rows = [
+        *query_all(tables, f"SELECT DISTINCT {_ORIGIN} FROM events WHERE {where}"),
+        *query_all(tables, f"SELECT DISTINCT {_ORIGIN} FROM rejects WHERE {rejected}"),
+    ]
+    return {Origin.of_row(row) for row in rows}

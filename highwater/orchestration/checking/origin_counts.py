@@ -1,0 +1,284 @@
+"""How many origins ended where: counted in the tables without a JVM, so that the ends sum to what was produced."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets.reclaims import NUMBER
+from highwater.envelope import ORIGIN, Origin
+from highwater.erasing import microseconds
+from highwater.orchestration.checking.left_over import left_over
+from highwater.orchestration.telling.stranded import lost_until
+from highwater.reclaims import numbers, stale
+from highwater.resources.commit_log import proofs_in, sized
+from highwater.resources.conditions import in_none_of
+from highwater.resources.delta import query_all, rows_in, slice_is_one_of
+from highwater.retention import records
+from highwater.slices import SliceKey, merge_ranges
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+    from highwater.plans import Loss
+    from highwater.proof import Proof
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+
+# Origins that one query counts, some 100 bytes each; more are counted in several portions of offsets.
+ROWS_AT_ONCE = 5_000_000
+
+
+@dataclass(frozen=True)
+class Ends:
+    """How the origins of a stream's main topic ended.
+
+    Args:
+        produced: records of the main topic that stand in raw, or stood there until they went by their age.
+        accepted: origins in events.
+        twice: rows in events beyond one for each origin; anything but 0 is an error.
+        tombstones: records without a value.
+        waiting: by tier the origins that were published to it and not accepted since.
+        stranded: by tier those that were published to it before it lost records, and that it reads no more; tiers
+            without any are left out.
+        parked: origins that wait for a person.
+        discarded: origins that a person gave up; none of them is accepted later.
+        reclaimed: origins that were taken back from the DLQ, and are not decided anew yet.
+        unpublished: rejected, and not published yet.
+        undecided: in raw, and not decided yet.
+    """
+
+    produced: int = 0
+    accepted: int = 0
+    twice: int = 0
+    tombstones: int = 0
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    stranded: Mapping[str, int] = field(default_factory=dict)
+    parked: int = 0
+    discarded: int = 0
+    reclaimed: int = 0
+    unpublished: int = 0
+    undecided: int = 0
+
+    @property
+    def sum(self) -> int:
+        """All ends together; what was produced, if nothing is lost or doubled."""
+        ended = self.accepted + self.tombstones + self.parked + self.discarded + self.reclaimed
+        ended += sum(self.waiting.values()) + sum(self.stranded.values())
+        return ended + self.unpublished + self.undecided
+
+    @property
+    def error(self) -> str | None:
+        """What is wrong with the numbers; None if they agree."""
+        if self.twice:
+            return f"{self.twice:,} rows of events are of an origin that stands there already"
+        if self.sum != self.produced:
+            return f"the ends sum to {self.sum:,}, produced were {self.produced:,}"
+        return None
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """Name and count of each end."""
+        named = {
+            "accepted": self.accepted,
+            "tombstones": self.tombstones,
+            **{f"waiting on {tier}": count for tier, count in self.waiting.items()},
+            **{f"lost with {tier}, to be taken back": count for tier, count in self.stranded.items()},
+            "parked": self.parked,
+            "discarded": self.discarded,
+            "taken back, not decided anew yet": self.reclaimed,
+            "rejected, not published yet": self.unpublished,
+            "not decided yet": self.undecided,
+            "sum": self.sum,
+            "produced": self.produced,
+        }
+        return [[name, f"{count:,}"] for name, count in named.items()]
+
+
+def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
+    """Count the ends of all origins that raw holds, or held until they went by their age.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    tables = _opened(lake, stream, "dlq", "rejects", "events", "raw")
+    if "raw" not in tables:
+        return Ends()
+    decided = {name: proofs_in(tables[name]) if name in tables else {} for name in ("events", "rejects")}
+    settled = {
+        key
+        for key, p in decided["events"].items()
+        if key in decided["rejects"] and decided["rejects"][key].attempt == p.attempt
+    }
+    read = sized(tables["raw"], _main(proofs_in(tables["raw"]), stream))
+    open_slices = [proof.piece for key, proof in decided["events"].items() if key not in settled]
+    counted = _Counted(tables, stream, open_slices, ledger.losses(stream.name, stream.topic))
+    rows, accepted = counted.accepted()
+    given_up = {discard.origin for discard in ledger.discards(stream.name)}
+    taken_back = numbers(ledger.reclaims.of(stream.name))
+    reclaimed = counted.reclaimed(taken_back, given_up)
+    discarded = counted.discarded(given_up)
+    rejected = Counter(counted.left_over())
+    rejected.subtract(reclaimed)
+    rejected.subtract(discarded)
+    lost = lost_until(ledger, stream, settled, datetime.now(UTC))
+    stranded = counted.stranded(lost, taken_back, given_up)
+    return Ends(
+        produced=sum(map(records, read.values())),
+        accepted=accepted,
+        twice=rows - accepted,
+        tombstones=sum(
+            proof.counts.get("tombstones", 0)
+            for key, proof in _main(decided["events"], stream).items()
+            if key in settled
+        ),
+        waiting={tier: rejected[tier, True] - stranded.get(tier, 0) for tier in stream.tier_topics},
+        stranded=stranded,
+        parked=rejected[stream.parked_topic, True],
+        discarded=discarded.total(),
+        reclaimed=reclaimed.total(),
+        unpublished=sum(count for (_, published), count in rejected.items() if not published),
+        undecided=sum(records(proof) for key, proof in read.items() if key not in settled),
+    )
+
+
+def count_parked(ledger: Ledger, lake: Lake, stream: Stream, *, published: bool = False) -> int:
+    """Origins that were rejected for good, and neither accepted, given up nor taken back since.
+
+    Args:
+        ledger, lake: the connections.
+        stream: the declaration.
+        published: only those that are known to be on the parked topic.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    tables = _opened(lake, stream, "dlq", "rejects", "events")
+    counted = _Counted(tables, stream, [], ledger.losses(stream.name, stream.topic))
+    given_up = {discard.origin for discard in ledger.discards(stream.name)}
+    found = Counter(counted.left_over())
+    found.subtract(counted.reclaimed(numbers(ledger.reclaims.of(stream.name)), given_up))
+    found.subtract(counted.discarded(given_up))
+    if published:
+        return found[stream.parked_topic, True]
+    return sum(count for (topic, _), count in found.items() if topic == stream.parked_topic)
+
+
+def _opened(lake: Lake, stream: Stream, *names: str) -> dict[str, DeltaTable]:
+    """Those of the tables that are there; downstream first, so that nothing is counted that was decided meanwhile."""
+    found = {name: lake.table(stream.name, name) for name in names}
+    return {name: table for name, table in found.items() if table is not None}
+
+
+def _main(proofs: Mapping[str, Proof], stream: Stream) -> dict[str, Proof]:
+    return {key: proof for key, proof in proofs.items() if SliceKey.parse(key).topic == stream.topic}
+
+
+_ORIGIN = ", ".join(ORIGIN)
+
+
+class _Counted:
+    """Counts over the tables as they were opened.
+
+    Args:
+        tables: by name; any of them may be missing.
+        stream: the stream.
+        open_slices: slices that are being decided. They are left out, and of those of the main topic all of their
+            origins, whatever became of them in a tier: they count as undecided.
+        losses: holes of the main topic. What a tier gave back of these, after a rebuild from Kafka, was not read there.
+    """
+
+    def __init__(
+        self, tables: Mapping[str, DeltaTable], stream: Stream, open_slices: Sequence[Slice], losses: Sequence[Loss]
+    ) -> None:
+        self._tables = tables
+        topic = stream.topic.replace("'", "''")
+        conditions = [f"origin_topic = '{topic}'"]
+        if open_slices:
+            conditions.append(f"NOT {slice_is_one_of([piece.key for piece in open_slices])}")
+        mine = [piece for piece in open_slices if piece.topic == stream.topic]
+        undecided = [
+            (generation, partition, offsets.start, offsets.end)
+            for generation in {piece.generation for piece in mine}
+            for partition, ranges in merge_ranges(one for one in mine if one.generation == generation).items()
+            for offsets in ranges
+        ]
+        lost = [(loss.generation, loss.partition, loss.offsets.start, loss.offsets.end) for loss in losses]
+        conditions.append(in_none_of([*undecided, *lost]))
+        self._mine = " AND ".join(conditions)
+
+    def accepted(self) -> tuple[int, int]:
+        """Rows of the main topic's origins in events, and how many origins they are."""
+        if "events" not in self._tables:
+            return 0, 0
+        rows = origins = 0
+        parts = max(1, math.ceil(rows_in(self._tables["events"]) / ROWS_AT_ONCE))
+        for part in range(parts):
+            # Of the topic there is one, so it is not compared.
+            [found] = self._ask(
+                "SELECT coalesce(sum(n), 0) AS rows, count(*) AS origins FROM (SELECT count(*) AS n FROM events WHERE "
+                f"{self._mine} AND origin_offset % {parts} = {part} "
+                "GROUP BY origin_generation, origin_partition, origin_offset)"
+            )
+            rows, origins = rows + int(found["rows"]), origins + int(found["origins"])
+        return rows, origins
+
+    def left_over(self) -> dict[tuple[str, bool], int]:
+        """Origins that were rejected and not accepted since: where the last rejection sent them, and whether it did."""
+        if "rejects" not in self._tables:
+            return {}
+        found = self._ask(
+            f"{self._left_over} SELECT next_topic, published, count(*) AS n FROM left_over "
+            "GROUP BY next_topic, published"
+        )
+        return {(str(row["next_topic"]), bool(row["published"])): int(row["n"]) for row in found}
+
+    def discarded(self, given_up: Collection[Origin]) -> Counter[tuple[str, bool]]:
+        """Of `left_over` those that a person gave up, counted alike: one may have been sent back before that."""
+        if not given_up or "rejects" not in self._tables:
+            return Counter()
+        rows = self._ask(f"{self._left_over} SELECT {_ORIGIN}, next_topic, published FROM left_over")
+        return Counter(
+            (str(row["next_topic"]), bool(row["published"])) for row in rows if Origin.of_row(row) in given_up
+        )
+
+    def reclaimed(self, taken_back: Mapping[Origin, int], given_up: Collection[Origin]) -> Counter[tuple[str, bool]]:
+        """Of `left_over` those that were taken back since they were rejected, counted alike."""
+        if not taken_back or "rejects" not in self._tables:
+            return Counter()
+        rows = self._ask(f"{self._left_over} SELECT {_ORIGIN}, next_topic, published, {NUMBER} FROM left_over")
+        return Counter(
+            (str(row["next_topic"]), bool(row["published"]))
+            for row in rows
+            if stale(taken_back, origin := Origin.of_row(row), row[NUMBER]) and origin not in given_up
+        )
+
+    def stranded(
+        self, lost: Mapping[str, datetime], taken_back: Mapping[Origin, int], given_up: Collection[Origin]
+    ) -> dict[str, int]:
+        """By tier the origins of `left_over` that it lost: published there before the moment, and not taken back."""
+        if not lost or "rejects" not in self._tables:
+            return {}
+        found: Counter[str] = Counter()
+        for topic, moment in lost.items():
+            rows = self._ask(
+                f"{self._left_over} SELECT {_ORIGIN}, {NUMBER} FROM left_over WHERE published AND next_topic = "
+                f"'{topic}' AND arrow_cast(published_at, 'Int64') < {microseconds(moment)}"
+            )
+            origins = ((Origin.of_row(row), row[NUMBER]) for row in rows)
+            found[topic] = sum(one not in given_up and not stale(taken_back, one, number) for one, number in origins)
+        return {topic: count for topic, count in found.items() if count}
+
+    @property
+    def _left_over(self) -> str:
+        return left_over(self._tables, self._mine)
+
+    def _ask(self, sql: str) -> list[dict[str, Any]]:
+        return query_all(self._tables, sql)

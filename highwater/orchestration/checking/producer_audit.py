@@ -1,0 +1,57 @@
+"""The producers of a stream's topic, held against the rules: ours as the client has them, others as their files say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from highwater.errors import HighwaterError
+from highwater.producer_rules import LONGEST_TRANSACTION_MS, REPLICA_LAG_MS, ProducerFacts, judge_producer
+from highwater.resources.live_producer import own_producers
+from highwater.topic_rules import Finding, Level
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.resources.kafka import Kafka
+    from highwater.topic_rules import TopicFacts
+
+# What a broker does not tell of those who write to a topic.
+OTHERS = "others"
+NOT_TOLD = Finding(
+    "all of them",
+    Level.UNKNOWN,
+    "brokers tell neither who writes to a topic nor how those are set",
+    "",
+    "highwater audit --producer FILE holds a producer's configuration against the rules",
+)
+
+
+def judged_producers(
+    kafka: Kafka, stream: Stream, others: Sequence[ProducerFacts], facts: TopicFacts | None
+) -> tuple[dict[str, list[Finding]], list[HighwaterError]]:
+    """For each producer what the rules say of it, and what keeps ours from being looked at.
+
+    Args:
+        kafka: the cluster; it is not asked.
+        stream: the stream.
+        others: producers that are not ours.
+        facts: what the cluster shows of the topic, for the brokers' own times; None if it could not be asked.
+    """
+    try:
+        own, problems = own_producers(kafka, stream), list[HighwaterError]()
+    except HighwaterError as error:
+        own, problems = [], [error]
+    times = _times(facts)
+    found = {
+        one.name: judge_producer(replace(one, replica_lag_ms=times[0], longest_transaction_ms=times[1]))
+        for one in [*own, *others]
+    }
+    return found if others else {**found, OTHERS: [NOT_TOLD]}, problems
+
+
+def _times(facts: TopicFacts | None) -> tuple[int, int]:
+    """How long brokers wait for a replica, and how long a transaction may last, in milliseconds."""
+    settings = (facts.broker_settings if facts else None) or {}
+    lag, longest = settings.get("replica.lag.time.max.ms"), settings.get("transaction.max.timeout.ms")
+    return int(lag.value) if lag else REPLICA_LAG_MS, int(longest.value) if longest else LONGEST_TRANSACTION_MS

@@ -1,0 +1,210 @@
+"""What was sent to the topic of accepted events, held against the events, origin by origin."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets import event_json
+from highwater.assets.copies import fields_of
+from highwater.assets.sent import TABLE, complete, last_in, last_published
+from highwater.envelope import ORIGIN, Origin
+from highwater.orchestration.checking.origin_checks import SAMPLES, told
+from highwater.orchestration.checking.plan_checks import another_plan
+from highwater.orchestration.checking.verdicts import Verdict
+from highwater.publishing import State
+from highwater.resources.commit_log import proofs_in
+from highwater.resources.delta import query, query_all, query_arrow, quoted, rows_by_slice, slice_is_one_of
+from highwater.slices import SliceKey
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+    from highwater.proof import Proof
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+PUBLISHED = "events_published"
+_ORIGIN = ", ".join(ORIGIN)
+# What the commit of a slice calls its rows in each state.
+_COUNTED = {State.SENT.value: "sent", State.AGAIN.value: "second_deliveries", State.RETRACTED.value: "retracted"}
+# What was retracted is no event.
+_UNLIKE = f"""
+SELECT slice, {_ORIGIN}, sum(e) AS in_events, sum(p) AS in_published, sum(s) AS in_sent
+FROM (SELECT slice, {_ORIGIN}, 1 AS e, 0 AS p, 0 AS s FROM events WHERE {{slices}}
+      UNION ALL
+      SELECT slice, {_ORIGIN}, 0, 1, CASE WHEN state = '{State.SENT.value}' THEN 1 ELSE 0 END FROM published
+      WHERE state <> '{State.RETRACTED.value}' AND {{slices}})
+GROUP BY slice, {_ORIGIN} HAVING sum(e) <> 1 OR sum(p) <> 1
+ORDER BY slice, origin_partition, origin_offset
+"""
+
+
+def names(stream: Stream) -> list[str]:
+    """The checks of this table that a stream has."""
+    return [PUBLISHED] if stream.publishes else []
+
+
+def events_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, dict[str, Verdict]]:
+    """For each slice whether its events were sent or are second deliveries, and nothing else was sent of it.
+
+    A slice that waits for its turn, or was decided anew since, passes: the sensor sends what is to be sent.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    if stream.publishes is None:
+        return {}
+    events, published = lake.table(stream.name, "events"), lake.table(stream.name, TABLE)
+    if events is None or published is None:
+        waits = Verdict(passed=True, text="nothing is published yet")
+        return {PUBLISHED: dict.fromkeys(keys, waits)}
+    decided, standing = proofs_in(events, keys), proofs_in(published, keys)
+    sent = complete(standing)
+    settled = [key for key in keys if key in sent and key in decided and sent[key].attempt == decided[key].attempt]
+    wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in settled}
+    there: dict[str, Counter[str]] = {key: Counter() for key in settled}
+    if settled:
+        mine = slice_is_one_of(settled)
+        for row in query_all({"events": events, "published": published}, _UNLIKE.format(slices=mine)):
+            wrong[row["slice"]].append(told(_problem(row), Origin.of_row(row)))
+        for key in settled:  # one at a time: its values are held
+            wrong[key] += [
+                told("sent with another value", origin) for origin in _altered(stream, events, published, key)
+            ]
+        for row in query(published, _THERE.format(slices=mine)):
+            key, rows = row["slice"], Counter({"rows": row["rows"], _COUNTED.get(row["state"], ""): row["rows"]})
+            there[key] += rows + Counter({name: row[name] for name in ("late", "revisions")})
+            there[key]["newest"] = max(there[key]["newest"], row["newest"] or 0)
+    plans = {piece.key: piece for piece in ledger.get(settled)}
+    others = {key: _unlike_commit(plans[key], sent[key], there[key]) for key in settled}
+    bare = [key for key in keys if key not in standing]
+    waiting = [key for key in keys if key in decided and key not in sent]
+    lost = {**_passed_over(stream, published, waiting), **_without_commit(published, bare)}
+    return {
+        PUBLISHED: {
+            key: _settled(decided[key], there[key], others[key], wrong[key])
+            if key in wrong
+            else _waiting(key in sent, lost.get(key))
+            for key in keys
+        }
+    }
+
+
+_THERE = """
+SELECT slice, state, count(*) AS rows, count(late) AS late, sum(coalesce(revision, 0)) AS revisions,
+       max(attempt) AS newest
+FROM t WHERE {slices} GROUP BY slice, state
+"""
+
+
+def _passed_over(stream: Stream, published: DeltaTable, waiting: Sequence[str]) -> dict[str, str]:
+    """Slices that are not published though one behind them is: those of the main topic are sent in their order.
+
+    A batch that broke off is sent to its end before what comes after it. A slice of a tier may come at any time.
+    """
+    last = last_in(published, stream.topic) if waiting else None
+    if last is None:
+        return {}
+    end = SliceKey.parse(last)
+    found = [key for key in waiting if (one := SliceKey.parse(key)).topic == end.topic and one < end]
+    return dict.fromkeys(found, f"is not published, and {last} behind it is")
+
+
+def _without_commit(published: DeltaTable, bare: Sequence[str]) -> dict[str, str]:
+    """Slices with rows and no commit: they are only ever written together, also of a batch that broke off."""
+    rows = rows_by_slice(published, bare) if bare else {}
+    return {
+        key: f"has {count:,} rows, and the commit that they came with is gone" for key, count in rows.items() if count
+    }
+
+
+def _unlike_commit(piece: Slice, sent: Proof, there: Mapping[str, int]) -> list[str]:
+    """What the commit of a slice says otherwise than its plan or its rows; a number that it does not name is none.
+
+    A row keeps the attempt under which it was judged while its event stays the same: only a later one is wrong.
+    """
+    problem = another_plan(piece, sent, TABLE)
+    found = [problem] if problem else []
+    said = {name: count for name, count in (*sent.counts.items(), ("rows", sent.rows)) if count is not None}
+    names = [name for name in (*_COUNTED.values(), "late", "revisions", "rows") if name in said]
+    if any(said[name] != there[name] for name in names):
+        counts = ", ".join(f"{said[name]:,} {name}" for name in names)
+        found.append(f"the commit tells of {counts}, and other numbers are there")
+    if there["newest"] > sent.attempt:
+        found.append(f"the commit is of attempt {sent.attempt}, and rows are of attempt {there['newest']}")
+    return found
+
+
+_PRINTS = f"""
+SELECT {{fields}}, {", ".join(f"e.{name} AS {name}" for name in ORIGIN)}, p."#print" AS "#print"
+FROM (SELECT {_ORIGIN}, {{columns}} FROM events WHERE {{slices}}) e
+JOIN (SELECT {_ORIGIN}, fingerprint AS "#print" FROM published
+      WHERE state <> '{State.RETRACTED.value}' AND {{slices}}) p
+  ON {" AND ".join(f"e.{name} = p.{name}" for name in ORIGIN)}
+"""
+
+
+def _altered(stream: Stream, events: DeltaTable, published: DeltaTable, key: str) -> list[Origin]:
+    """Events of a slice whose value is not the one that was judged, by its fingerprint.
+
+    The value is written as the stream is declared now, with null for a field that came later, as it was for whoever
+    sent it then. Where no event agrees, the declaration was another one when they were sent.
+    """
+    fields = ", ".join(f"e.{quoted(one.name)}" for one in stream.fields)
+    asked = _PRINTS.format(fields=fields, columns=fields_of(stream, events), slices=slice_is_one_of([key]))
+    rows = query_arrow({"events": events, "published": published}, asked)
+    prints = event_json.fingerprints(event_json.values(stream, rows))
+    same = [ours == theirs for ours, theirs in zip(prints, rows["#print"].to_pylist(), strict=True)]
+    found = rows.select(list(ORIGIN)).to_pylist() if any(same) else []
+    return sorted(Origin.of_row(row) for row, alike in zip(found, same, strict=False) if not alike)
+
+
+def _problem(row: Mapping[str, Any]) -> str:
+    if row["in_events"] and row["in_published"]:
+        return "there twice"
+    if row["in_events"]:
+        return "an event, and neither sent nor a second delivery"
+    return "sent, and no event" if row["in_sent"] else "left out as a second delivery, and no event"
+
+
+def _waiting(before: bool, lost: str | None) -> Verdict:  # noqa: FBT001 - a value, no mode
+    if lost:
+        return Verdict(passed=False, text=f"the slice {lost}: restore the table")
+    text = "was decided anew since it was published, or what it repeats was" if before else "is not published yet"
+    return Verdict(passed=True, text=f"the slice {text}: its turn comes")
+
+
+def _settled(
+    decided: Proof, there: Mapping[str, int], others: Sequence[str], wrong: Sequence[Mapping[str, Any]]
+) -> Verdict:
+    counts = {name: there[name] for name in _COUNTED.values()}
+    numbers = {"events": decided.rows or 0, **counts, "unlike": len(wrong)}
+    kinds = Counter(str(one["problem"]) for one in wrong)
+    texts = [*(f"{count:,} {kind}" for kind, count in sorted(kinds.items())), *others]
+    if texts:
+        return Verdict(passed=False, text="; ".join(texts), numbers=numbers, samples=wrong[:SAMPLES])
+    text = (
+        f"{numbers['events']:,} events = {numbers['sent']:,} sent + {numbers['second_deliveries']:,} second deliveries"
+    )
+    return Verdict(passed=True, text=text, numbers=numbers)
+
+
+def standing_line(lake: Lake, stream: Stream) -> str:
+    """How far a stream is published, in a sentence; empty for one that publishes nothing.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    if stream.publishes is None:
+        return ""
+    last, table = last_published(lake, stream), lake.table(stream.name, TABLE)
+    if last is None or table is None:
+        return f"nothing is sent to {stream.publishes.topic} yet"
+    asked = "SELECT state, count(*) AS rows FROM t GROUP BY state"
+    states = {row["state"]: row["rows"] for row in query(table, asked)}
+    counts = ", ".join(f"{states.get(state, 0):,} {state}" for state in _COUNTED)
+    return f"sent to {stream.publishes.topic} up to {last}: {counts}"

@@ -1,0 +1,45 @@
+"""Compares the topics that a stream publishes to with the rules that their likeness to the main topic leaves open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from highwater.errors import HighwaterError, TopicAbsentError
+from highwater.resources.topic_facts import topic_facts
+from highwater.resources.vanished_topics import look_if_there
+from highwater.topic_rules import Finding, judge_published, judge_room
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.resources.dlq_topics import Gone
+    from highwater.resources.kafka import Kafka
+    from highwater.topic_rules import TopicFacts
+
+
+def judged_published(
+    kafka: Kafka, stream: Stream, gone: Gone = lambda _: None, main: TopicFacts | None = None
+) -> tuple[dict[str, list[Finding]], list[HighwaterError]]:
+    """What the rules say of each of the topics that is there; and what kept one from being looked at.
+
+    After the first that could not be, none is asked: a broker that is away is waited for once.
+
+    Args:
+        kafka: is looked at.
+        stream: the declaration.
+        gone: is asked of each topic that is absent, for the error that this is; None if it may be.
+        main: the main topic, to hold the room of the DLQ's topics against it; without it that is not judged.
+    """
+    found: dict[str, list[Finding]] = {}
+    errors: list[HighwaterError] = []
+    try:
+        for topic in stream.published_topics:
+            try:
+                facts = topic_facts(kafka, topic)
+                found[topic] = judge_published(facts)
+                found[topic] += [judge_room(facts, main)] if main and topic in stream.dlq_topics else []
+            except TopicAbsentError:
+                if (error := gone(topic)) is not None and look_if_there(kafka, topic) is None:
+                    errors.append(error)
+    except HighwaterError as error:
+        errors.append(error)
+    return found, errors

@@ -1,0 +1,275 @@
+"""What the checks decide: pure functions over proofs and counted keys."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from highwater.retention import aged, records
+
+if TYPE_CHECKING:
+    from highwater.proof import Proof
+
+# Where raw's records may end (I5).
+PLACES = ("events", "rejects", "tombstones", "superseded")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A check's answer for one slice, with the numbers that it rests on.
+
+    Args:
+        passed: the answer.
+        text: the same in a sentence.
+        numbers: exact counts.
+        samples: a few of what was found, as rows of a table.
+        warning: whether it is a warning whatever the stream declares: what is wrong is explained, and may mend itself.
+    """
+
+    passed: bool
+    text: str
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    samples: Sequence[Mapping[str, Any]] = ()
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The rows of a slice that were counted in a table.
+
+    Args:
+        rows: how many there are.
+        attempts: the least and the greatest of the attempts that they name; empty where they name none.
+    """
+
+    rows: int = 0
+    attempts: Collection[int] = ()
+
+
+def conserved(proofs: Mapping[str, Proof | None], rows: Mapping[str, Counted]) -> Verdict:
+    """Whether every record of a slice is in exactly one place (I5).
+
+    Args:
+        proofs: by table (`raw`, `events`, `rejects`) what its commit recorded of the slice; None where it is not there.
+            The proof in events holds the numbers of the split; the one in raw how many rows went by their age.
+        rows: by table what was counted in it now.
+    """
+    raw, events, rejects = (proofs[table] for table in ("raw", "events", "rejects"))
+    if raw is None or events is None or rejects is None:
+        absent = [table for table, proof in proofs.items() if proof is None]
+        return Verdict(passed=False, text=f"the slice is not in {', '.join(absent)}")
+    numbers = _numbers(raw, events, rejects)
+    problem = _disagreement(raw, events, rejects) or _imbalance(numbers, rows) or _strangers(events, rejects, rows)
+    sums = " + ".join(f"{numbers[name]} {name}" for name in PLACES)
+    gone = f", {numbers['aged']} of raw went by their age" if "aged" in numbers else ""
+    return Verdict(problem is None, problem or f"{numbers['raw']} raw = {sums}{gone}", numbers)
+
+
+def _numbers(raw: Proof, events: Proof, rejects: Proof) -> dict[str, int]:
+    return {
+        "offsets": raw.piece.offsets,
+        "raw": records(raw),
+        "gaps": raw.piece.offsets - records(raw),
+        **({"aged": aged(raw)} if aged(raw) else {}),
+        "events": events.rows or 0,
+        "rejects": rejects.rows or 0,
+        "tombstones": events.counts.get("tombstones", 0),
+        "superseded": events.counts.get("superseded", 0),
+    }
+
+
+def _disagreement(raw: Proof, events: Proof, rejects: Proof) -> str | None:
+    if rejects.attempt != events.attempt:
+        return f"rejects belong to attempt {rejects.attempt}, events to attempt {events.attempt}"
+    if raw.piece.ranges != events.piece.ranges or raw.piece.ranges != rejects.piece.ranges:
+        return "the commit records name different offsets"
+    return None
+
+
+def _strangers(events: Proof, rejects: Proof, rows: Mapping[str, Counted]) -> str | None:
+    for table, proof in (("events", events), ("rejects", rejects)):
+        if others := {*rows.get(table, Counted()).attempts} - {proof.attempt}:
+            return f"the commit of {table} is of attempt {proof.attempt}, and rows are of attempt {min(others)}"
+    return None
+
+
+def _imbalance(numbers: Mapping[str, int], rows: Mapping[str, Counted]) -> str | None:
+    found = sum(numbers[name] for name in PLACES)
+    if numbers["gaps"] < 0:
+        return f"raw holds {numbers['raw']} rows for {numbers['offsets']} offsets"
+    if found != numbers["raw"]:
+        return f"{numbers['raw']} raw, and {found} in " + ", ".join(f"{name} {numbers[name]}" for name in PLACES)
+    recorded = {**numbers, "raw": numbers["raw"] - numbers.get("aged", 0)}
+    for table in ("raw", "events", "rejects"):
+        there = rows.get(table, Counted()).rows
+        if there != recorded[table]:
+            return f"the commit of {table} recorded {recorded[table]} rows, and {there} are there"
+    return None
+
+
+def in_order(
+    keys: int,
+    absent: int,
+    behind: int,
+    samples: Sequence[Mapping[str, Any]] = (),
+    stream: str = "STREAM",
+    *,
+    later: int = 0,
+) -> Verdict:
+    """Whether `current` is at least at each version that a slice's events brought, and by the rule (I6).
+
+    Args:
+        keys: keys that the slice has events of.
+        absent: those that `current` does not hold.
+        behind: those that `current` holds at a lower version.
+        samples: some of all.
+        stream: its name, for the remedy.
+        later: those that it holds with another content of the same version, which is of a later origin.
+    """
+    numbers = {"keys": keys, "absent": absent, "behind": behind, "of_a_later_origin": later}
+    if absent or behind or later:
+        more = f", and {later:,} have another content there, of a later origin" if later else ""
+        text = (
+            f"of {keys:,} keys {absent:,} are absent and {behind:,} behind in current{more}: materialise current of "
+            "the slice again; if it stays, somebody changed the table, and highwater rebuild-current "
+            f"{stream} computes it anew"
+        )
+        return Verdict(passed=False, text=text, numbers=numbers, samples=samples)
+    return Verdict(passed=True, text=f"current is at or above the slice's version for all {keys} keys", numbers=numbers)
+
+
+def is_highest(keys: int, classes: Mapping[str, int], samples: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Whether `current` holds each key at the highest version that events have (I6).
+
+    Args:
+        keys: keys that were compared.
+        classes: keys that differ: `absent`, `behind`, or `ahead` of all that events have, `revived` after a delete of a
+            higher version, or `of a later origin` than another content of their version.
+        samples: some of them.
+    """
+    numbers = {"keys": keys, **{name: classes.get(name, 0) for name in ("absent", "behind", "ahead")}}
+    numbers |= {"revived": classes["revived"]} if classes.get("revived") else {}
+    numbers["of_a_later_origin"] = classes.get("of a later origin", 0)
+    text = f"current is at the highest version in events for all {keys:,} keys"
+    if classes:
+        told = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
+        text = (
+            f"of {keys:,} keys {told} in current: materialise current again for the slices that hold these keys; if it "
+            "stays, somebody changed the table"
+        )
+    return Verdict(not classes, text, numbers, samples)
+
+
+def versions_rise(
+    totals: Mapping[str, int], classes: Mapping[str, int], samples: Sequence[Mapping[str, Any]]
+) -> Verdict:
+    """Whether every version that falls along the offsets of its key is explained.
+
+    Args:
+        totals: events, and keys that moved: they stand in several partitions, between which no order is claimed.
+        classes: falls by their explanation.
+        samples: some of them.
+    """
+    falls, events = sum(classes.values()), totals.get("events", 0)
+    moved = totals.get("keys_in_several_partitions", 0)
+    told = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
+    spread = f"; {moved:,} keys moved to other partitions, between which no order is claimed" if moved else ""
+    numbers = {"events": events, "falls": falls, "keys_in_several_partitions": moved, **_named(classes)}
+    text = f"{falls:,} versions fall along the offsets of {events:,} events" + (f": {told}" if falls else "") + spread
+    if classes.get("unexplained"):
+        text += (
+            ". The unexplained happened after the higher version before it: look at its producer. current has the "
+            "highest version all the same; a further version mends a state that is wrong"
+        )
+    # What is unexplained first: few examples are looked at.
+    ordered = sorted(samples, key=lambda row: row["class"] != "unexplained")
+    return Verdict(not classes.get("unexplained"), text, numbers, ordered)
+
+
+def _named(classes: Mapping[str, int]) -> dict[str, int]:
+    return {name.replace(" ", "_"): count for name, count in classes.items()}
+
+
+def one_content(totals: Mapping[str, int], conflicts: int, samples: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Whether no version of a key has two contents; of those that have, the earliest origin wins."""
+    events, again = totals.get("events", 0), totals.get("second_deliveries", 0)
+    numbers = {"events": events, "second_deliveries": again, "conflicts": conflicts}
+    text = f"no version has two contents in {events:,} events; {again:,} are second deliveries"
+    if conflicts:
+        text = (
+            f"{conflicts:,} versions have several contents: the earliest origin of each counts. Ask the "
+            f"producer which is right; a further version mends it. {again:,} events are second deliveries"
+        )
+    return Verdict(not conflicts, text, numbers, samples)
+
+
+def allowed_transitions(totals: Mapping[str, int], wrong: int, samples: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Whether every state of a key may follow the one of the version before it."""
+    events = totals.get("events", 0)
+    text = f"every state may follow the one before it in {events:,} events"
+    if wrong:
+        text = (
+            f"{wrong:,} states may not follow the one before them, as the stream declares it. Ask the producer; or "
+            "mend the declared transitions"
+        )
+    return Verdict(not wrong, text, {"events": events, "not_allowed": wrong}, samples)
+
+
+def none_missing(
+    totals: Mapping[str, int], classes: Mapping[str, int], samples: Sequence[Mapping[str, Any]], stream: str
+) -> Verdict:
+    """Whether every version below a key's highest is there; one that may still come makes a warning, no error.
+
+    Args:
+        totals: events.
+        classes: missing versions by where they are.
+        samples: some of them.
+        stream: its name, for the remedy.
+    """
+    missing, events, nowhere = sum(classes.values()), totals.get("events", 0), classes.get("nowhere", 0)
+    numbers = {"events": events, "missing": missing, **_named(classes)}
+    if not missing:
+        return Verdict(passed=True, text=f"no version is missing below those of {events:,} events", numbers=numbers)
+    told = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
+    text = f"{missing:,} versions are missing below those of {events:,} events: {told}"
+    if any(name.endswith("parked") for name in classes):
+        text += f". highwater redrive-parked {stream} sends parked ones back once they can be accepted"
+    if nowhere:
+        text += ". Those nowhere were never published, or lost before they were read: let the producer send them again"
+    ordered = sorted(samples, key=lambda row: row["class"] != "nowhere")
+    return Verdict(passed=False, text=text, numbers=numbers, samples=ordered, warning=not nowhere)
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """For each table the slices that stand in it, with the attempt that they belong to.
+
+    A slice without rejects has nothing to publish: it stands in `dlq` as soon as it stands in `rejects`.
+    `current` and `metrics` are None for a stream that has no such table.
+    """
+
+    raw: Mapping[str, int]
+    events: Mapping[str, int]
+    rejects: Mapping[str, int]
+    dlq: Mapping[str, int]
+    current: Mapping[str, int] | None
+    metrics: Mapping[str, int] | None = None
+
+    def tables(self) -> dict[str, Mapping[str, int]]:
+        """The tables by name, upstream first."""
+        return {"raw": self.raw, "events": self.events, **self._followers}
+
+    @property
+    def _followers(self) -> dict[str, Mapping[str, int]]:
+        found = {"rejects": self.rejects, "dlq": self.dlq, "current": self.current, "metrics": self.metrics}
+        return {name: table for name, table in found.items() if table is not None}
+
+    def lacking(self, key: str) -> tuple[str, ...]:
+        """The tables in which a slice does not stand as its decision has it; empty when it is done."""
+        decision = self.events.get(key)
+        return (
+            *(() if key in self.raw else ("raw",)),
+            *(() if decision is not None else ("events",)),
+            *(name for name, table in self._followers.items() if decision is None or table.get(key) != decision),
+        )

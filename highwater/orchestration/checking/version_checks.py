@@ -1,0 +1,142 @@
+"""The checks of versions: whether they fall, contradict each other, skip a state, or are missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from highwater.orchestration.checking.missing_versions import NOWHERE, missing
+from highwater.orchestration.checking.verdicts import (
+    Verdict,
+    allowed_transitions,
+    is_highest,
+    none_missing,
+    one_content,
+    versions_rise,
+)
+from highwater.orchestration.checking.version_questions import STREAM, Found, Questions, Scope
+from highwater.orchestration.sensing.standing import attempts, highest_versions
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.envelope import Origin
+    from highwater.resources.lake import Lake
+
+ALONG_OFFSETS = "versions_along_offsets"
+ONE_CONTENT = "one_content_a_version"
+TRANSITIONS = "transitions_allowed"
+MISSING = "no_version_missing"
+IN_ORDER = "versions_in_order"
+FOLLOWS_EVENTS = "current_follows_events"
+Totals = Mapping[str, int]
+Verdicts = dict[str, dict[str, Verdict]]
+
+
+def names(stream: Stream) -> list[str]:
+    """The checks of events alone that a stream has: transitions need a state machine, and versions that count."""
+    if not stream.versioned:
+        return []
+    machine = stream.transitions is not None and stream.versions_count
+    return [ALONG_OFFSETS, ONE_CONTENT, *([TRANSITIONS] if machine else [])]
+
+
+def current_names(stream: Stream) -> list[str]:
+    """The checks of `current`, where a stream has it."""
+    return [IN_ORDER, FOLLOWS_EVENTS] if stream.versioned else []
+
+
+def counted_names(stream: Stream) -> list[str]:
+    """The check of missing versions, where the stream declares that there are no gaps."""
+    return [] if stream.first_version is None else [MISSING]
+
+
+def version_checks(lake: Lake, stream: Stream, keys: Sequence[str]) -> Verdicts:
+    """For each check of events alone the verdict on each slice.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    return _judged(lake, stream, keys, names(stream))
+
+
+def missing_checks(
+    lake: Lake, stream: Stream, keys: Sequence[str], taken_back: Mapping[Origin, int] | None = None
+) -> Verdicts:
+    """The verdict of `no_version_missing` on each slice, with how often origins were taken back from the DLQ.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    return _judged(lake, stream, keys, counted_names(stream), taken_back)
+
+
+def over_the_stream(lake: Lake, stream: Stream, taken_back: Mapping[Origin, int] | None = None) -> dict[str, Verdict]:
+    """The verdict of each check of versions on all that the stream's tables hold; `taken_back` as above.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    if not stream.versioned:
+        return {}
+    found = _judged(lake, stream, None, [*names(stream), *counted_names(stream)], taken_back)
+    told = {name: by[STREAM] for name, by in found.items()}
+    conflicts = bool(told[ONE_CONTENT].numbers.get("conflicts"))
+    return {**told, IN_ORDER: _current(lake, stream, conflicts=conflicts)}
+
+
+def _judged(
+    lake: Lake,
+    stream: Stream,
+    keys: Sequence[str] | None,
+    wanted: Sequence[str],
+    taken_back: Mapping[Origin, int] | None = None,
+) -> Verdicts:
+    told = [STREAM] if keys is None else keys
+    events = lake.table(stream.name, "events")
+    if events is None:
+        # A stream that was never decided has no slice to fail; a slice that is asked for has.
+        nothing = Verdict(passed=keys is None, text="there is no table of events")
+        return {name: dict.fromkeys(told, nothing) for name in wanted}
+    questions = Questions(events, stream, Scope.of(stream, keys))
+    totals = questions.totals()
+    found = {name: _ask(lake, stream, questions, name, taken_back) for name in wanted}
+    return {
+        name: {one: _verdict(stream, name, totals.get(one, Counter()), by.get(one, Found())) for one in told}
+        for name, by in found.items()
+    }
+
+
+def _ask(
+    lake: Lake, stream: Stream, questions: Questions, name: str, taken_back: Mapping[Origin, int] | None
+) -> dict[str, Found]:
+    if name == MISSING:
+        found = missing(lake, stream, questions, taken_back)
+        if questions.scope.whole or not any(one.counts[NOWHERE] for one in found.values()):
+            return found
+        # What is nowhere among the slices around may be further away.
+        return missing(lake, stream, questions.widened(), taken_back)
+    asked: dict[str, Callable[[], dict[str, Found]]] = {
+        ALONG_OFFSETS: questions.falls,
+        ONE_CONTENT: questions.conflicts,
+        TRANSITIONS: questions.transitions,
+    }
+    return asked[name]()
+
+
+def _verdict(stream: Stream, name: str, totals: Totals, found: Found) -> Verdict:
+    counts: Mapping[str, int] = found.counts
+    several = sum(counts.values())
+    samples: Sequence[Mapping[str, Any]] = found.samples
+    if name == ALONG_OFFSETS:
+        return versions_rise(totals, counts, samples)
+    if name == ONE_CONTENT:
+        return one_content(totals, several, samples)
+    if name == TRANSITIONS:
+        return allowed_transitions(totals, several, samples)
+    return none_missing(totals, counts, samples, stream.name)
+
+
+def _current(lake: Lake, stream: Stream, *, conflicts: bool) -> Verdict:
+    compared = highest_versions(lake, stream, attempts(lake, stream), conflicts=conflicts)
+    return is_highest(compared.keys, compared.found.counts, compared.found.samples)

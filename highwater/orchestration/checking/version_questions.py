@@ -1,0 +1,364 @@
+"""The questions that the checks of versions put to the table of events, in SQL, read without a JVM.
+
+Judged are the events of some slices, or all of them. Looked at are all events of the same keys: what contradicts each
+other may lie in different slices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets.evolution import stream_of
+from highwater.assets.parsing import content_columns
+from highwater.field_rules import CONTAINERS
+from highwater.orchestration.checking.suspects import TOUCHED, TOUCHED_KEYS, Suspects, Trait
+from highwater.resources.delta import has_column, query, query_columns, quoted, rows_in, slice_is_one_of, stream_all
+from highwater.slices import SliceKey
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+
+# So many examples of each class; the counts are exact.
+SAMPLES = 10
+# The name of the answers that are of no slice but of the whole stream.
+STREAM = ""
+# A slice of the main topic is held against so many before and behind it: otherwise the price of a check would grow with
+# the table. The whole stream is looked at by the audit.
+SLICES_AROUND = 1_000
+# Events that one query sorts, some 100 bytes each; more are looked at in several portions of keys.
+EVENTS_AT_ONCE = 5_000_000
+# Keys from which the bounds of these portions are taken, about.
+KEYS_SAMPLED = 20_000
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which events are judged, and among which.
+
+    Args:
+        judged: the slices that are judged; None for the whole stream.
+        among: the SQL condition of the events that are looked at.
+        whole: whether that is all of them.
+        since: where it is not, the first slice of the main topic that is looked at.
+        portion: the SQL condition of the keys that are looked at together.
+    """
+
+    judged: tuple[str, ...] | None
+    among: str = "true"
+    whole: bool = True
+    since: str | None = None
+    portion: str = "true"
+
+    @classmethod
+    def of(cls, stream: Stream, keys: Sequence[str] | None) -> Scope:
+        """Some slices among those around them, or everything.
+
+        Retries may be of records from long ago, so a slice of a tier is held against everything.
+        """
+        parsed = [SliceKey.parse(key) for key in keys or ()]
+        if keys is None or any(key.topic != stream.topic for key in parsed):
+            return cls(None if keys is None else tuple(keys))
+        first = max(0, min(key.ordinal for key in parsed) - SLICES_AROUND)
+        last = max(key.ordinal for key in parsed) + SLICES_AROUND
+        bounds = [text(str(SliceKey(stream.topic, ordinal))) for ordinal in (first, last)]
+        main = text(f"{stream.topic}@")
+        among = f"(NOT starts_with(slice, {main}) OR slice BETWEEN {bounds[0]} AND {bounds[1]})"
+        whole = first == 0
+        return cls(tuple(keys), among, whole, None if whole else str(SliceKey(stream.topic, first)))
+
+    @property
+    def mine(self) -> str:
+        """The SQL condition of the events that are judged."""
+        return "true" if self.judged is None else slice_is_one_of(self.judged)
+
+    @property
+    def told(self) -> str:
+        """What an answer is told of, in SQL: its slice, or the stream."""
+        return text(STREAM) if self.judged is None else "slice"
+
+    def widened(self) -> Scope:
+        """The same slices among all events."""
+        return replace(self, among="true", whole=True, since=None)
+
+
+@dataclass
+class Found:
+    """What was found of one slice, or of the stream: exact counts by class, and a few examples."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    samples: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def keep(self, sample: Mapping[str, Any]) -> None:
+        """Take an example, unless there are enough of its class: several portions may each bring as many."""
+        if sum(one["class"] == sample["class"] for one in self.samples) < SAMPLES:
+            self.samples.append(sample)
+
+
+# A contradiction is between events of one key. The history is that of the suspects among the judged events' keys.
+_HISTORY = """
+history AS (SELECT slice, e.key AS key, version, event_time, coalesce(retries, 0) AS retries, origin_topic,
+                   origin_generation AS generation, origin_partition AS partition, origin_offset AS "offset",
+                   origin_timestamp_ms, {content} AS content, {state} AS state, {mine} AS mine, {told} AS told,
+                   concat(origin_partition, ':', origin_offset, CASE WHEN origin_generation > 0
+                          THEN concat(' of generation ', origin_generation) ELSE '' END) AS origin
+            FROM (SELECT * FROM t WHERE {among} AND {portion}) e
+            LEFT SEMI JOIN suspects ON e.key = suspects.key)
+"""
+# The version rule: of equal versions the earliest origin wins.
+_RULE = 'origin_timestamp_ms, partition, "offset", generation'
+_PLACE = 'generation, partition, "offset"'
+_TOTALS = f"""
+WITH {TOUCHED_KEYS},
+     moved AS (SELECT key FROM (SELECT key, origin_partition FROM t WHERE {{among}} AND {{portion}}) e
+               {{joined}} GROUP BY key HAVING min(origin_partition) <> max(origin_partition))
+SELECT {{told}} AS told, count(*) AS events, count(DISTINCT moved.key) AS keys_in_several_partitions
+FROM (SELECT slice, key FROM t WHERE {{mine}} AND {{portion}}) e LEFT JOIN moved ON e.key = moved.key
+GROUP BY told
+"""
+_COPIES = f"""
+WITH {{history}},
+     counted AS (SELECT *, row_number() OVER (PARTITION BY key, version, content ORDER BY {_RULE}) AS copy
+                 FROM history)
+SELECT told, count(*) AS second_deliveries FROM counted WHERE mine AND copy > 1 GROUP BY told
+"""
+# A fall is explained by evidence alone: it came back through a tier, it is the copy of a record before it, it
+# contradicts one, or its producer sent it late: it happened before what stands before it. What comes back through a
+# tier falls also behind what overtook it.
+_FALLS = f"""
+WITH {{history}},
+     seen AS (SELECT *,
+                max(version) OVER before AS highest, max(event_time) OVER before AS latest,
+                max(CASE WHEN retries = 0 THEN version END) OVER (PARTITION BY key, origin_topic, generation, partition)
+                  AS untried,
+                row_number() OVER (PARTITION BY key, version, content ORDER BY {_PLACE}) AS copy,
+                row_number() OVER (PARTITION BY key, version ORDER BY {_PLACE}) AS of_version
+              FROM history
+              WINDOW before AS (PARTITION BY key, origin_topic, generation, partition ORDER BY "offset"
+                                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)),
+     placed AS (SELECT *,
+                  max(CASE WHEN highest IS NULL OR version > highest THEN "offset" END) OVER before AS behind,
+                  CASE WHEN retries > 0 THEN greatest(highest, untried) ELSE highest END AS higher
+                FROM seen
+                WINDOW before AS (PARTITION BY key, origin_topic, generation, partition ORDER BY "offset"
+                                  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
+SELECT told, key, version, higher AS highest, generation, partition, "offset",
+       CASE WHEN version < highest THEN behind END AS behind,
+       CASE WHEN retries > 0 THEN 'returns from the DLQ' WHEN copy > 1 THEN 'second deliveries'
+            WHEN of_version > 1 THEN 'conflicts' WHEN event_time < latest THEN 'reordered by their producer'
+            ELSE 'unexplained' END AS class
+FROM placed WHERE mine AND version < higher
+"""
+_CONFLICTS = f"""
+WITH {{history}},
+     numbered AS (SELECT *, row_number() OVER (PARTITION BY key, version ORDER BY {_RULE}) AS number FROM history),
+     several AS (SELECT key, version, count(DISTINCT content) AS contents,
+                        string_agg(CASE WHEN number <= {SAMPLES} THEN origin END, ', ') AS origins
+                 FROM numbered GROUP BY key, version HAVING count(DISTINCT content) > 1),
+     judged AS (SELECT DISTINCT told, key, version FROM history WHERE mine)
+SELECT told, s.key AS key, s.version AS version, contents, origins, 'conflicts' AS class
+FROM several s JOIN judged j ON s.key = j.key AND s.version = j.version
+"""
+# One event a version, the one that wins, beside that of the version before it.
+_NEIGHBOURS = f"""
+     firsts AS (SELECT *, row_number() OVER (PARTITION BY key, version ORDER BY {_RULE}) AS of_version FROM history),
+     neighbours AS (SELECT *,
+                      lag(version) OVER of_key AS version_before, lag(state) OVER of_key AS state_before,
+                      lag(mine) OVER of_key AS mine_before, lag(told) OVER of_key AS told_before,
+                      lag(origin) OVER of_key AS origin_before, lag("offset") OVER of_key AS offset_before,
+                      lag(partition) OVER of_key AS partition_before,
+                      lag(generation) OVER of_key AS generation_before, lag(origin_topic) OVER of_key AS topic_before
+                    FROM firsts WHERE of_version = 1 WINDOW of_key AS (PARTITION BY key ORDER BY version))
+"""
+_STATES = f"""
+WITH {{history}}, {_NEIGHBOURS}
+SELECT CASE WHEN mine THEN told ELSE told_before END AS told, key, version, state_before, state, origin_before, origin,
+       'not allowed' AS class
+FROM neighbours WHERE (mine OR mine_before)
+  AND ((version = {{begin}} AND state <> {{first}}) OR (version_before = version - 1 AND NOT ({{allowed}})))
+"""
+_GAPS = f"""
+WITH {{history}}, {_NEIGHBOURS}
+SELECT CASE WHEN mine THEN told ELSE told_before END AS told, key, version,
+       coalesce(version_before, {{floor}}) + 1 AS since, version - 1 AS until, origin_topic AS topic, generation,
+       partition, "offset",
+       CASE WHEN partition_before = partition AND generation_before = generation AND topic_before = origin_topic
+            THEN offset_before ELSE -1 END AS after
+FROM neighbours WHERE (mine OR mine_before) AND version > coalesce(version_before, {{floor}}) + 1
+ORDER BY told, key, version
+"""
+_RANKED = f"""
+SELECT * FROM (SELECT *, count(*) OVER (PARTITION BY told, class) AS found,
+                      row_number() OVER (PARTITION BY told, class ORDER BY key, version) AS rank FROM ({{body}}))
+WHERE rank <= {SAMPLES} ORDER BY told, class, rank
+"""
+
+
+# Whose keys a question can have an answer about.
+_ASKED_ABOUT: Mapping[str, tuple[Trait, ...]] = {
+    _COPIES: (Trait.ODD,),
+    _FALLS: (Trait.ODD, Trait.FALLING),
+    _CONFLICTS: (Trait.ODD,),
+    _STATES: (Trait.ODD, Trait.MISPLACED),
+    _GAPS: (Trait.ODD,),
+}
+
+
+class Questions:
+    """The questions of a stream's checks within a scope, to the table of events as it was opened."""
+
+    def __init__(self, events: DeltaTable, stream: Stream, scope: Scope) -> None:
+        self.events = events
+        self._stream = stream
+        self._scopes = list(portions(events, scope))
+        self._suspects = Suspects(events, stream, _rules(stream))
+        self.scope = scope
+
+    def widened(self) -> Questions:
+        """The same questions among all events."""
+        return Questions(self.events, self._stream, self.scope.widened())
+
+    def totals(self) -> dict[str, Counter[str]]:
+        """Events, second deliveries, and keys that stand in several partitions."""
+        found: dict[str, Counter[str]] = {}
+        for scope in self._scopes:
+            joined = "" if scope.judged is None else TOUCHED
+            names = {"mine": scope.mine, "told": scope.told, "among": scope.among, "portion": scope.portion}
+            counted = query(self.events, _TOTALS.format(joined=joined, **names))
+            for row in [*counted, *self._ask(_COPIES, scope)]:
+                told = found.setdefault(row.pop("told"), Counter())
+                told.update({name: int(count) for name, count in row.items()})
+        return found
+
+    def falls(self) -> dict[str, Found]:
+        """Versions below a higher one before them, by what explains them."""
+        return self._ranked(_FALLS)
+
+    def conflicts(self) -> dict[str, Found]:
+        """Versions with several contents."""
+        return self._ranked(_CONFLICTS)
+
+    def transitions(self) -> dict[str, Found]:
+        """States that may not follow the one of the version before."""
+        return self._ranked(_STATES)
+
+    def gaps(self) -> Iterator[dict[str, Any]]:
+        """Versions between two, or below the first, of which there is no event; ordered by what they are told of."""
+        for scope in self._scopes:
+            # Below the lowest version that is looked at nothing is known, unless everything is looked at.
+            floor = str((self._stream.first_version or 0) - 1) if scope.whole else "version - 1"
+            yield from self._ask(_GAPS, scope, floor=floor)
+
+    def _ranked(self, template: str) -> dict[str, Found]:
+        found: dict[str, Found] = {}
+        for scope in self._scopes:
+            for row in self._ask(template, scope, around=_RANKED):
+                told = found.setdefault(row.pop("told"), Found())
+                count, rank = row.pop("found"), row.pop("rank")
+                if rank == 1:
+                    told.counts[row["class"]] += count
+                told.keep(row)
+        return found
+
+    def _ask(self, template: str, scope: Scope, *, around: str = "{body}", floor: str = "") -> Iterator[dict[str, Any]]:
+        """The answer about the suspects; there is none about other keys."""
+        suspects = self._suspects.among(scope, _ASKED_ABOUT[template])
+        if suspects is None:
+            return
+        sql = around.format(body=self._text(template, scope, floor))
+        yield from stream_all({"t": self.events, "suspects": suspects}, sql)
+
+    def _text(self, template: str, scope: Scope, floor: str) -> str:
+        rules = _rules(self._stream)
+        history = _HISTORY.format(
+            content=_content(self._stream, self.events),
+            state=rules["state"],
+            mine=scope.mine,
+            told=scope.told,
+            among=scope.among,
+            portion=scope.portion,
+        )
+        return template.format(
+            history=history, first=rules["first"], allowed=rules["allowed"], floor=floor, begin=rules["begin"]
+        )
+
+
+def portions(events: DeltaTable, scope: Scope) -> Iterator[Scope]:
+    """The scope, cut by keys so that no query sorts too many events; those of one key stay together."""
+    rows = rows_in(events)
+    if rows > EVENTS_AT_ONCE and scope.judged is not None:
+        sql = (
+            f"SELECT count(*) AS rows FROM t LEFT SEMI JOIN (SELECT DISTINCT key FROM t WHERE "
+            f"{scope.mine}) touched ON t.key = touched.key WHERE {scope.among}"
+        )
+        rows = int(query(events, sql)[0]["rows"])
+    parts = max(1, math.ceil(rows / EVENTS_AT_ONCE))
+    if parts == 1:
+        yield scope
+        return
+    sampled = f"{scope.among} AND origin_offset % {max(1, rows // KEYS_SAMPLED)} = 0"
+    for portion in key_ranges(events, sampled, parts, text):
+        yield replace(scope, portion=portion)
+
+
+def key_ranges(table: DeltaTable, sampled: str, parts: int, written: Callable[[Any], str]) -> Iterator[str]:
+    """Conditions that cut the keys of a table into so many ranges or fewer, each with about as many rows.
+
+    A range costs a comparison a row, where a hash would cost more than the questions. Of a key that is a large part of
+    the table all rows are in one range.
+
+    Args:
+        table: has the column `key`.
+        sampled: the condition of the rows whose keys the bounds are taken from.
+        parts: how many ranges.
+        written: how a key is written in SQL.
+    """
+    keys = query_columns({"t": table}, f"SELECT key FROM t WHERE {sampled} ORDER BY key")["key"]
+    bounds = [*dict.fromkeys(keys[len(keys) * number // parts] for number in range(1, parts) if keys)]
+    bounds = [written(bound) for bound in bounds if bound != keys[0]]
+    if not bounds:
+        yield "true"
+        return
+    yield f"key < {bounds[0]}"
+    for least, beyond in pairwise(bounds):
+        yield f"key >= {least} AND key < {beyond}"
+    yield f"key >= {bounds[-1]}"
+
+
+def _content(stream: Stream, events: DeltaTable) -> str:
+    """One value for all that a record says, in SQL; without arrays, maps and structs, which have no text there."""
+    fields = [f for f in content_columns(stream_of(stream, events)) if f.type not in CONTAINERS]
+    texts = [f"encode({quoted(f.name)}, 'hex')" if f.type == "binary" else quoted(f.name) for f in fields]
+    columns = ["event_time", *(["deleted"] if has_column(events, "deleted") else []), *texts]
+    listed = ", ".join(f"coalesce(cast({name} AS VARCHAR), '')" for name in columns)
+    return f"md5(concat_ws(chr(31), {listed}))"
+
+
+def _rules(stream: Stream) -> dict[str, str]:
+    """In SQL: an event's state, the first version, the first state, and when a state may follow another."""
+    machine = stream.transitions
+    begin = 1 if stream.first_version is None else stream.first_version
+    if machine is None:
+        return {"state": "''", "begin": str(begin), "first": "''", "allowed": "true"}
+    pairs = [
+        f"(state_before = {text(before)} AND state = {text(after)})"
+        for before, afters in machine.allowed.items()
+        for after in afters
+    ]
+    return {
+        "state": quoted(machine.field),
+        "begin": str(begin),
+        "first": text(machine.first),
+        "allowed": " OR ".join(pairs) or "false",
+    }
+
+
+def text(value: str) -> str:
+    """A text in SQL."""
+    return "'" + value.replace("'", "''") + "'"

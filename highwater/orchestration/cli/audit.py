@@ -1,0 +1,123 @@
+"""The command `audit`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from highwater.errors import ConfigurationError
+from highwater.orchestration.cli.terminal import (
+    Deployment,
+    as_json_option,
+    deployment_of,
+    print_json,
+    print_lines,
+    print_table,
+)
+from highwater.orchestration.dagster_home import answer, dagster_instance
+from highwater.producer_rules import Client
+
+if TYPE_CHECKING:
+    from highwater.producer_rules import ProducerFacts
+
+
+@click.command()
+@click.argument("streams", nargs=-1)
+@click.option(
+    "--records",
+    "records_of",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Hold the records of the newest N slices too.",
+)
+@click.option("--versions", is_flag=True, help="Put the checks of versions to the whole stream too.")
+@click.option(
+    "--keys", is_flag=True, help="Look which keys are in several partitions, and which partitioner put them there."
+)
+@click.option(
+    "--producer",
+    "files",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    help="Hold the configuration of a producer in this file (Java properties or JSON) against the rules; repeatable.",
+)
+@click.option(
+    "--client",
+    type=click.Choice([client.name.lower() for client in Client]),
+    help="The client that --producer is for, where its names do not tell.",
+)
+@click.option("--client-version", help="The version of that client; defaults depend on it.")
+@as_json_option
+@deployment_of
+def audit(
+    deployment: Deployment,
+    streams: Sequence[str],
+    records_of: int,
+    versions: bool,  # noqa: FBT001 - click's flags
+    keys: bool,  # noqa: FBT001
+    files: Sequence[Path],
+    client: str | None,
+    client_version: str | None,
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Account for every offset and origin of the named STREAMS or all, and hold their topics against the rules.
+
+    With DAGSTER_HOME set it counts failing checks as well. With --records N it reads the newest N slices of each stream
+    from Kafka once more and compares them with raw, record by record. With --versions it looks for versions that fall,
+    contradict each other, or are missing, over all slices. With --keys it tells which keys are in several partitions,
+    and whether producers hash differently. Exit status 2 if something has to be mended, 75 if all that is wrong is that
+    a service is away.
+    """
+    from highwater.orchestration.checking.audit import audit as gather
+    from highwater.orchestration.checking.audit import outcome
+    from highwater.orchestration.checking.check_results import failing_checks
+
+    declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
+    ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()
+    if (client or client_version) and not files:
+        raise click.UsageError("--client and --client-version say what a --producer FILE is of; give the file")
+    others = [_producer(file, client, client_version) for file in files]
+    red, unasked = answer(
+        dagster_instance, lambda instance: {one.name: failing_checks(instance, one) for one in declared}
+    )
+    found = [
+        gather(
+            ledger,
+            kafka,
+            lake,
+            stream,
+            None if red is None else red[stream.name],
+            records_of=records_of,
+            versions=versions,
+            keys=keys,
+            others=others,
+            unasked=unasked,
+        )
+        for stream in declared
+    ]
+    if as_json:
+        print_json([one.to_plain() for one in found])
+    else:
+        for one in found:
+            print_lines(one.head)
+            for title, names, rows in one.tables:
+                if rows:
+                    print_lines(["", title])
+                    print_table(names, rows)
+            print_lines([""])
+    if (error := outcome(found, "the page above names each, with its remedy")) is not None:
+        raise error
+
+
+def _producer(file: Path, client: str | None, version: str | None) -> ProducerFacts:
+    from highwater.producer_files import producer_facts, version_of
+
+    known = None if client is None else Client[client.upper()]
+    try:
+        text = file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{file.name} is no text in UTF-8", remedy="give Java properties or JSON") from error
+    return producer_facts(file.name, text, known, None if version is None else version_of(version))

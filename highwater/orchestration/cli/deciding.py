@@ -1,0 +1,106 @@
+"""The commands `accept-rejects`, `release-hold` and `retry-slice`, with which a person lets slices go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from highwater.orchestration.cli.terminal import (
+    Deployment,
+    as_json_option,
+    by_option,
+    deployment_of,
+    ensure_named,
+    print_json,
+    print_lines,
+    sure_option,
+    told_lines,
+)
+from highwater.orchestration.operating import accepting_rejects, releasing_holds, retrying_slices
+
+_Log = Callable[[str], object]
+_BECAUSE = "Why; goes into the record."
+
+
+def _decision(command: Callable[..., dict[str, Any]]) -> Callable[..., None]:
+    """The options of a decision; prints the lines of the command, or with `--json` what it returns."""
+
+    def decide(deployment: Deployment, /, *, as_json: bool, **asked: Any) -> None:
+        ensure_named(asked["by"], sure=asked["sure"])
+        lines: list[str] = []
+        plain = command(deployment, lines.append, **asked)
+        if as_json:
+            print_json({**plain, "done": asked["sure"], "lines": lines})
+        else:
+            print_lines(told_lines(lines, sure=asked["sure"]))
+
+    decide.__doc__ = command.__doc__
+    found: Callable[..., None] = deployment_of(decide)
+    for option in (as_json_option, sure_option, by_option, click.option("--because", default="", help=_BECAUSE)):
+        found = option(found)
+    return found
+
+
+@click.command("release-hold")
+@click.argument("slice_key", metavar="SLICE")
+@click.option("--park", is_flag=True, help="Park the records that hold it; without it they go to the first tier.")
+@_decision
+def release_hold(deployment: Deployment, log: _Log, **asked: Any) -> dict[str, Any]:
+    """Let SLICE go on although records hold it, and with it all that wait behind it.
+
+    The records that hold it are rejected: they go to the first tier, where the stream has tiers, or with --park to the
+    parked topic.
+    """
+    wanted = releasing_holds.Asked(**asked)
+    hold = releasing_holds.act(deployment.ledger(), deployment.streams(), wanted, datetime.now(UTC), log)
+    return {"hold": hold.to_plain()}
+
+
+@click.command("retry-slice")
+@click.argument("slice_key", metavar="SLICE")
+@_decision
+def retry_slice(deployment: Deployment, log: _Log, **asked: Any) -> dict[str, Any]:
+    """Let SLICE be requested again that failed all its attempts, by repair or by publication."""
+    wanted = retrying_slices.Asked(**asked)
+    found = retrying_slices.act(deployment.ledger(), deployment.streams(), wanted, datetime.now(UTC), log)
+    return {"given_up": found and found.to_plain()}
+
+
+@click.command("accept-rejects")
+@click.argument("slices", metavar="SLICE... | STREAM", nargs=-1, required=True)
+@click.option("--reason", "reasons", multiple=True, help="Accept this reason for all slices of STREAM; repeatable.")
+@click.option("--from", "from_slice", default="", help="With --reason: the first slice of STREAM's topic.")
+@click.option("--revoke", is_flag=True, help="With --reason: let such rejects open the breaker again.")
+@_decision
+def accept_rejects(
+    deployment: Deployment,
+    log: _Log,
+    *,
+    slices: tuple[str, ...],
+    reasons: tuple[str, ...],
+    from_slice: str,
+    revoke: bool,
+    **asked: Any,
+) -> dict[str, Any]:
+    """Let each SLICE through the circuit breaker as it is: its rejects are published, however many they are.
+
+    For records that nothing will mend. The slices are decided whatever the breaker's state is, and do not change it.
+
+    With --reason, accept rejects for that reason in all slices of STREAM from a slice on: they open the breaker no
+    more, and other reasons still do.
+    """
+    now = datetime.now(UTC)
+    if reasons:
+        if len(slices) != 1 or revoke == bool(from_slice):
+            raise click.UsageError("--reason needs one STREAM, and either --from SLICE or --revoke")
+        ask = accepting_rejects.AskedReasons(reasons, from_slice, revoke, **asked)
+        accepting_rejects.accept_reasons(deployment.ledger(), deployment.stream(slices[0]), ask, now, log)
+        return {"stream": slices[0], "reasons": list(reasons)}
+    if from_slice or revoke:
+        raise click.UsageError("--from and --revoke need --reason")
+    wanted = accepting_rejects.Asked(slices, **asked)
+    fresh = accepting_rejects.act(deployment.ledger(), deployment.streams(), wanted, now, log)
+    return {"slices": list(slices), "fresh": fresh}

@@ -1,0 +1,76 @@
+"""The command `erase`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from highwater.errors import TemporaryError
+from highwater.orchestration.cli.terminal import (
+    Deployment,
+    as_json_option,
+    by_option,
+    deployment_of,
+    print_json,
+    print_lines,
+    print_table,
+)
+from highwater.orchestration.dagster_home import dagster_instance
+
+
+@click.command()
+@click.argument("stream")
+@click.option("--key", help="The key, as text in UTF-8. It stays in your shell's history: see --digest.")
+@click.option("--digest", help="SHA-256 of the key's bytes in hexadecimal, instead of the key.")
+@click.option("--because", default="", help="Why; goes into the record. Needed with --yes.")
+@by_option
+@click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be erased is shown.")
+@as_json_option
+@deployment_of
+def erase(
+    deployment: Deployment,
+    stream: str,
+    key: str | None,
+    digest: str | None,
+    because: str,
+    by: str,
+    sure: bool,  # noqa: FBT001 - click's flag
+    as_json: bool,  # noqa: FBT001 - click's flag
+) -> None:
+    """Remove all records of one key from all tables of STREAM, with your name and the reason kept in the ledger.
+
+    The ledger keeps a digest of the key, so that no slice that is read again, and no retry, brings them back. Needs
+    Spark with --yes, as runs do.
+    """
+    from highwater.erasing import digest_of
+    from highwater.orchestration.operating.erasing import Asked, act
+    from highwater.orchestration.resources import session_of
+
+    if (key is None) == (digest is None):
+        raise click.UsageError("give either --key or --digest")
+    if not (key or digest):
+        raise click.UsageError("the key is empty")
+    asked = Asked(digest or "" if key is None else digest_of(key.encode()), sure, by, because)
+    asked.see_complete()
+    declared = deployment.stream(stream)
+    lines: list[str] = []
+    session: Any = session_of(deployment.settings) if sure else nullcontext(None)
+    with session as spark, dagster_instance() as instance:
+        found = act(deployment.work(declared, spark, lines.append), instance, asked, datetime.now(UTC))
+    if as_json:
+        rows = {name: dict(counts) for name, counts in found.rows.items()}
+        done = {"erased": [*found.done], "later": dict(found.later)}
+        print_json({"stream": stream, "done": sure, "digest": asked.digest, "rows": rows, **done, "lines": lines})
+    else:
+        if found.rows:
+            print_table(*found.table)
+        print_lines(lines)
+    if sure and found.later:
+        raise TemporaryError(
+            "the key is not erased everywhere yet",
+            found=", ".join(f"{slice_key}: {why}" for slice_key, why in found.later.items()),
+            remedy="run the same command again when they are done",
+        )

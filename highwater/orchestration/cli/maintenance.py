@@ -1,0 +1,98 @@
+"""The commands `maintain` and `recall-keys`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+
+from highwater.orchestration.cli.terminal import (
+    Deployment,
+    as_json_option,
+    deployment_of,
+    print_json,
+    print_lines,
+    print_table,
+    sure_option,
+)
+from highwater.orchestration.dagster_home import dagster_instance
+
+_NAMES = ("table", "files", "bytes", "stored files", "stored bytes", "joined", "removed", "seconds")
+
+
+@click.command()
+@click.argument("stream")
+@sure_option
+@as_json_option
+@deployment_of
+def maintain(
+    deployment: Deployment,
+    stream: str,
+    sure: bool,  # noqa: FBT001 - click's flag
+    as_json: bool,  # noqa: FBT001 - click's flag
+) -> None:
+    """Join small files of STREAM's tables, remove old ones, take old rows, retire old keys; while runs go on.
+
+    Needs Spark, as runs do: SPARK_REMOTE, or a session in this process. Set DAGSTER_HOME, so that keys are looked at
+    and slices that runs work on are left alone.
+    """
+    from highwater.orchestration.operating.maintaining import act
+    from highwater.orchestration.resources import session_of
+
+    declared = deployment.stream(stream)
+    log: list[str] = []
+    with session_of(deployment.settings) as spark, dagster_instance() as instance:
+        report = act(deployment.work(declared, spark, log.append), instance, datetime.now(UTC), sure=sure)
+    if as_json:
+        keys = None if report.keys is None else {"live": report.keys.live, "retired": [*report.keys.retired]}
+        tables = [{**one.row, "notes": [*one.notes]} for one in report.tables]
+        retained = None if report.retained is None else report.retained.to_plain()
+        told = {"tables": tables, "retention": retained, "keys": keys, "lines": report.lines}
+        print_json({"stream": stream, "done": sure, **told})
+        return
+    if report.tables:
+        print_table([*_NAMES], [_row(one.row) for one in report.tables])
+    print_lines(report.lines)
+
+
+def _row(row: dict[str, object]) -> list[str]:
+    """Before and after in one cell where they differ."""
+
+    def cell(name: str) -> str:
+        before, after = row[name], row[f"{name}_after"]
+        return f"{before:,}" if before == after else f"{before:,} > {after:,}"
+
+    both = [cell(name) for name in ("files", "bytes", "stored_files", "stored_bytes")]
+    return [str(row["table"]), *both, *[str(row[name]) for name in ("joined", "removed", "seconds")]]
+
+
+@click.command("recall-keys")
+@click.argument("stream")
+@click.argument("first")
+@click.argument("last")
+@sure_option
+@as_json_option
+@deployment_of
+def recall_keys(
+    deployment: Deployment,
+    stream: str,
+    first: str,
+    last: str,
+    sure: bool,  # noqa: FBT001 - click's flag
+    as_json: bool,  # noqa: FBT001 - click's flag
+) -> None:
+    """Bring the retired keys of STREAM from slice FIRST to LAST back to Dagster, for a backfill.
+
+    Both are slices of one topic. They stay for seven days at least. Without DAGSTER_HOME the repair sensor adds them.
+    """
+    from highwater.orchestration.operating.retiring import recall
+
+    declared = deployment.stream(stream)
+    lines: list[str] = []
+    with dagster_instance() as instance:
+        now = datetime.now(UTC)
+        keys = recall(instance, deployment.ledger(), declared, first, last, now, lines.append, sure=sure)
+    if as_json:
+        print_json({"stream": stream, "done": sure, "keys": keys, "lines": lines})
+    else:
+        print_lines(lines)

@@ -1,0 +1,145 @@
+"""Commands for dead-lettered records: send them back to the tiers, discard them, or take discarded ones back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from highwater.errors import UnknownSliceError
+from highwater.orchestration.cli.terminal import (
+    Deployment,
+    as_json_option,
+    by_option,
+    deployment_of,
+    print_json,
+    print_lines,
+    print_table,
+    sure_option,
+)
+from highwater.slices import SliceKey
+
+if TYPE_CHECKING:
+    from highwater.orchestration.operating.parked import Choice, Parked
+
+_MOMENT = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"])
+
+
+def _slice_keys(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """A text that is no slice key is told; it would mean no record, which looks like success."""
+    try:
+        return tuple(str(SliceKey.parse(text)) for text in texts)
+    except UnknownSliceError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    """What each of the commands takes; what chooses records comes to it as one `Choice`."""
+
+    @wraps(command)
+    def chosen(
+        *,
+        reasons: tuple[str, ...],
+        slices: tuple[str, ...],
+        keys: tuple[str, ...],
+        since: datetime | None,
+        until: datetime | None,
+        **asked: Any,
+    ) -> None:
+        from highwater.orchestration.operating.parked import Choice
+
+        command(choice=Choice(reasons, slices, keys, _in_utc(since), _in_utc(until)), **asked)
+
+    for option in (
+        as_json_option,
+        by_option,
+        sure_option,
+        click.option("--limit", "most", type=click.IntRange(min=1), help="The oldest so many of those that are meant."),
+        click.option("--until", type=_MOMENT, help="Published before this moment, in UTC."),
+        click.option("--since", type=_MOMENT, help="Published at this moment or later, in UTC."),
+        click.option("--key", "keys", multiple=True, help="Only records with this key; repeatable."),
+        click.option(
+            "--slice", "slices", multiple=True, callback=_slice_keys, help="Only what this slice rejected; repeatable."
+        ),
+        click.option("--reason", "reasons", multiple=True, help="Only what was rejected for this reason; repeatable."),
+        click.argument("stream"),
+    ):
+        chosen = option(chosen)
+    return chosen
+
+
+@click.command("redrive-parked")
+@_options
+@deployment_of
+def redrive_parked(deployment: Deployment, /, **asked: Any) -> None:
+    """Send parked records of STREAM back to its first tier, for one more try each.
+
+    As often as wanted: a record keeps its origin, and is accepted once.
+    """
+    _act(deployment, because=None, **asked)
+
+
+@click.command("discard-parked")
+@click.option("--because", default="", help="Why they are given up; goes into the record. Needed with --yes.")
+@_options
+@deployment_of
+def discard_parked(deployment: Deployment, /, **asked: Any) -> None:
+    """Give parked records of STREAM up, with your name and the reason kept in the ledger."""
+    _act(deployment, **asked)
+
+
+@click.command("reclaim")
+@click.option("--on", multiple=True, help="Only what was published to this topic last; repeatable.")
+@click.option("--because", default="", help="Why they are taken back; goes into the record. Needed with --yes.")
+@_options
+@deployment_of
+def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: Choice, **asked: Any) -> None:
+    """Take published records of STREAM back from its DLQ, so that a backfill of their slices decides them anew.
+
+    --slice also means the slice of the main topic that read them. Copies on the tiers and the parked topic count no
+    more from then on.
+    """
+    from highwater.orchestration.operating.reclaiming import Asked, act
+
+    lines: list[str] = []
+    found = act(deployment.ledger(), deployment.lake(), deployment.stream(stream), Asked(choice, **asked), lines.append)
+    plain = {"stream": stream, "done": asked["sure"], "lines": lines, "meant": found.to_plain(), "slices": found.slices}
+    _print(plain if as_json else None, found.table, lines)
+
+
+def _act(deployment: Deployment, *, stream: str, as_json: bool, choice: Choice, **asked: Any) -> None:
+    from highwater.orchestration.operating.parked import Asked, act
+
+    lines: list[str] = []
+    found = act(
+        deployment.ledger(),
+        deployment.kafka(),
+        deployment.lake(),
+        deployment.stream(stream),
+        Asked(choice, **asked),
+        lines.append,
+    )
+    plain = {"stream": stream, "done": asked["sure"], "lines": lines, "meant": _plain(found)}
+    _print(plain if as_json else None, found.table, lines)
+
+
+def _print(plain: object, table: tuple[list[str], list[list[str]]], lines: list[str]) -> None:
+    """As JSON where there is something for it; else the table, if it has rows, and the lines."""
+    if plain is not None:
+        print_json(plain)
+        return
+    if table[1]:
+        print_table(*table)
+    print_lines(lines)
+
+
+def _in_utc(moment: datetime | None) -> datetime | None:
+    return None if moment is None else moment.replace(tzinfo=UTC)
+
+
+def _plain(found: Parked) -> list[dict[str, Any]]:
+    return [{"origin": origin._asdict(), **asdict(one)} for origin, one in sorted(found.waiting.items())]

@@ -1,0 +1,108 @@
+"""The commands `pause`, `resume`, `pause-tier` and `resume-tier`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from highwater.orchestration.cli.terminal import (
+    Deployment,
+    as_json_option,
+    by_option,
+    deployment_of,
+    ensure_named,
+    print_json,
+    print_lines,
+    sure_option,
+    told_lines,
+)
+from highwater.orchestration.operating.pausing import Asked, AskedPart, act, act_on_part
+from highwater.resources.paused_topics import ALL, PARTS
+
+_because_option = click.option("--because", default="", help="Why; goes into the record.")
+_resumed_by_option = click.option(
+    "--by", default="", help="Who decides it; shown, and not recorded. Needed with --yes."
+)
+
+
+def _options(*arguments: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in (as_json_option, sure_option, *reversed(arguments)):
+            command = option(command)
+        return command
+
+    return add
+
+
+_topic_options = _options(click.argument("stream"), click.argument("topic"))
+_part_options = _options(click.argument("stream"), click.argument("part", type=click.Choice(PARTS), required=False))
+
+
+@click.command("pause")
+@by_option
+@_because_option
+@_part_options
+@deployment_of
+def pause(deployment: Deployment, /, **asked: Any) -> None:
+    """Request no run of STREAM and plan nothing of it, or let one PART of it wait, until it is resumed.
+
+    Other streams go on, and so do runs that were requested before.
+    """
+    _act_on_part(deployment, resume=False, **asked)
+
+
+@click.command("resume")
+@_resumed_by_option
+@_part_options
+@deployment_of
+def resume(deployment: Deployment, /, **asked: Any) -> None:
+    """End the pause of STREAM and of all its parts, or of one PART."""
+    _act_on_part(deployment, resume=True, **asked)
+
+
+@click.command("pause-tier")
+@by_option
+@_because_option
+@_topic_options
+@deployment_of
+def pause_tier(deployment: Deployment, /, **asked: Any) -> None:
+    """Plan nothing more of TOPIC, one whose records are retried, until it is resumed; other tiers of STREAM go on."""
+    _act(deployment, resume=False, **asked)
+
+
+@click.command("resume-tier")
+@_resumed_by_option
+@_topic_options
+@deployment_of
+def resume_tier(deployment: Deployment, /, **asked: Any) -> None:
+    """Plan what is due of TOPIC again, which was paused."""
+    _act(deployment, resume=True, **asked)
+
+
+def _act_on_part(
+    deployment: Deployment, *, stream: str, part: str | None, resume: bool, as_json: bool, **asked: Any
+) -> None:
+    ensure_named(asked["by"], sure=asked["sure"])
+    lines: list[str] = []
+    wanted = AskedPart(part or ALL, resume, **asked)
+    found = act_on_part(deployment.ledger(), deployment.stream(stream), wanted, datetime.now(UTC), lines.append)
+    if as_json:
+        paused = {name or "stream": one.to_plain() for name, one in found.items()}
+        print_json({"stream": stream, "part": part or None, "was_paused": paused, "done": wanted.sure, "lines": lines})
+        return
+    print_lines(told_lines(lines, sure=wanted.sure))
+
+
+def _act(deployment: Deployment, *, stream: str, topic: str, resume: bool, as_json: bool, **asked: Any) -> None:
+    ensure_named(asked["by"], sure=asked["sure"])
+    lines: list[str] = []
+    wanted = Asked(topic, resume, **asked)
+    found = act(deployment.ledger(), deployment.stream(stream), wanted, datetime.now(UTC), lines.append)
+    if as_json:
+        paused = None if found is None else found.to_plain()
+        print_json({"stream": stream, "topic": topic, "was_paused": paused, "done": wanted.sure, "lines": lines})
+        return
+    print_lines(told_lines(lines, sure=wanted.sure))

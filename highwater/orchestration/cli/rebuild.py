@@ -1,0 +1,124 @@
+"""The commands `rebuild-ledger`, `rebuild-current` and `rebuild-all`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from highwater.orchestration.cli.terminal import (
+    Deployment,
+    as_json_option,
+    by_option,
+    deployment_of,
+    print_json,
+    print_lines,
+    print_table,
+)
+from highwater.orchestration.dagster_home import dagster_instance
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+
+
+@click.command("rebuild-ledger")
+@click.argument("stream")
+@click.option("--yes", "sure", is_flag=True, help="Write it. Without it only what would be written is shown.")
+@as_json_option
+@deployment_of
+def rebuild_ledger(
+    deployment: Deployment,
+    stream: str,
+    sure: bool,  # noqa: FBT001 - click's flag
+    as_json: bool,  # noqa: FBT001 - click's flag
+) -> None:
+    """Rebuild the plans of STREAM from the lake, into a ledger that holds none of it.
+
+    For a ledger that was lost. Set DAGSTER_HOME, so that no key that Dagster knows is given to another slice.
+    """
+    from highwater.orchestration.operating.rebuilding import act
+
+    declared = deployment.stream(stream)
+    known = _known_to_dagster(declared)
+    lines: list[str] = []
+    ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
+    found = act(ledger, lake, kafka, declared, known, lines.append, sure=sure)
+    if as_json:
+        plain = {"stream": stream, "written": sure, "slices": [piece.key for piece in found.slices], "lines": lines}
+        print_json({**plain, "unread": [*found.unread]})
+    else:
+        print_lines(lines)
+
+
+@click.command("rebuild-current")
+@click.argument("stream")
+@click.option("--yes", "sure", is_flag=True, help="Write it. Without it only what differs is shown.")
+@as_json_option
+@deployment_of
+def rebuild_current(
+    deployment: Deployment,
+    stream: str,
+    sure: bool,  # noqa: FBT001 - click's flag
+    as_json: bool,  # noqa: FBT001 - click's flag
+) -> None:
+    """Compute the table `current` of STREAM anew from its events, while runs go on.
+
+    For a table that was deleted or changed. Needs Spark, as runs do: SPARK_REMOTE, or a session in this process.
+    """
+    from highwater.orchestration.operating.rebuilding_current import act, table
+    from highwater.orchestration.resources import session_of
+
+    declared = deployment.stream(stream)
+    lines: list[str] = []
+    with session_of(deployment.settings) as spark:
+        found = act(deployment.work(declared, spark, lines.append), sure=sure)
+    if as_json:
+        names, rows = table(found)
+        samples = [dict(zip(names, row, strict=True)) for row in rows]
+        print_json({"stream": stream, "written": sure and not found.none, **vars(found), "samples": samples})
+        return
+    print_lines(lines[: len(found.lines)])
+    if found.samples:
+        print_table(*table(found))
+    print_lines(lines[len(found.lines) :])
+
+
+@click.command("rebuild-all")
+@click.argument("stream")
+@click.option("--yes", "sure", is_flag=True, help="Write it. Without it only what would be written is shown.")
+@by_option
+@click.option("--accepted-again", "again", is_flag=True, help="The topic of accepted events gets them once more.")
+@as_json_option
+@deployment_of
+def rebuild_all(
+    deployment: Deployment,
+    stream: str,
+    sure: bool,  # noqa: FBT001 - click's flag
+    by: str,
+    again: bool,  # noqa: FBT001 - click's flag
+    as_json: bool,  # noqa: FBT001 - click's flag
+) -> None:
+    """Begin STREAM anew from what Kafka holds, where ledger and lake were lost both.
+
+    What tiers, the parked topic and the topic of accepted events hold is read first, and published no second time. What
+    the topic no longer holds is recorded as lost. Let no sensor and no run of before go on. Set DAGSTER_HOME, if that
+    instance is still there.
+    """
+    from highwater.orchestration.operating.rebuilding_all import act
+
+    declared = deployment.stream(stream)
+    known = _known_to_dagster(declared)
+    lines: list[str] = []
+    ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
+    found = act(ledger, lake, kafka, declared, known, lines.append, sure=sure, by=by, again=again)
+    if as_json:
+        losses = [{"partition": loss.partition, "range": str(loss.offsets)} for loss in found.losses]
+        print_json({"stream": stream, "written": sure, "copies": dict(found.copies), "losses": losses, "lines": lines})
+    else:
+        print_lines(lines)
+
+
+def _known_to_dagster(stream: Stream) -> Sequence[str]:
+    with dagster_instance() as instance:
+        return [] if instance is None else instance.get_dynamic_partitions(stream.partitions_name)

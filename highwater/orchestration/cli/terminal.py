@@ -1,0 +1,147 @@
+"""The terminal: the connections of a command, and how it prints values, tables and errors.
+
+Exit status: 0 done; 2 an error that a person has to mend, or wrong arguments; 75 a dependency is away (EX_TEMPFAIL of
+sysexits.h), so that a script may try again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from highwater.errors import HighwaterError, TemporaryError
+from highwater.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from highwater.assets.work import Work
+    from highwater.declaration import Stream
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.schemas import Schema
+
+PERMANENT = 2
+TEMPORARY = 75
+
+
+def exit_status(error: HighwaterError) -> int:
+    """The exit status that an error ends the command with."""
+    return TEMPORARY if isinstance(error, TemporaryError) else PERMANENT
+
+
+def told(error: HighwaterError) -> str:
+    """An error as a person reads it, one value a line."""
+    lines = [f"error: {error.problem}"]
+    lines += [f"  stored: {error.stored}"] if error.stored is not None else []
+    lines += [f"  found:  {error.found}"] if error.found is not None else []
+    return "\n".join([*lines, f"  remedy: {error.remedy}"])
+
+
+class Deployment:
+    """The connections of this process's settings, opened when they are asked for.
+
+    Args:
+        settings: where everything is.
+        declarations: the folder of the declared streams; the project's own if None.
+    """
+
+    def __init__(self, settings: Settings, declarations: Path | None = None) -> None:
+        self.settings = settings
+        self._declarations = declarations
+
+    def streams(self) -> dict[str, Stream]:
+        """The declared streams by name."""
+        from highwater.stream_files import load_streams
+
+        return load_streams(self._declarations)
+
+    def stream(self, name: str) -> Stream:
+        """One declared stream.
+
+        Raises:
+            ConfigurationError: none is declared under that name.
+        """
+        from highwater.stream_files import declared
+
+        return declared(self.streams(), name)
+
+    def ledger(self) -> Ledger:
+        from highwater.resources.ledger import Ledger
+
+        return Ledger(self.settings.ledger_url)
+
+    def kafka(self) -> Kafka:
+        from highwater.resources.kafka import Kafka
+
+        return Kafka(self.settings.kafka_bootstrap, self.settings.kafka_config)
+
+    def lake(self) -> Lake:
+        from highwater.resources.lake import Lake
+
+        return Lake(self.settings.lake)
+
+    def work(self, stream: Stream, spark: SparkSession | None, log: Callable[[str], None]) -> Work:
+        """All of them for work on a stream; without a session for what needs none."""
+        from highwater.assets.work import Work
+
+        opened = cast("SparkSession", spark), self.lake(), self.ledger(), self.kafka()
+        return Work(stream, [], *opened, log, schemas=self.schemas())
+
+    def schemas(self) -> Callable[[int | str], Schema | None] | None:
+        """How schemas of the configured registry are found; None without one."""
+        from highwater.orchestration.resources import finder
+
+        return finder(self.settings.schema_registry_url, frozenset(self.settings.schema_registry_config.items()))
+
+
+deployment_of = click.make_pass_decorator(Deployment)
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+sure_option = click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be done is shown.")
+by_option = click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes.")
+
+
+def ensure_named(by: str | None, *, sure: bool, why: str = "a person decides it") -> None:
+    """Ensure that somebody is named where a decision is to be recorded.
+
+    Raises:
+        click.UsageError: nobody is.
+    """
+    if sure and not by:
+        raise click.UsageError(f"--yes needs --by NAME: {why}")
+
+
+def told_lines(lines: Sequence[str], *, sure: bool) -> list[str]:
+    """What was found and done of a decision; of one that was not to be recorded, also how it is."""
+    return [*lines] if sure else [*lines, "a dry run: nothing was recorded; add --yes --by NAME"]
+
+
+def error_plain(error: HighwaterError) -> dict[str, Any]:
+    values = {"problem": error.problem, "stored": error.stored, "found": error.found, "remedy": error.remedy}
+    return {"error": type(error).__name__, **{name: value for name, value in values.items() if value is not None}}
+
+
+def print_json(plain: object) -> None:
+    click.echo(json.dumps(plain, indent=2))
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+def print_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns as wide as their widest value; numbers to the right."""
+    cells = [[str(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    for line in [list(names), *cells]:
+        click.echo("  ".join(_padded(text, width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _padded(text: str, width: int) -> str:
+    return text.rjust(width) if text.replace(",", "").isdigit() else text.ljust(width)

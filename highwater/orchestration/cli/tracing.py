@@ -1,0 +1,75 @@
+"""Commands that follow one slice or one record: `explain` and `locate`."""
+
+from __future__ import annotations
+
+import click
+
+from highwater.orchestration.cli.terminal import (
+    Deployment,
+    as_json_option,
+    deployment_of,
+    print_json,
+    print_lines,
+    print_table,
+)
+from highwater.orchestration.dagster_home import dagster_instance
+
+
+@click.command()
+@click.argument("slice_key", metavar="SLICE")
+@as_json_option
+@deployment_of
+def explain(deployment: Deployment, slice_key: str, as_json: bool) -> None:  # noqa: FBT001 - click's flag
+    """Tell all that is known of SLICE: plan, commits, rejects, publication, leases, and its runs and checks.
+
+    The latter with DAGSTER_HOME set. Where Dagster cannot be asked the rest is told all the same, and the exit status
+    is 75, or 2 if somebody has to mend that.
+    """
+    from highwater.orchestration.telling.explaining import explain as gather
+    from highwater.orchestration.telling.locating import stream_of
+    from highwater.slices import SliceKey
+
+    stream = stream_of(deployment.streams().values(), SliceKey.parse(slice_key).topic)
+    found = gather(deployment.ledger(), deployment.lake(), stream, slice_key, dagster_instance)
+    if as_json:
+        print_json(found.to_plain())
+    else:
+        print_lines(found.lines)
+        for names, rows in found.tables:
+            click.echo()
+            print_table(names, rows)
+    if found.unasked is not None:
+        raise found.unasked
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("partition", type=click.IntRange(min=0))
+@click.argument("offset", type=click.IntRange(min=0))
+@as_json_option
+@deployment_of
+def locate(
+    deployment: Deployment,
+    topic: str,
+    partition: int,
+    offset: int,
+    as_json: bool,  # noqa: FBT001 - click's flag
+) -> None:
+    """Follow the record at OFFSET of PARTITION of TOPIC: its slice, its row in raw, and how its origin ended.
+
+    TOPIC is a main topic, a tier or a parked topic. Where Kafka is to be looked at and is away, what is known is told
+    all the same, and the exit status is 75.
+    """
+    from highwater.orchestration.telling.locating import locate as follow
+    from highwater.orchestration.telling.locating import stream_of
+
+    stream = stream_of(deployment.streams().values(), topic)
+    found = follow(deployment.ledger(), deployment.kafka(), deployment.lake(), stream, topic, partition, offset)
+    if as_json:
+        print_json([one.to_plain() for one in found])
+    else:
+        for one in found:
+            print_lines(one.lines)
+    for one in found:
+        if one.unseen is not None:
+            raise one.unseen

@@ -1,0 +1,105 @@
+"""Which work asks which dependency."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError
+from highwater.resources.guards import Guard, open_error, resting
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+
+def kafka_guard(ledger: Ledger, kafka: Kafka) -> Guard:
+    """The breaker of the brokers."""
+    return Guard(ledger.breakers, KAFKA, kafka.topics)
+
+
+def lake_guard(ledger: Ledger, lake: Lake, stream: Stream) -> Guard:
+    """The breaker of the lake's storage."""
+
+    def probe() -> None:
+        see_lake_there(ledger, lake)
+        lake.see_answering(stream.name)
+
+    return Guard(ledger.breakers, LAKE, probe)
+
+
+def lookup_guards(ledger: Ledger, lake: Lake, stream: Stream) -> list[Guard]:
+    """The breaker of the reference table, if the stream has one."""
+    from highwater.assets.lookups import ensure_lookup
+
+    lookup = stream.lookup
+    return [] if lookup is None else [Guard(ledger.breakers, lookup.dependency, lambda: ensure_lookup(lake, lookup))]
+
+
+def guards_of(table: str, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> list[Guard]:
+    """The breakers of what a step asks that takes slices through a table."""
+    lookups = lookup_guards(ledger, lake, stream) if table in {"events", "rejects"} else []
+    brokers = [kafka_guard(ledger, kafka)] if table in {"raw", "dlq", "published"} else []
+    return [lake_guard(ledger, lake, stream), *lookups, *brokers]
+
+
+def see_kafka_awake(ledger: Ledger, now: datetime) -> None:
+    """See that runs which read from Kafka are worth a request.
+
+    Raises:
+        BreakerOpenError: Kafka is left alone now.
+    """
+    row = ledger.breakers.dependency(KAFKA)
+    if resting(row, now):
+        raise open_error(row)
+
+
+def lookup_rests(ledger: Ledger, stream: Stream, now: datetime) -> bool:
+    """Whether the stream's reference table is left alone now, so that nothing can be decided."""
+    return stream.lookup is not None and resting(ledger.breakers.dependency(stream.lookup.dependency), now)
+
+
+def lookup_away(ledger: Ledger, lake: Lake, stream: Stream) -> bool:
+    """Whether the reference table is away now. One that was is asked here, when its breaker lets somebody ask.
+
+    So no slice has to fail for it to be found back.
+    """
+    for guard in lookup_guards(ledger, lake, stream):
+        try:
+            guard.enter()
+        except BreakerOpenError:
+            return True
+        except DependencyAwayError as error:
+            if error.of != guard.name:
+                raise
+            return True
+    return False
+
+
+def came_back(ledger: Ledger, stream: Stream) -> datetime | None:
+    """When a dependency of the stream that was left alone was found back last; None if none ever was."""
+    names = {KAFKA, LAKE, *([stream.lookup.dependency] if stream.lookup else [])}
+    times = [one.closed for one in ledger.breakers.dependencies() if one.name in names and one.closed is not None]
+    return max(times, default=None)
+
+
+def see_lake_there(ledger: Ledger, lake: Lake) -> None:
+    """See that the lake's folder is there, if anything was ever committed to it: a mount may be gone.
+
+    Without this a lake that was moved away would be taken for an empty one (I15), and begun anew beside itself. Object
+    stores tell by themselves.
+
+    Raises:
+        DependencyAwayError: it is not.
+    """
+    if not lake.folder_is_gone() or not ledger.ever_attempted():
+        return
+    raise DependencyAwayError(
+        f"the lake's folder {lake.root} is not there",
+        stored="slices were committed to it",
+        remedy="mount or restore it; if it is gone for good, make an empty folder there, and its slices are read again "
+        "as far as Kafka holds them",
+        of=LAKE,
+    )

@@ -1,0 +1,114 @@
+"""Our errors as Dagster understands them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+
+from highwater import errors
+from highwater.errors import BreakerOpenError, HighwaterError, OutOfTurnError, PermanentError, SliceHeldError
+from highwater.orchestration.redaction import harmless, secret_values, without
+from highwater.orchestration.resources import settings
+
+# Three more tries, about 5, 10 and 20 s after the one before. A dependency that is away for longer is repair's
+# business: a waiting step holds its worker.
+TRIES_AGAIN = 3
+FIRST_WAIT = 5.0
+# What these wait for takes longer than a step should wait.
+NOT_TRIED_AGAIN = (PermanentError, BreakerOpenError, SliceHeldError, OutOfTurnError)
+
+
+def wait_seconds(tries_so_far: int) -> float:
+    """How long the next try waits, in seconds.
+
+    Doubled each time, and moved by up to half, so that runs that failed together do not come back together.
+    """
+    return FIRST_WAIT * 2.0**tries_so_far * random.uniform(0.5, 1.5)  # noqa: S311 - no secret depends on it
+
+
+def entry_of(error: HighwaterError) -> str:
+    """Where the runbook speaks of an error, from the top of the repository; of one of no named kind, its family."""
+    kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    family = {"PermanentError": "permanent-errors", "TemporaryError": "temporary-errors"}
+    return f"docs/runbook.md#{family.get(kind.__name__, kind.__name__.lower())}"
+
+
+def is_last_try(tries_so_far: int) -> bool:
+    """Whether a step that failed so often before is not tried again when it fails now."""
+    return tries_so_far >= TRIES_AGAIN
+
+
+def as_failure(error: HighwaterError, secrets: Collection[str] = ()) -> dg.Failure:
+    """The failure that Dagster shows, with the values and the remedy, and without secrets."""
+    values = {"problem": error.problem, "stored": error.stored, "found": error.found, "remedy": error.remedy}
+    shown = {
+        name: dg.MetadataValue.text(without(str(value), secrets)) for name, value in values.items() if value is not None
+    }
+    return dg.Failure(
+        # With the name: of a failure that is the cause of a retry, Dagster stores this text alone.
+        description=without(f"{type(error).__name__}: {error}", secrets),
+        metadata={
+            "error": dg.MetadataValue.text(type(error).__name__),
+            **shown,
+            "runbook": dg.MetadataValue.path(entry_of(error)),
+        },
+        allow_retries=not isinstance(error, PermanentError),
+    )
+
+
+def safe_text(error: Exception) -> str:
+    """The name and the text of an error, without secrets."""
+    return without(f"{type(error).__name__}: {error}", _secrets())
+
+
+@contextmanager
+def told_to_dagster(tries_so_far: int, stop: Callable[[], None]) -> Iterator[None]:
+    """Say errors in Dagster's words, and end the work outside when the block ends early.
+
+    The step has no retry policy, the retry is asked for here: Dagster 1.13 takes a policy as leave to try a step again
+    that a person terminated (`op_execution_error_boundary`: "respect retry policy when interrupts occur"), and the run
+    goes on. A termination arrives as an exception that is no `Exception`, and passes unchanged.
+
+    Args:
+        tries_so_far: tries of this step that failed before.
+        stop: ends the work that goes on elsewhere; called however the block ends early.
+    """
+    try:
+        yield
+    except NOT_TRIED_AGAIN as error:
+        _quietly(stop)
+        raise as_failure(error, _secrets()) from harmless(error, _secrets())
+    except HighwaterError as error:
+        _quietly(stop)
+        failure = as_failure(error, _secrets())
+        failure.__cause__ = harmless(error, _secrets())
+        raise _try_again(tries_so_far) from failure
+    except Exception as error:  # noqa: BLE001 - it is raised on, as the cause of the retry
+        _quietly(stop)
+        raise _try_again(tries_so_far) from harmless(error, _secrets())
+    except BaseException:
+        _quietly(stop)
+        raise
+
+
+def _secrets() -> frozenset[str]:
+    """The secrets of this process; settings that cannot be read have opened nothing, so no error can name them."""
+    try:
+        return secret_values(settings())
+    except HighwaterError:
+        return frozenset()
+
+
+def _try_again(tries_so_far: int) -> dg.RetryRequested:
+    return dg.RetryRequested(max_retries=TRIES_AGAIN, seconds_to_wait=wait_seconds(tries_so_far))
+
+
+def _quietly(stop: Callable[[], None]) -> None:
+    """The error under way matters more than one met on the way out."""
+    try:
+        stop()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the first error must not be lost
+        dg.get_dagster_logger().warning("the work on Spark could not be stopped: %s", harmless(error, _secrets()))

@@ -1,0 +1,157 @@
+"""What Dagster's pages show of a slice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+if TYPE_CHECKING:
+    from highwater.assets.work import SliceReport
+    from highwater.breaker import Circuit
+    from highwater.declaration import Stream
+    from highwater.holding import Hold
+    from highwater.slices import Slice
+
+Metadata = dict[str, dg.MetadataValue]
+
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+_TIMES = ("first_event_us", "last_event_us")
+# Dagster keeps what it is told: partitions that a table shows at the most. `highwater explain` shows all of a slice.
+MOST_SHOWN = 50
+
+
+def of_slice(report: SliceReport, together: int = 1) -> Metadata:
+    """The metadata of one slice in one table; never an error, since the slice is committed already.
+
+    An event at the last microsecond of the year 9999 failed this once, and with it the run and every tick of repair.
+
+    Args:
+        report: what the stage made of it.
+        together: slices of the run. Its seconds are shared among them, or they would plot the size of the range.
+    """
+    try:
+        return _of_slice(report, together)
+    except Exception as error:  # noqa: BLE001 - whatever a record's content does to a page
+        problem = f"the metadata of {report.piece.key} could not be written: {type(error).__name__}: {error}"
+        return {"metadata_error": dg.MetadataValue.text(problem), "attempt": dg.MetadataValue.int(report.attempt)}
+
+
+def _of_slice(report: SliceReport, together: int) -> Metadata:
+    found: Metadata = {
+        **_offsets(report.piece),
+        "dagster/partition_row_count": dg.MetadataValue.int(report.rows),
+        "attempt": dg.MetadataValue.int(report.attempt),
+        "planned_at": dg.MetadataValue.timestamp(report.piece.planned_at),
+        **_counts(report.counts),
+        **_event_span(report),
+        **{name: dg.MetadataValue.float(number) for name, number in report.measures.items()},
+        **_seconds(report.seconds, together),
+    }
+    if report.piece.lag is not None:
+        found["lag_at_planning"] = dg.MetadataValue.int(report.piece.lag)
+    if report.delta_version >= 0:
+        found["delta_version"] = dg.MetadataValue.int(report.delta_version)
+    if report.note:
+        found["note"] = dg.MetadataValue.text(report.note)
+    if report.samples:
+        found["newest"] = sample_table(report.samples)
+    if report.plot:
+        found["plot"] = dg.MetadataValue.md(report.plot)
+    return found
+
+
+def sample_table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
+    """Some rows as text, with the columns of the first."""
+    records = [
+        dg.TableRecord({name: "" if value is None else str(value) for name, value in row.items()}) for row in rows
+    ]
+    return dg.MetadataValue.table(records, dg.TableSchema([dg.TableColumn(name, "string") for name in rows[0]]))
+
+
+def offset_table(piece: Slice) -> dg.TableMetadataValue:
+    """The ranges of a slice, one row a Kafka partition: of those with most offsets, where there are many."""
+    most = sorted(piece.ranges.items(), key=lambda one: -len(one[1]))[:MOST_SHOWN]
+    rows = [
+        dg.TableRecord({"partition": p, "start": r.start, "end": r.end, "offsets": len(r)}) for p, r in sorted(most)
+    ]
+    columns = [dg.TableColumn(name, "int") for name in ("partition", "start", "end", "offsets")]
+    return dg.MetadataValue.table(rows, dg.TableSchema(columns))
+
+
+def _offsets(piece: Slice) -> Metadata:
+    """The ranges of a slice, how many there are, and that some are not shown, where that is so."""
+    found: Metadata = {"offsets": offset_table(piece), "partitions": dg.MetadataValue.int(len(piece.ranges))}
+    if len(piece.ranges) > MOST_SHOWN:
+        told = f"the {MOST_SHOWN} with most offsets; highwater explain '{piece.key}' shows all {len(piece.ranges):,}"
+        found["partitions_shown"] = dg.MetadataValue.text(told)
+    return found
+
+
+def _seconds(seconds: Mapping[str, float], together: int) -> Metadata:
+    if not seconds:
+        return {}
+    shares = {f"seconds/{phase}": dg.MetadataValue.float(round(took / together, 3)) for phase, took in seconds.items()}
+    return {**shares, "slices_in_run": dg.MetadataValue.int(together)}
+
+
+def _counts(counts: Mapping[str, int]) -> Metadata:
+    return {
+        name.replace("rejects_", "rejects/"): dg.MetadataValue.int(count)
+        for name, count in counts.items()
+        if name not in _TIMES
+    }
+
+
+def _event_span(report: SliceReport) -> Metadata:
+    if any(name not in report.counts for name in _TIMES):
+        return {}
+    first, last = (report.counts[name] for name in _TIMES)
+    return {
+        "first_event": _moment(first),
+        "last_event": _moment(last),
+        "event_span_seconds": dg.MetadataValue.float((last - first) / 1_000_000),
+    }
+
+
+def _moment(us: int) -> dg.MetadataValue:
+    """A time of an event in microseconds since 1970: whole seconds, since Dagster rounds to a float."""
+    try:
+        return dg.MetadataValue.timestamp(_BEGIN + timedelta(seconds=us // 1_000_000))
+    except OverflowError:
+        return dg.MetadataValue.text(f"{us} microseconds since 1970")
+
+
+def of_breaker(circuit: Circuit) -> Metadata:
+    """The state of the stream's breaker."""
+    return {"breaker": dg.MetadataValue.text(circuit.text)}
+
+
+def of_holds(stream: Stream, holds: Sequence[Hold]) -> Metadata:
+    """What holds the stream, where it may be held."""
+    if not stream.ordered:
+        return {}
+    return {"held": dg.MetadataValue.text("; ".join(hold.text for hold in holds) or "nothing is held")}
+
+
+def of_stream(stream: Stream) -> Metadata:
+    """The metadata of every asset of a stream: what the declaration says of its records."""
+    return {
+        "topic": dg.MetadataValue.text(stream.topic),
+        "key": dg.MetadataValue.text(stream.key_separator.join(stream.key) or "none"),
+        "version": dg.MetadataValue.text(", then ".join(stream.version_fields) or "none: the stream is append-only"),
+        "event_time": dg.MetadataValue.text(stream.event_time or "the record's timestamp"),
+    }
+
+
+def description(stream: Stream, what: str) -> str:
+    """The text of an asset's page: what it is, and the stream's three answers."""
+    answers = stream.answers
+    return (
+        f"{what}\n\n{stream.description}\n\n"
+        f"- **Does order matter?** {answers.does_order_matter}\n"
+        f"- **What of doubles?** {answers.what_of_doubles}\n"
+        f"- **What on failure?** {answers.what_on_failure}\n"
+    )

@@ -1,0 +1,35 @@
+"""Slices that a person names, of the streams that are meant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from highwater.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+
+def slices_of(ledger: Ledger, streams: Collection[str], keys: Sequence[str]) -> list[Slice]:
+    """The slices of these keys, in their order.
+
+    Args:
+        ledger: the plans.
+        streams: the names of those that the slices may be of.
+        keys: the slices.
+
+    Raises:
+        UnknownSliceError: one of them was never planned.
+        ConfigurationError: one of them is of another stream.
+    """
+    pieces = ledger.get(keys)
+    for piece in pieces:
+        if piece.stream not in streams:
+            raise ConfigurationError(
+                f"{piece.key} is no slice of {', '.join(streams)}",
+                found=f"stream {piece.stream}",
+                remedy=f"name slices of {', '.join(streams)}",
+            )
+    return pieces

@@ -1,0 +1,42 @@
+"""`current` rebuilt from the events: what `rebuild_current` does, as a command and as a job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from highwater.assets import current_rebuild
+
+if TYPE_CHECKING:
+    from highwater.assets.current_rebuild import Differences
+    from highwater.assets.work import Work
+
+NAMES = ("what", "key", "version", "updated_by_slice")
+
+
+def act(work: Work, *, sure: bool) -> Differences:
+    """Tell what `current` holds otherwise than the events have it, and replace it if that is wanted.
+
+    Args:
+        work: the connections; its slices do not matter. Its `log` gets the sentences.
+        sure: write it; without it only what differs is told. Where nothing differs nothing is written.
+
+    Raises:
+        ConfigurationError: there are no events to compute from.
+        SupersededAttemptError: other writers were first again and again; nothing was written.
+        DependencyAwayError: Spark, the ledger or the lake is away; nothing was written.
+    """
+    found = current_rebuild.differences(work, current_rebuild.Look.take(work))
+    for line in found.lines:
+        work.log(line)
+    if found.none:
+        work.log("current is what the events say: nothing is to be done")
+    elif sure:
+        work.log(f"rebuilt: {current_rebuild.rebuild(work):,} keys")
+    else:
+        work.log("a dry run: nothing was written")
+    return found
+
+
+def table(found: Differences) -> tuple[list[str], list[list[str]]]:
+    """Some of what differs, as names of columns and rows."""
+    return [*NAMES], [[str(row[name]) for name in NAMES] for row in found.samples]

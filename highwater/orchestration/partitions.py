@@ -1,0 +1,24 @@
+"""The partitions of a stream's assets: its slices, as dynamic partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+
+
+def slices_of(stream: Stream) -> dg.DynamicPartitionsDefinition:
+    """The partitions definition of a stream: its slice keys, in the order in which they were added."""
+    return dg.DynamicPartitionsDefinition(name=stream.partitions_name)
+
+
+def unknown_to(instance: dg.DagsterInstance, stream: Stream, keys: Sequence[str]) -> list[str]:
+    """Those of the keys that Dagster does not hold as partitions, in their order."""
+    if not keys:
+        return []
+    known = instance.get_existing_dynamic_partitions(stream.partitions_name, list(keys))
+    return [key for key in keys if key not in known]

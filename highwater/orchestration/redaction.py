@@ -1,0 +1,74 @@
+"""Keeping secrets out of what Dagster stores of an error (I13)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from highwater.settings import Settings
+
+HIDDEN = "(hidden)"
+# Shorter values would blot out words of ordinary sentences, and are no secrets.
+SHORTEST = 4
+_SECRET = re.compile(r"password|secret|token|jaas|credential|\.pem$|oauthbearer\.config", re.IGNORECASE)
+
+
+class HiddenError(Exception):
+    """Stands for an error whose text, or whose cause's text, held a secret."""
+
+
+def secret_values(settings: Settings) -> frozenset[str]:
+    """The values that must not be stored: secret properties, the ledger's password, the alerts' address."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    found = {value for name, value in settings.kafka_config.items() if _SECRET.search(name)}
+    found.add(settings.alerts_url or "")
+    found |= _of_registry(settings)
+    try:
+        url = make_url(settings.ledger_url)
+    except ArgumentError:
+        found.add(settings.ledger_url)
+    else:
+        found |= {str(url.password or ""), *[str(v) for k, v in url.query.items() if _SECRET.search(k)]}
+    return frozenset(value for value in found if len(value) >= SHORTEST)
+
+
+def _of_registry(settings: Settings) -> set[str]:
+    """The secrets of the schema registry: passwords in its addresses and its configuration."""
+    config = settings.schema_registry_config
+    # A proxy's address may hold a login; the places of files are none.
+    found = {str(value) for name, value in config.items() if _SECRET.search(name) or name in {"proxy", "url"}}
+    login = str(config.get("basic.auth.user.info", ""))
+    found |= {login, login.partition(":")[2]}
+    for address in (settings.schema_registry_url or "").split(","):
+        password = urlsplit(address).password or ""
+        found |= {password, unquote(password)}
+    return found
+
+
+def without(text: str, secrets: Collection[str]) -> str:
+    """The text without the secrets, the longest first: one may be part of another."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+def harmless(error: Exception, secrets: Collection[str]) -> Exception:
+    """The error itself if neither it nor what caused it names a secret, else one that tells them all without it."""
+    texts = [f"{type(part).__name__}: {part}" for part in _chain(error)]
+    if not any(secret in text for text in texts for secret in secrets):
+        return error
+    return HiddenError(without("; caused by ".join(texts), secrets))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or at.__context__

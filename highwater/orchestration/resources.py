@@ -1,0 +1,247 @@
+"""The connections as Dagster resources."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import dagster as dg
+from pydantic import PrivateAttr
+
+from highwater.assets.classified import Classified
+from highwater.errors import HighwaterError
+from highwater.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.resources.producer import OnFailure, ReliableProducer
+    from highwater.schemas import Schema
+    from highwater.settings import Plain
+
+
+def settings() -> Settings:
+    """The settings of this process, read now."""
+    return Settings.from_environment(os.environ)
+
+
+def schemas() -> "Callable[[int | str], Schema | None] | None":
+    """How schemas of the registry of `HIGHWATER_SCHEMA_REGISTRY_URL` are found, by number or GUID; None without one."""
+    found = settings()
+    return finder(found.schema_registry_url, frozenset(found.schema_registry_config.items()))
+
+
+@lru_cache
+def finder(url: str | None, config: "frozenset[tuple[str, Plain]]") -> "Callable[[int | str], Schema | None] | None":
+    """The same of a registry; one client a process, which remembers schemas."""
+    from highwater.resources.schema_registry import SchemaRegistry
+
+    if url is None:
+        return None
+    registry = SchemaRegistry(url, dict(config))
+    return lambda one: registry.schema(one) if isinstance(one, int) else registry.schema_by_guid(one)
+
+
+class KafkaResource(dg.ConfigurableResource["Kafka"]):
+    """The brokers of `HIGHWATER_KAFKA_BOOTSTRAP`, with the properties of `HIGHWATER_KAFKA_CONFIG`."""
+
+    def open(self) -> "Kafka":
+        """A client; it connects when it is first used."""
+        found = settings()
+        return _kafka(found.kafka_bootstrap, frozenset(found.kafka_config.items()))
+
+
+class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
+    """A reliable producer for the brokers of `HIGHWATER_KAFKA_BOOTSTRAP`, for assets of your own that send records."""
+
+    def open(
+        self, clients: int = 1, most_with_client: int | None = None, on_failure: "OnFailure | None" = None
+    ) -> "ReliableProducer":
+        """A producer of the caller's own; use it as a context manager, whose end tells what was not delivered.
+
+        Args:
+            clients: how many share its work; more than one is faster to brokers that are far away.
+            most_with_client: so many records may be under way at a time; the producer's default if None.
+            on_failure: what happens to the later records of a key of which one failed for good; its key is stopped if
+                None.
+
+        Raises:
+            ConfigurationError: a property of `HIGHWATER_KAFKA_CONFIG` would weaken it, or another client of ours.
+        """
+        from highwater.resources.kafka_options import refuse_weakening
+        from highwater.resources.producer import MOST_WITH_CLIENT, OnFailure, ReliableProducer
+        from highwater.resources.producer_properties import producer_properties
+
+        found = settings()
+        refuse_weakening(found.kafka_config)
+        return ReliableProducer(
+            producer_properties(found.kafka_bootstrap, found.kafka_config),
+            on_failure=on_failure or OnFailure.STOP_KEY,
+            most_with_client=most_with_client or MOST_WITH_CLIENT,
+            clients=clients,
+        )
+
+
+class LedgerResource(dg.ConfigurableResource["Ledger"]):
+    """The ledger of `HIGHWATER_LEDGER_URL`."""
+
+    # In the process of a run it also holds the lease of the run's worker. Every step of ours needs the ledger, and the
+    # steps of a run share its resources: the lease lasts while the process has steps to do or waits for a pool.
+    _alive: object = PrivateAttr(default=None)
+
+    def open(self) -> "Ledger":
+        """The ledger, created where it is missing."""
+        return _ledger(settings().ledger_url)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Begin to tell that the run's worker lives; in ticks there is no run.
+
+        A ledger that cannot be opened is told by the steps, which need it.
+        """
+        from highwater.orchestration.sensing.workers import LEASE_SECONDS, lease_name
+
+        if context.run is not None:
+            with suppress(HighwaterError):
+                self._alive = self.open().heartbeat(lease_name(context.run), LEASE_SECONDS)
+                self._alive.start()
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """End it; the lease covers the moment until Dagster has recorded the run's end."""
+        del context
+        alive, self._alive = self._alive, None
+        if alive is not None:
+            alive.stop()  # type: ignore[attr-defined]  # pydantic needs a type that exists at run time
+
+
+@lru_cache(maxsize=4)
+def _kafka(bootstrap: str, config: frozenset[tuple[str, str]]) -> "Kafka":
+    """One client a process: a code server ticks for months, and each client has threads of its own."""
+    from highwater.resources.kafka import Kafka
+
+    return Kafka(bootstrap, dict(config))
+
+
+@lru_cache(maxsize=4)
+def _ledger(url: str) -> "Ledger":
+    """One pool of connections a process."""
+    from highwater.resources.ledger import Ledger
+
+    return Ledger(url)
+
+
+class LakeResource(dg.ConfigurableResource["Lake"]):
+    """The lake below `HIGHWATER_LAKE`."""
+
+    def open(self) -> "Lake":
+        """The lake; nothing is read yet."""
+        from highwater.resources.lake import Lake
+
+        return Lake(settings().lake)
+
+
+class SparkResource(dg.ConfigurableResource["SparkSession"]):
+    """Spark: the Connect server of `SPARK_REMOTE`, else a session in the process of the run."""
+
+    # The first step that needs it opens the session, and all steps of a run share it. So a Spark that is away fails the
+    # step, with its retries, and not the whole run before it began.
+    _session: object = PrivateAttr(default=None)
+    _classified: Classified = PrivateAttr(default_factory=Classified)
+
+    @property
+    def classified(self) -> Classified:
+        """What the steps of the run share of records that Spark holds for the session."""
+        return self._classified
+
+    def session(self) -> "SparkSession":
+        """The run's session."""
+        if self._session is None:
+            self._session = open_session(settings())
+        return self._session  # type: ignore[return-value]  # pydantic needs a type that exists at run time
+
+    def interrupt(self) -> None:
+        """Stop what the run's session is doing, on the server too, and let go of it; the step's next try opens another.
+
+        A session does not outlive its server: after a restart its client refuses every answer ("Please create a new
+        Spark Session to reconnect"), so that all tries of the step would fail on a server that is well.
+        """
+        from highwater.resources.spark import interrupt, try_once
+
+        session, self._session = self._session, None
+        if session is None:
+            return
+        try:
+            # Where the server is away the error under way has waited for it already.
+            try_once(session)  # type: ignore[arg-type]
+            interrupt(session)  # type: ignore[arg-type]
+        finally:
+            self._classified.release()
+            close_session(session)  # type: ignore[arg-type]
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Let go of the server's session; a local one ends with its process."""
+        del context
+        from highwater.resources.spark import try_once
+
+        session, self._session = self._session, None
+        if session is not None:
+            try_once(session)  # type: ignore[arg-type]
+        self._classified.release()
+        if session is not None:
+            close_session(session)  # type: ignore[arg-type]
+
+
+def open_session(found: Settings) -> "SparkSession":
+    """Open a session with the deployment's settings.
+
+    Raises:
+        DependencyAwayError: Spark does not answer.
+    """
+    from highwater.resources.spark import connect, delta_errors, prepare
+
+    with delta_errors(found.spark_remote or found.spark_master):
+        # A session of its own: the version of a last commit, and an interrupt, are a session's.
+        return prepare(connect(found.spark_remote) if found.spark_remote else _local(found))
+
+
+def _local(found: Settings) -> "SparkSession":
+    from dagster_pyspark import PySparkResource
+
+    from highwater.resources.spark import STATIC_CONF
+
+    conf = {"spark.master": found.spark_master, "spark.app.name": "highwater", **STATIC_CONF}
+    spark = PySparkResource(spark_config=conf)
+    spark.setup_for_execution(dg.build_init_resource_context())
+    session: SparkSession = spark.spark_session
+    return session
+
+
+def close_session(session: "SparkSession") -> None:
+    """End a session that `open_session` opened."""
+    from highwater.resources.spark import close
+
+    close(session)
+
+
+@contextmanager
+def session_of(found: Settings) -> Iterator["SparkSession"]:
+    """A session for work outside of a run."""
+    session = open_session(found)
+    try:
+        yield session
+    finally:
+        close_session(session)
+
+
+def default_resources() -> dict[str, object]:
+    """The resources under the names that the assets and sensors ask for."""
+    return {
+        "kafka": KafkaResource(),
+        "producer": ProducerResource(),
+        "ledger": LedgerResource(),
+        "lake": LakeResource(),
+        "spark": SparkResource(),
+    }

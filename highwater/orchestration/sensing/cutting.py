@@ -1,0 +1,316 @@
+"""The rule of planning: how what waits in a topic is cut into slices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from highwater.declaration import Limits, Stream
+from highwater.errors import (
+    OffsetsExpiredError,
+    PartitionsRemovedError,
+    PermanentError,
+    TopicRecreatedError,
+    TopicTruncatedError,
+)
+from highwater.history import SOUND, History
+from highwater.plans import RECORDED_BY_DECLARATION, Loss, Planned
+from highwater.routing import option_for
+from highwater.slices import OffsetRange, Slice
+
+if TYPE_CHECKING:
+    from highwater.resources.kafka import PartitionState, TopicState
+
+NOTHING: Mapping[int, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """What one look at a topic comes to.
+
+    Args:
+        slices: the new slices, in their order.
+        losses: holes that the declaration lets planning record by itself.
+        skipped: partitions that could not be looked at now, with the reason; their ranges are empty.
+        errors: partitions in which planning stopped until a person acts (I11); their ranges are empty.
+        lag: for each partition that could be looked at, the offsets that wait behind the new slices.
+        waiting: why offsets that wait were not cut; None if they were, or there are none.
+    """
+
+    slices: tuple[Slice, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    skipped: Mapping[int, str] = field(default_factory=dict)
+    errors: Mapping[int, PermanentError] = field(default_factory=dict)
+    lag: Mapping[int, int] = field(default_factory=dict)
+    waiting: str | None = None
+
+
+def plan(stream: Stream, planned: Planned, state: TopicState, now: datetime, history: History = SOUND) -> PlanResult:
+    """Cut slices from what is stable and not planned yet.
+
+    A slice names every partition that has a position, those with nothing to read by an empty range: so the newest slice
+    alone tells how far everything is planned.
+
+    Args:
+        stream: the declaration, for its limits.
+        planned: how far the topic is planned. It was read before `state`: a plan that another planner made in between
+            may lie beyond the last stable offset seen here.
+        state: what the topic holds.
+        now: the time, in UTC.
+        history: how the topic's past compares with what was recorded of it (I16).
+
+    Raises:
+        TopicRecreatedError: the topic is not the one that was planned; nothing of it can be planned.
+    """
+    see_same_topic(stream, planned, state)
+    skipped = {**history.unsure, **skipped_partitions(planned, state)}
+    errors = sure_errors(stream, planned, state, history)
+    losses = [_expired(planned, state, p, now) for p, error in errors.items() if _may_record(stream, error)]
+    errors = {p: error for p, error in errors.items() if not _may_record(stream, error)}
+    starts = positions(planned, state) | {loss.partition: loss.offsets.end for loss in losses}
+    ready = {
+        p: OffsetRange(start, _stable_end(state, p))
+        for p, start in sorted(starts.items())
+        if p not in skipped and p not in errors
+    }
+    waiting = _waiting(stream.limits, planned, sum(map(len, ready.values())), now)
+    slices = [] if waiting else _cut(stream, planned, state, starts, ready, now)
+    ends = {p: offsets.end for p, offsets in slices[-1].ranges.items()} if slices else starts
+    lag = {p: offsets.end - ends[p] for p, offsets in ready.items()}
+    return PlanResult(tuple(slices), tuple(losses), skipped, errors, lag, waiting)
+
+
+def is_caught_up(planned: Planned, state: TopicState) -> bool:
+    """Whether a topic holds exactly what is planned of it, in every partition, so that planning has nothing to do.
+
+    Elections are not looked at: they may have replaced records (`highwater.resources.history.elected_since`).
+
+    Args:
+        planned: how far the topic is planned; it was read before `state`.
+        state: what the topic holds.
+    """
+    return (
+        state.topic_id == planned.generation.topic_id
+        and not planned.undecided
+        and state.partitions.keys() == planned.ends.keys()
+        and all(
+            seen.known and seen.last_stable == planned.ends[p] and not seen.held_back
+            for p, seen in state.partitions.items()
+        )
+    )
+
+
+def see_same_topic(stream: Stream, planned: Planned, state: TopicState) -> None:
+    """See that the topic is the one that was planned.
+
+    Raises:
+        TopicRecreatedError: it carries another ID.
+    """
+    if state.topic_id != planned.generation.topic_id:
+        raise TopicRecreatedError(
+            f"topic {state.topic} of stream {stream.name} was deleted and created again",
+            stored=f"topic ID {planned.generation.topic_id}",
+            found=f"topic ID {state.topic_id}",
+            remedy=(
+                f"if that was meant: highwater accept-loss {stream.name}{option_for(stream, state.topic)} goes on "
+                "with the new topic as a new generation; else restore the topic"
+            ),
+        )
+
+
+def positions(planned: Planned, state: TopicState) -> dict[int, int]:
+    """Where the next slice starts in each partition; one that joined later starts at 0, so that nothing is skipped."""
+    joined = {p: 0 for p in state.partitions if p not in planned.ends and p not in planned.undecided}
+    return {**planned.ends, **joined}
+
+
+def skipped_partitions(planned: Planned, state: TopicState) -> dict[int, str]:
+    """The partitions that cannot be looked at now, with the reason."""
+    unknown = {p: seen for p, seen in sorted(state.partitions.items()) if not seen.known}
+    found = {p: "no leader" if seen.leader is None else "no leader that answers" for p, seen in unknown.items()}
+    open_ = {p: "no start is decided yet" for p in planned.undecided if p in state.partitions and p not in found}
+    return found | open_
+
+
+def partition_errors(
+    stream: Stream, planned: Planned, state: TopicState, diverged: Mapping[int, int] = NOTHING
+) -> dict[int, PermanentError]:
+    """The partitions in which planning cannot go on by itself (I11, I16), with the error that says why."""
+    found: dict[int, PermanentError] = {}
+    for partition, end in sorted(positions(planned, state).items()):
+        error = _partition_error(stream, planned, partition, end, state.partitions.get(partition))
+        if error is None and partition in diverged:
+            error = _diverged(stream, planned, partition, end, diverged[partition])
+        if error is not None:
+            found[partition] = error
+    return found
+
+
+def sure_errors(stream: Stream, planned: Planned, state: TopicState, history: History) -> dict[int, PermanentError]:
+    """The same without the partitions that could not be judged."""
+    errors = partition_errors(stream, planned, state, history.diverged)
+    return {p: error for p, error in errors.items() if p not in history.unsure}
+
+
+def _partition_error(
+    stream: Stream, planned: Planned, partition: int, end: int, seen: PartitionState | None
+) -> PermanentError | None:
+    topic = planned.generation.topic
+    where = f"topic {topic} partition {partition}"
+    accept = f"highwater accept-loss {stream.name} --partition {partition}{option_for(stream, topic)}"
+    if seen is None:
+        return PartitionsRemovedError(
+            f"{where} is gone",
+            stored=f"planned to offset {end}",
+            found="no such partition",
+            remedy=f"restore the topic, or {accept}",
+        )
+    if seen.log_start is None or seen.last_stable is None:
+        return None
+    if seen.log_start > end:
+        return OffsetsExpiredError(
+            f"{where}: {seen.log_start - end} offsets were deleted before they were planned",
+            stored=f"planned to offset {end}",
+            found=f"log start offset {seen.log_start}",
+            remedy=f"{accept} records the loss and goes on; give the topic a longer retention",
+        )
+    if seen.last_stable < end:
+        return TopicTruncatedError(
+            f"{where} ends before what was planned",
+            stored=f"planned to offset {end}",
+            found=f"last stable offset {seen.last_stable}",
+            remedy=f"find out which broker lost its log; {accept} goes on from there as a new generation",
+        )
+    return None
+
+
+def _diverged(stream: Stream, planned: Planned, partition: int, end: int, at: int) -> TopicTruncatedError:
+    return TopicTruncatedError(
+        f"topic {planned.generation.topic} partition {partition}: other records stand under planned offsets",
+        stored=f"planned to offset {end} in leader epoch {_epoch(planned, partition)}",
+        found=f"that epoch now ends at offset {at}",
+        remedy=(
+            "an unclean leader election replaced acknowledged records; "
+            f"highwater accept-divergence {stream.name} --partition {partition}"
+            f"{option_for(stream, planned.generation.topic)} goes on from there as a new generation"
+        ),
+    )
+
+
+def _epoch(planned: Planned, partition: int) -> int | None:
+    return planned.last.epochs.get(partition) if planned.last else None
+
+
+def _may_record(stream: Stream, error: PermanentError) -> bool:
+    return stream.on_expired == "record" and isinstance(error, OffsetsExpiredError)
+
+
+def _expired(planned: Planned, state: TopicState, partition: int, now: datetime) -> Loss:
+    generation, seen = planned.generation, state.partitions[partition]
+    return Loss(
+        stream=generation.stream,
+        topic=generation.topic,
+        generation=generation.number,
+        partition=partition,
+        offsets=OffsetRange(positions(planned, state)[partition], seen.log_start or 0),
+        reason="expired: deleted before it was planned",
+        accepted_by=RECORDED_BY_DECLARATION,
+        recorded_at=now,
+    )
+
+
+def _stable_end(state: TopicState, partition: int) -> int:
+    """The last stable offset, or the log start where retention passed it between the two looks."""
+    seen = state.partitions[partition]
+    return max(seen.last_stable or 0, seen.log_start or 0)
+
+
+def _waiting(limits: Limits, planned: Planned, ready: int, now: datetime) -> str | None:
+    if ready == 0 or ready >= limits.fewest_records:
+        return None
+    since = planned.last.planned_at if planned.last else planned.generation.opened_at
+    left = limits.longest_wait - (now - since)
+    if left.total_seconds() <= 0:
+        return None
+    return f"{ready} offsets wait for {limits.fewest_records}, {left.total_seconds():.0f} s more at the most"
+
+
+def _cut(
+    stream: Stream,
+    planned: Planned,
+    state: TopicState,
+    starts: Mapping[int, int],
+    ready: Mapping[int, OffsetRange],
+    now: datetime,
+) -> list[Slice]:
+    limits, generation = stream.limits, planned.generation
+    at = dict(sorted(starts.items()))
+    left = {p: len(offsets) for p, offsets in ready.items()}
+    rest = sum(left.values())
+    # Clocks of two planners may differ, and pages of slices are read in the order of this time.
+    planned_at = max(now, planned.last.planned_at) if planned.last else now
+    # What was not looked at keeps the epoch that its plan was made in, or its divergence would be forgotten.
+    looked_at = {p: state.partitions[p].leader_epoch for p in ready}
+    epochs = _epochs_before(planned) | {p: epoch for p, epoch in looked_at.items() if epoch is not None}
+    slices: list[Slice] = []
+    while rest and len(slices) < limits.slices_a_tick and (not slices or rest >= limits.fewest_records):
+        ordinal = planned.next_ordinal + len(slices)
+        shares = fair_shares(left, limits.most_records, turn=ordinal)
+        rest -= sum(shares.values())
+        ranges = {p: OffsetRange(start, start + shares.get(p, 0)) for p, start in at.items()}
+        slices.append(
+            Slice(
+                stream=generation.stream,
+                topic=generation.topic,
+                topic_id=generation.topic_id,
+                generation=generation.number,
+                ordinal=ordinal,
+                ranges=ranges,
+                planned_at=planned_at,
+                lag=rest,
+                epochs=epochs,
+                marks={p: was.mark for p, was in planned.recorded.items() if was.mark is not None},
+            )
+        )
+        at = {p: offsets.end for p, offsets in ranges.items()}
+        left = {p: waits - shares[p] for p, waits in left.items()}
+    return slices
+
+
+def _epochs_before(planned: Planned) -> dict[int, int]:
+    return {p: was.epoch for p, was in planned.recorded.items() if was.epoch is not None}
+
+
+def fair_shares(left: Mapping[int, int], most: int, turn: int = 0) -> dict[int, int]:
+    """Divide a slice among partitions: equal shares, and what one does not need goes to the others.
+
+    So a partition that holds most of the backlog neither starves the others nor is starved by them.
+
+    Args:
+        left: for each partition the offsets that wait.
+        most: offsets in the slice at the most.
+        turn: who of those that could take more gets the remainder of the division changes with it; with fewer offsets
+            than partitions each has its turn.
+    """
+    level = _level(sorted(left.values()), most)
+    shares = {p: min(waits, level) for p, waits in left.items()}
+    hungry = sorted(p for p, waits in left.items() if waits > level)
+    spare = min(most - sum(shares.values()), len(hungry))
+    for step in range(spare):
+        shares[hungry[(turn * spare + step) % len(hungry)]] += 1
+    return shares
+
+
+def _level(ascending: Sequence[int], most: int) -> int:
+    """The highest level up to which every partition's backlog can be taken."""
+    room, level = most, 0
+    for done, waits in enumerate(ascending):
+        takers = len(ascending) - done
+        if (waits - level) * takers > room:
+            return level + room // takers
+        room -= (waits - level) * takers
+        level = waits
+    return level

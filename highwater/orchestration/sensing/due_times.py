@@ -1,0 +1,85 @@
+"""When what waits in a tier is due: the next of it, and all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from highwater.errors import HighwaterError
+from highwater.routing import JITTER, due_after
+from highwater.slices import OffsetRange, SliceKey
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.orchestration.sensing.planning import Tick
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.ledger import Ledger
+
+# At each end of what waits in a partition so many offsets are read: the first and the last of them may be markers.
+LOOKED_AT = 20
+READ_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Due:
+    """When what waits is due.
+
+    Args:
+        next: the first of it, by the delay of the slice that is planned next, in UTC.
+        all: all of it, at the latest, in UTC.
+    """
+
+    next: datetime
+    all: datetime
+
+    def to_plain(self) -> dict[str, str]:
+        """Plain values for JSON."""
+        return {"next_due": self.next.isoformat(), "all_due": self.all.isoformat()}
+
+
+def due_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: Tick) -> Due | None:
+    """When what a dry tick found to be waiting is due; None where nothing waits, or its times could not be read.
+
+    Nor where a producer's clock names a year that Python's times do not know, as it may on another system's topic.
+
+    Records are read from both ends of each partition, by two consumers however many there are.
+
+    Args:
+        ledger: the plans.
+        kafka: is read.
+        stream: the stream.
+        topic: the tier, or another system's topic.
+        tick: what would be planned of it now.
+    """
+    planned = ledger.planned(stream.name, topic)
+    starts = {p: r.start for p, r in tick.slices[0].ranges.items()} if tick.slices else tick.ends
+    waits = {
+        p: OffsetRange(start, seen.last_stable)
+        for p, seen in tick.state.partitions.items()
+        if seen.last_stable is not None and (start := starts.get(p, 0)) < seen.last_stable
+    }
+    if not waits:
+        return None
+    try:
+        begin = {p: OffsetRange(r.start, min(r.start + LOOKED_AT, r.end)) for p, r in waits.items()}
+        heads = _times(kafka, topic, begin)
+        tails = _times(kafka, topic, {p: OffsetRange(max(r.start, r.end - LOOKED_AT), r.end) for p, r in waits.items()})
+        if not heads or not tails:
+            return None  # they are all markers
+        first, last = (datetime.fromtimestamp(ms / 1000, UTC) for ms in (min(heads), max(tails)))
+        following = SliceKey(topic, planned.next_ordinal if planned else 0)
+        return due(stream.delays[topic], following, first, last)
+    except (HighwaterError, ValueError, OverflowError, OSError):
+        return None
+
+
+def _times(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> list[int]:
+    """The times of the records in milliseconds since 1970; 0 of one that has none, or an earlier one."""
+    return [max(message.timestamp()[1], 0) for message in kafka.read(topic, ranges, seconds=READ_SECONDS)]
+
+
+def due(delay: timedelta, following: SliceKey, first: datetime, last: datetime) -> Due:
+    """When records of these times are due: the first in the slice that follows, the last in whatever slice."""
+    return Due(first + due_after(delay, str(following)), last + delay * (1 + JITTER))

@@ -1,0 +1,70 @@
+"""Unread records that retention is about to take: they are planned at once, and read before all others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from highwater.errors import HighwaterError
+from highwater.resources.topic_facts import topic_settings
+from highwater.topic_rules import retention
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.slices import Slice
+
+# Of a topic that keeps its records for less than the margin: they are read in their turn for a quarter of that time.
+MOST_OF_RETENTION = 0.75
+
+
+def margin(stream: Stream, kept: timedelta) -> timedelta:
+    """How long before retention takes them unread records come first; never later than the alert."""
+    return min(max(stream.limits.retention_margin, stream.alerts.retention_left), kept * MOST_OF_RETENTION)
+
+
+def endangered_ends(kafka: Kafka, stream: Stream, topic: str, state: TopicState | None = None) -> dict[int, int]:
+    """For each partition the offset before which retention takes records within the margin.
+
+    None where the topic keeps all, or its settings may not be read. Retention by size cannot be foreseen.
+
+    Raises:
+        TopicAbsentError: there is no such topic.
+        DependencyAwayError: no broker answered in time.
+    """
+    kept = retention(topic_settings(kafka, topic))
+    if kept is None:
+        return {}
+    oldest = time.time_ns() // 1_000_000 - (kept - margin(stream, kept)) // timedelta(milliseconds=1)
+    return kafka.offsets_at(topic, max(oldest, 0), state)
+
+
+def endangered(
+    kafka: Kafka, stream: Stream, slices: Iterable[Slice], state: TopicState | None = None
+) -> frozenset[str]:
+    """Those of the unread slices that retention takes records of within the margin; none where that cannot be asked.
+
+    Args:
+        kafka: is asked.
+        stream: the declaration.
+        slices: unread ones.
+        state: a look at a topic that was taken just now.
+    """
+    by_topic: dict[str, list[Slice]] = {}
+    for piece in slices:
+        by_topic.setdefault(piece.topic, []).append(piece)
+    found: set[str] = set()
+    for topic, pieces in by_topic.items():
+        try:
+            ends = endangered_ends(kafka, stream, topic, state if state and state.topic == topic else None)
+        except HighwaterError:
+            continue  # they are read in their turn, and the alert of retention has its own look
+        found |= {piece.key for piece in pieces if is_endangered(piece, ends)}
+    return frozenset(found)
+
+
+def is_endangered(piece: Slice, ends: Mapping[int, int]) -> bool:
+    """Whether a slice has offsets before these ends."""
+    return any(len(offsets) and offsets.start < ends.get(p, 0) for p, offsets in piece.ranges.items())

@@ -1,0 +1,336 @@
+"""Planning: looking at a topic, and recording in the ledger what is to be read next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from highwater.declaration import Start, Stream
+from highwater.envelope import SLICE
+from highwater.errors import ConfigurationError, PermanentError, TemporaryError, TopicAbsentError
+from highwater.history import SOUND, Fingerprint
+from highwater.orchestration.sensing.cutting import PlanResult, plan, positions, see_same_topic
+from highwater.orchestration.sensing.endangered import endangered_ends
+from highwater.orchestration.sensing.looking import judge
+from highwater.plans import Generation, Loss, Planned
+from highwater.resources.history import fingerprints
+from highwater.resources.vanished_topics import state_of
+from highwater.slices import OffsetRange, Slice
+
+if TYPE_CHECKING:
+    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.ledger import Ledger
+
+# Each time that another planner is first, it has planned for us too; that this happens five times in a row within
+# one tick takes more planners than anybody runs.
+TRIES = 5
+# A tick looks so long at the most for the last records of its slices.
+MARK_SECONDS = 5.0
+# Each look connects anew, which takes longer than what it reads.
+LOOKS_AT_ONCE = 4
+# So many offsets at the end of each partition are looked through for what was sent: the last are transactions' markers.
+TAIL = 100
+
+Due = Callable[["TopicState", Planned], "TopicState"]
+# How far a topic is planned, and what it held a moment later.
+Look = tuple[Planned | None, "TopicState"]
+
+__all__ = ["PlanResult", "Planner", "Tick", "plan"]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What one tick of the planner did.
+
+    Args:
+        stream: whose topic was planned.
+        result: the plan, as it is in the ledger.
+        state: the topic as it was seen.
+        ends: for each partition where the next slice starts.
+        generation: the one that was planned.
+    """
+
+    stream: Stream
+    result: PlanResult
+    state: TopicState
+    ends: Mapping[int, int]
+    generation: Generation
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """The slices that were planned now, in their order."""
+        return self.result.slices
+
+    @property
+    def skipped(self) -> Mapping[int, str]:
+        """Partitions that could not be looked at, with the reason; the others went on."""
+        return self.result.skipped
+
+    @property
+    def errors(self) -> Mapping[int, PermanentError]:
+        """Partitions in which planning stopped until a person acts; the others went on."""
+        return self.result.errors
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """Holes that were recorded by the declaration's leave."""
+        return self.result.losses
+
+    @property
+    def lag(self) -> int:
+        """Offsets that wait to be planned, over all partitions that could be looked at."""
+        return sum(self.result.lag.values())
+
+    @property
+    def lines(self) -> list[str]:
+        """The tick in sentences for a log."""
+        return [*_planned_lines(self), *_held_back_lines(self.state), *_trouble_lines(self)]
+
+
+def _planned_lines(tick: Tick) -> list[str]:
+    result = tick.result
+    if result.slices:
+        offsets = sum(piece.offsets for piece in result.slices)
+        first, last = result.slices[0].key, result.slices[-1].key
+        span = first if first == last else f"{first} .. {last}"
+        return [f"planned {len(result.slices)} slices, {offsets:,} offsets: {span}; {tick.lag:,} offsets wait"]
+    return [result.waiting or f"nothing new in {tick.state.topic}"]
+
+
+def _held_back_lines(state: TopicState) -> list[str]:
+    held = sum(seen.held_back for seen in state.partitions.values())
+    return [f"{held:,} offsets of {state.topic} stand behind an open transaction"] if held else []
+
+
+def _trouble_lines(tick: Tick) -> list[str]:
+    result = tick.result
+    skipped = [f"partition {p} of {tick.state.topic} is left out now: {why}" for p, why in result.skipped.items()]
+    losses = [f"recorded as lost: partition {loss.partition}, {loss.offsets}, {loss.reason}" for loss in result.losses]
+    return [*skipped, *losses, *[str(error) for error in result.errors.values()]]
+
+
+class Planner:
+    """Plans topics. What was planned before is what the ledger says, and nothing else (I1).
+
+    Args:
+        ledger: holds the plans.
+        kafka: is looked at.
+    """
+
+    def __init__(self, ledger: Ledger, kafka: Kafka) -> None:
+        self._ledger = ledger
+        self._kafka = kafka
+
+    def tick(
+        self, stream: Stream, now: datetime, *, dry: bool = False, due: Due | None = None, look: Look | None = None
+    ) -> Tick:
+        """Look at the stream's topic and record what is to be read next.
+
+        Any number of planners may tick at once: each offset is planned by one of them.
+
+        Args:
+            stream: the stream.
+            now: the time, in UTC.
+            dry: record nothing; say what would be planned.
+            due: gives of what the topic holds what may be planned now; all of it if None.
+            look: plan and topic as the caller read them a moment ago; they are read now if None, and whenever another
+                planner was first.
+
+        Raises:
+            TopicVanishedError: the topic was planned, and is not there any more.
+            TopicAbsentError: the topic does not exist, and was never planned.
+            TopicRecreatedError: the topic is not the one that was planned.
+            ConfigurationError: another stream planned the topic; or it was never planned, and yet its DLQ topics hold
+                records: the ledger was lost.
+            DependencyAwayError: Kafka or the ledger is away; nothing was planned.
+            TemporaryError: other planners were first, again and again.
+        """
+        for _ in range(TRIES):
+            planned, state = look or self._look(stream)
+            look, history = None, SOUND
+            if planned is not None:
+                state, history = judge(self._kafka, stream, planned, state)
+            if planned is None or _can_decide(planned, state):
+                planned = self._begun(stream, planned, state, now, dry=dry)
+            if planned is None:
+                continue
+            result = plan(stream, planned, due(state, planned) if due else state, now, history)
+            if result.waiting and self._is_endangered(stream, planned, state):
+                # The tick before retention takes records is no time to wait for more of them.
+                at_once = replace(stream, limits=replace(stream.limits, fewest_records=1))
+                result = plan(at_once, planned, state, now, history)
+            if not dry:
+                if result.losses and not self._confirmed(stream, state, result.losses):
+                    continue
+                result = self._marked(state, result)
+            if dry or self._stored(planned, result):
+                return Tick(stream, result, state, _ends(planned, result), planned.generation)
+        _see_own(self._ledger, stream)
+        raise TemporaryError(
+            f"stream {stream.name}: other planners were first {TRIES} times in a row",
+            remedy="nothing to do: they planned the same topic, and the next tick looks again",
+        )
+
+    def _look(self, stream: Stream) -> Look:
+        # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
+        planned = self._ledger.planned(stream.name, stream.topic)
+        return planned, state_of(self._ledger, self._kafka, stream, stream.topic)
+
+    def _is_endangered(self, stream: Stream, planned: Planned, state: TopicState) -> bool:
+        """Whether retention takes records within the margin that are not planned."""
+        ends = endangered_ends(self._kafka, stream, stream.topic, state)
+        return any(start < ends.get(p, 0) for p, start in positions(planned, state).items())
+
+    def _confirmed(self, stream: Stream, state: TopicState, losses: Sequence[Loss]) -> bool:
+        """Whether a second look, some seconds later, finds the same offsets deleted: a loss is recorded for good."""
+        try:
+            second = self._kafka.look_again(stream.topic)
+        except TopicAbsentError:
+            return False
+        found = {p: seen.log_start or 0 for p, seen in second.partitions.items() if seen.known}
+        same = second.topic_id == state.topic_id
+        return same and all(found.get(loss.partition, 0) >= loss.offsets.end for loss in losses)
+
+    def _marked(self, state: TopicState, result: PlanResult) -> PlanResult:
+        """The plan with the fingerprint of the last record of each range."""
+        deadline = time.monotonic() + MARK_SECONDS
+
+        def look(piece: Slice) -> Mapping[int, Fingerprint]:
+            return fingerprints(self._kafka, state.topic, piece.ranges) if time.monotonic() < deadline else {}
+
+        # The newest slice first: what comes is held against it. Where time runs out the others go without.
+        newest = result.slices[::-1]
+        with ThreadPoolExecutor(LOOKS_AT_ONCE) as looks:
+            found = dict(zip((piece.key for piece in newest), looks.map(look, newest), strict=True))
+        marks: dict[int, Fingerprint] = {}
+        slices = []
+        for piece in result.slices:
+            # An older mark stays true where no newer one was found.
+            marks = {**piece.marks, **marks, **found[piece.key]}
+            slices.append(replace(piece, marks=marks))
+        return replace(result, slices=tuple(slices))
+
+    def _stored(self, planned: Planned, result: PlanResult) -> bool:
+        if not result.slices and not result.losses:
+            return True
+        return self._ledger.add(result.slices, result.losses, seen=planned.generation)
+
+    def _begun(
+        self, stream: Stream, planned: Planned | None, state: TopicState, now: datetime, *, dry: bool
+    ) -> Planned | None:
+        """Pin the topic and decide where its partitions begin; None if another planner did so first."""
+        if planned is not None:
+            see_same_topic(stream, planned, state)
+        found = self._starts(stream, planned, state)
+        if planned is None:
+            _see_own(self._ledger, stream)
+            _see_never_published(self._kafka, stream)
+            first = _first_generation(stream, state, found, now)
+            return Planned.of(first, None, []) if dry or self._ledger.open_generation(first) else None
+        if not dry and not self._ledger.decide_starts(planned.generation, found):
+            return None
+        moved = replace(planned.generation, revision=planned.generation.revision + 1)
+        return replace(planned, generation=moved, ends={**planned.ends, **found})
+
+    def _starts(self, stream: Stream, planned: Planned | None, state: TopicState) -> dict[int, int]:
+        """Where partitions with a leader begin: as declared, or for an accepted generation at what its log holds."""
+        known = {p: seen for p, seen in state.partitions.items() if seen.known}
+        if planned is not None:
+            known = {p: seen for p, seen in known.items() if p in planned.undecided}
+        accepted = planned is not None and planned.generation.number > 0
+        if accepted or stream.start == Start.EARLIEST:
+            return {p: seen.log_start or 0 for p, seen in known.items()}
+        if stream.start == Start.LATEST:
+            return {p: seen.last_stable or 0 for p, seen in known.items()}
+        since = datetime.fromisoformat(str(stream.start)).astimezone(UTC)
+        found = self._kafka.offsets_at(stream.topic, int(since.timestamp() * 1000), state)
+        return {p: found[p] for p in known if p in found}
+
+
+def _can_decide(planned: Planned, state: TopicState) -> bool:
+    return any(p in state.partitions and state.partitions[p].known for p in planned.undecided)
+
+
+def _first_generation(stream: Stream, state: TopicState, starts: Mapping[int, int], now: datetime) -> Generation:
+    return Generation(
+        stream=stream.name,
+        topic=stream.topic,
+        topic_id=state.topic_id,
+        number=0,
+        starts={p: starts.get(p) for p in sorted(state.partitions)},
+        opened_at=now,
+    )
+
+
+def _ends(planned: Planned, result: PlanResult) -> dict[int, int]:
+    lost = {loss.partition: loss.offsets.end for loss in result.losses}
+    cut = {p: offsets.end for p, offsets in result.slices[-1].ranges.items()} if result.slices else {}
+    return {**planned.ends, **lost, **cut}
+
+
+def _see_own(ledger: Ledger, stream: Stream) -> None:
+    """See that no other stream planned the topic.
+
+    Slices are named after their topic. So a stream that was given another name could store none, and each tick would
+    take that for the haste of another planner.
+
+    Raises:
+        ConfigurationError: one did.
+    """
+    theirs = ledger.last_of_other(stream.name, stream.topic)
+    if theirs is not None:
+        raise ConfigurationError(
+            f"topic {stream.topic} is planned by another stream, and stream {stream.name} cannot plan it too",
+            stored=f"stream {theirs.stream}, up to {theirs.key}",
+            found=f"stream {stream.name}",
+            remedy=f"declare it under the name {theirs.stream} again, which has its tables too; where both are "
+            f"declared, give {stream.name} a topic of its own",
+        )
+
+
+def _see_never_published(kafka: Kafka, stream: Stream) -> None:
+    """See that nothing was published of a stream that is planned for the first time.
+
+    A stream whose ledger was lost looks like a new one. Planned from the beginning, it would publish all of it again.
+
+    Raises:
+        ConfigurationError: a tier or the parked topic holds records, or did; the accepted topic ends with ours.
+        DependencyAwayError: a partition of them could not be asked, which is not the same as empty (I15).
+    """
+    for topic in stream.dlq_topics:
+        if held := sum(offsets.end for offsets in _log_if_there(kafka, topic).values()):
+            raise _published_before(stream, "its rejects were", f"{held:,} offsets on {topic}")
+    if stream.publishes is not None and (key := _sent_last(kafka, stream.publishes.topic)):
+        raise _published_before(stream, "its accepted events were", f"records of {key} on {stream.publishes.topic}")
+
+
+def _published_before(stream: Stream, what: str, found: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the ledger knows nothing of {stream.name}, and {what} published before",
+        stored="no plan of any slice",
+        found=found,
+        remedy="the ledger was lost, or another one plans this topic: restore it, or highwater rebuild-ledger "
+        f"{stream.name}; if the lake is lost too, highwater rebuild-all {stream.name}",
+    )
+
+
+def _sent_last(kafka: Kafka, topic: str) -> str | None:
+    """A slice of which the end of an accepted topic tells; others may have written there before Highwater did."""
+    log = _log_if_there(kafka, topic)
+    tails = {p: OffsetRange(max(held.start, held.end - TAIL), held.end) for p, held in log.items()}
+    for message in kafka.read(topic, tails):
+        headers: Any = message.headers()
+        if key := dict(headers or ()).get(SLICE):
+            return str(key, errors="replace")
+    return None
+
+
+def _log_if_there(kafka: Kafka, topic: str) -> Mapping[int, OffsetRange]:
+    try:
+        return kafka.topic_state(topic).log()
+    except TopicAbsentError:
+        return {}

@@ -1,0 +1,182 @@
+"""Sending accepted events: one tick that requests the slices that are next.
+
+The prefix is that of the mirror: slices of the main topic that are done, without a gap from the first one on. What the
+table `published` holds tells where it stands; nothing is remembered beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets.sent import last_published, proofs
+from highwater.orchestration.dependencies import came_back, lake_guard, see_kafka_awake
+from highwater.orchestration.sensing import standing
+from highwater.orchestration.sensing.history import left_by_what_was_away, past_publishing, past_runs
+from highwater.orchestration.sensing.mirror import leading
+from highwater.orchestration.sensing.requests import (
+    PUBLISH,
+    RepairRules,
+    Request,
+    decide_repair,
+    forgiven,
+    in_flight,
+    neighbours,
+)
+from highwater.orchestration.sensing.ticks import OLDEST, PAGE, Tick, next_page
+from highwater.resources.guards import guarded
+from highwater.routing import reads
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from highwater.declaration import Stream
+    from highwater.orchestration.sensing.requests import PastRun, Repair
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+# A run sends what it gets batch by batch, so that its memory does not grow with them.
+SLICES_A_RUN = 100
+# A slice that is done needs no grace: nobody else asks for it.
+RULES = RepairRules(first_wait=timedelta(minutes=1), grace=timedelta(0))
+
+
+def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
+    """Request one run: of the slices that are next in order, and of those that follow whenever they are done.
+
+    Raises:
+        TemporaryError: the lake or the ledger is away, or Kafka is left alone; nothing was decided.
+    """
+    now = datetime.now(UTC)
+    ledger, lake = resources.ledger.open(), resources.lake.open()
+    see_kafka_awake(ledger, now)
+    order = list(instance.get_dynamic_partitions(stream.partitions_name))
+    runs = past_publishing(instance, stream, order, now)
+    if busy := in_flight(runs):
+        return Tick(lines=[f"a run is sending {len(busy)} slices"], cursor=cursor)
+    with guarded(lake_guard(ledger, lake, stream)):
+        following = ledger.slices(stream.name, stream.topic, after=last_published(lake, stream), limit=SLICES_A_RUN + 1)
+        done = leading(lake, stream, following[:SLICES_A_RUN])
+        late, cursor = _late(ledger, lake, stream, following[0] if following else None, cursor)
+    # One that a backfill is deciding anew would fail the run, which finds it half done.
+    deciding = past_runs(instance, stream, order, now) if late or done else []
+    moving = in_flight(deciding)
+    late = [piece for piece in late if piece.key not in moving]
+    # The run that has just decided one for the first time need not end before it is sent.
+    anew = in_flight(run for run in deciding if run.by_hand and not run.raw_alone)
+    done = next((at for at, piece in enumerate(following[:done]) if piece.key in anew), done)
+    main = [piece.key for piece in following[:done]]
+    missing = {piece.key: piece.planned_at for piece in (*following[:done], *late)}
+    lost = _without_key(ledger, order, [*missing], now)
+    order += lost
+    found = _decide(instance, missing, _forgiven(ledger, stream, [*missing], runs), now)
+    group = next_run(order, main, [piece.key for piece in late], found)
+    requests = [Request(group, max(found.due[key] for key in group), PUBLISH, now)] if group else []
+    lines = [
+        *([f"{len(lost)} had no key in Dagster, and get it again: {lost[0]} .. {lost[-1]}"] if lost else []),
+        *_lines(following, done, len(late), found, group, anew),
+    ]
+    settled = not following and not late and cursor == OLDEST
+    return Tick(keys=lost, requests=requests, lines=lines, cursor=cursor, settled=settled)
+
+
+def _forgiven(ledger: Ledger, stream: Stream, keys: Sequence[str], runs: Sequence[PastRun]) -> list[PastRun]:
+    """The runs without those that count no more: what they failed by came back, or a person lets it go on since.
+
+    Slices go out together and in order, so a run fails for all that it names by one of them: who lets one be tried
+    again, lets those behind it.
+    """
+    times = [came_back(ledger, stream), *ledger.given_up.released(keys).values()]
+    floor = max((at for at in times if at is not None), default=None)
+    accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(keys).items()}
+    return forgiven(runs, floor, accepted)
+
+
+def _decide(
+    instance: dg.DagsterInstance, missing: Mapping[str, datetime], runs: Sequence[PastRun], now: datetime
+) -> Repair:
+    """Which slices are due; those that only wait for a dependency are not given up."""
+    found = decide_repair(missing, runs, now, RULES)
+    if not found.given_up:
+        return found
+    patient = left_by_what_was_away(instance, found.given_up, runs)
+    return decide_repair(missing, runs, now, RULES, patient=patient)
+
+
+def _without_key(ledger: Ledger, order: Sequence[str], keys: Sequence[str], now: datetime) -> list[str]:
+    """Those of the slices that Dagster has no key of; none of them all stays retired, or is retired half way."""
+    if retired := ledger.retired.among(keys):
+        ledger.retired.recall(sorted(retired), now)
+    known = set(order)
+    return [key for key in keys if key not in known]
+
+
+def next_run(order: Sequence[str], main: Sequence[str], late: Sequence[str], found: Repair) -> tuple[str, ...]:
+    """The slices of the next run, which are neighbours in Dagster's order; none where nothing is due.
+
+    What is next of the main topic goes alone: another slice that cannot be sent would stop it with every run.
+
+    Args:
+        order: all keys in Dagster's order.
+        main: the next slices of the main topic that are done, in their order.
+        late: other slices that may go out at any time.
+        found: which of all these are due.
+    """
+    begin = list(takewhile(lambda key: key in found.due, main))
+    groups = neighbours(order, {*begin} or {key for key in late if key in found.due}, SLICES_A_RUN)
+    if not begin:
+        return groups[0] if groups else ()
+    group = next((one for one in groups if begin[0] in one), ())
+    ours = [key for key in begin if key in group]
+    # Keys that were added again stand elsewhere in Dagster's order than in ours.
+    return group if ours == begin[: len(ours)] else (begin[0],)
+
+
+def _late(
+    ledger: Ledger, lake: Lake, stream: Stream, waits: Slice | None, cursor: str | None
+) -> tuple[list[Slice], str]:
+    """Slices that were decided anew since they were published, and those of tiers whose turn has come.
+
+    The newest are looked at in every tick, all others page by page in turn.
+
+    Args:
+        ledger, lake, stream: as above.
+        waits: the first slice of the main topic that is not published.
+        cursor: where to look next.
+    """
+    page, cursor = next_page(ledger, stream, cursor)
+    newest = ledger.slices(stream.name, newest=PAGE)
+    pieces = {piece.key: piece for piece in (*page, *newest) if reads(stream, piece.topic)}
+    decided, sent = lake.committed(stream.name, "events", [*pieces]), proofs(lake, stream, [*pieces])
+
+    def due(piece: Slice) -> bool:
+        if piece.key not in decided:
+            return False
+        if piece.key in sent:
+            return sent[piece.key].attempt != decided[piece.key].attempt
+        return piece.topic != stream.topic and (waits is None or piece.planned_at < waits.planned_at)
+
+    found = [piece for piece in pieces.values() if due(piece)]
+    done = standing.settled(lake, stream, [piece.key for piece in found]) if found else set()
+    return [piece for piece in found if piece.key in done], cursor
+
+
+def _lines(
+    following: Sequence[Slice], done: int, late: int, found: Repair, group: Sequence[str], anew: Collection[str]
+) -> list[str]:
+    again = f", then highwater retry-slice {found.given_up[0]}" if found.given_up else ""
+    waits = ""
+    if done < len(following):
+        first = following[done].key
+        waits = f"wait for {first}, which is {'being decided anew' if first in anew else 'not done'}"
+    told = {
+        f"requested: {', '.join(group[:3])}{' ...' if len(group) > 3 else ''}": len(group),
+        waits: len(following) - done,
+        "changed, or came back through the DLQ, and follow": late,
+        "wait for their next attempt": len(found.waiting),
+        f"given up for a day after {RULES.attempts} runs, look at them{again}": len(found.given_up),
+    }
+    return [f"{count} {what}" for what, count in told.items() if count and what]

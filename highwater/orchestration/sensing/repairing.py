@@ -1,0 +1,408 @@
+"""What the sensor of repair does in one tick: what is not done and nobody works on is asked for again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from highwater.breaker import rested
+from highwater.errors import HighwaterError, UnknownSliceError
+from highwater.orchestration.dependencies import came_back, lake_guard, lookup_away, see_kafka_awake, see_lake_there
+from highwater.orchestration.sensing import standing
+from highwater.orchestration.sensing.endangered import endangered
+from highwater.orchestration.sensing.forgotten import forgotten_events
+from highwater.orchestration.sensing.history import left_by_what_was_away, materialised, past_runs
+from highwater.orchestration.sensing.requests import (
+    PRIORITY,
+    URGENT_PRIORITY,
+    RepairRules,
+    decide_repair,
+    forgiven,
+    histories,
+    in_flight,
+    keys_named,
+    last_tries,
+    probe_requests,
+    repair_requests,
+    stop,
+    urgent_due,
+)
+from highwater.orchestration.sensing.ticks import OLDEST, PAGE, Tick, breaker_lines, next_page
+from highwater.orchestration.sensing.turns import released, standing_holds, take_turn, turn_lines
+from highwater.orchestration.stream_assets import STREAM_TAG, table_keys
+from highwater.resources.guards import guarded
+from highwater.routing import reads
+
+if TYPE_CHECKING:
+    from highwater.breaker import Circuit
+    from highwater.declaration import Stream
+    from highwater.holding import Hold
+    from highwater.orchestration.checking.verdicts import Attempts
+    from highwater.orchestration.sensing.requests import PastRun, Repair, Request, Stopped
+    from highwater.orchestration.sensing.turns import Turn
+    from highwater.resources.given_up import GivenUp
+    from highwater.resources.in_vain import InVain
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+RULES = RepairRules()
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The slices that a tick looks at, as ledger, lake and Dagster have them.
+
+    Args:
+        slices: by key: those that Dagster lacks first, then the page.
+        main: those of the main topic.
+        there: what stands of them in the tables.
+        lacking: those that are not done, with the tables that they are not in.
+        left: those that are not done either, of topics that the stream does not read, as it is declared now.
+        order: Dagster's keys in its order, then the lost ones.
+        lost: keys that Dagster is to hold, and does not.
+        retired: those of the page whose keys were retired.
+        strange: keys that Dagster holds, and by the ledger are no slices of the stream.
+        given_up: the slices that were given up when the tick began, wherever the page is.
+        in_vain: the slices that were left undone again and again when the tick began, likewise.
+        cursor: where the next tick looks.
+    """
+
+    slices: Mapping[str, Slice]
+    main: frozenset[str]
+    there: Attempts
+    lacking: Mapping[str, tuple[str, ...]]
+    left: Sequence[str]
+    order: Sequence[str]
+    lost: Sequence[str]
+    retired: Collection[str]
+    strange: Sequence[str]
+    given_up: Sequence[GivenUp]
+    in_vain: Sequence[InVain]
+    cursor: str
+
+    @property
+    def unread(self) -> list[Slice]:
+        """Those that are not in raw."""
+        return [self.slices[key] for key, tables in self.lacking.items() if "raw" in tables]
+
+    def done(self, key: str) -> bool:
+        """Whether a slice was looked at and stands in all tables."""
+        return key in self.slices and key not in self.lacking and key not in self.left
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """What keeps slices from being decided, and whom it lets through.
+
+    Args:
+        breaker: the stream's.
+        away: whether the reference table is left alone.
+        holds: the slices that are held.
+        accepted: slices that a person lets through the breaker, and when.
+        refused: slices that the breaker refused, the longest ago first.
+        tried: when the last run ended that was to decide a slice.
+    """
+
+    breaker: Circuit
+    away: bool
+    holds: Sequence[Hold]
+    accepted: Mapping[str, datetime]
+    refused: Sequence[str]
+    tried: Mapping[str, datetime]
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """What is asked for, and what is not."""
+
+    stopped: Stopped
+    turn: Turn
+    repair: Repair
+    requests: Sequence[Request]
+
+
+def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None) -> Tick:
+    """Request what is not done and nobody works on; tell Dagster what the lake holds and Dagster forgot.
+
+    Every tick asks the lake for the slices that Dagster lacks, and for the next page of all: so whatever ledger, lake
+    and Dagster disagree on is found, and a tick costs the same after any number of slices.
+
+    Raises:
+        TemporaryError: the lake or the ledger is away; nothing was decided.
+    """
+    now = datetime.now(UTC)
+    ledger, lake = resources.ledger.open(), resources.lake.open()
+    see_kafka_awake(ledger, now)
+    seen = _look(instance, ledger, lake, stream, cursor, now)
+    past = past_runs(instance, stream, seen.order, now)
+    gate = _gate(ledger, lake, stream, seen, past, now)
+    accepted = {**_of_accepted_reasons(ledger, stream, seen, gate.refused), **gate.accepted}
+    let_go = {**accepted, **released(ledger, seen.lacking), **ledger.given_up.released([*seen.lacking])}
+    floor = _floor(ledger, stream, gate.breaker)
+    runs = forgiven(past, floor, let_go)
+    still = _still_given_up(ledger, seen, accepted, floor)
+    urgent = endangered(resources.kafka.open(), stream, seen.unread) if seen.unread else frozenset()
+    decided = _decide(instance, stream, seen, gate, runs, still, urgent, now)
+    first = put_first(instance, stream, seen.order, urgent)
+    # Those of before are in the ledger, but for those that a person released since this tick read it.
+    if fresh := [key for key in decided.repair.given_up if key not in still]:
+        ledger.given_up.add(stream.name, {key: one.ended for key, one in histories(fresh, runs).items()}, now)
+    in_vain = _in_vain(ledger, stream, seen, gate, decided, {*still, *decided.repair.given_up}, runs, now)
+    live = [piece for key, piece in seen.slices.items() if key not in seen.retired]
+    forgotten, untold = _forgotten(instance, ledger, lake, stream, live, seen.there)
+    lines = [
+        *repair_lines(decided.repair, seen.lost, forgotten, seen.strange, seen.left),
+        *stopped_lines(gate.breaker, decided.stopped, gate.away),
+        *turn_lines(decided.turn, gate.holds),
+        *urgent_lines(urgent, first),
+        *untold,
+        *([f"{len(in_vain)} left undone by {RULES.attempts} runs or more: {_some(in_vain)}"] if in_vain else []),
+    ]
+    # Each slice that is not done has a line, and so has a breaker that is not closed.
+    settled = not lines and not seen.lost and seen.cursor == OLDEST
+    return Tick(seen.lost, decided.requests, lines, events=forgotten, cursor=seen.cursor, settled=settled)
+
+
+def _forgotten(
+    instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, slices: Sequence[Slice], there: Attempts
+) -> tuple[list[dg.AssetMaterialization], list[str]]:
+    """Materialisations that Dagster lacks, and a line where they could not be made; slices are requested all the same.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    most = RULES.slices_a_tick * len(table_keys(stream))
+    try:
+        with guarded(lake_guard(ledger, lake, stream)):
+            return forgotten_events(instance, lake, stream, slices, there, most), []
+    except HighwaterError:
+        raise
+    except Exception as error:  # noqa: BLE001 - one slice's commit record must not end the repair of all others
+        return [], [f"materialisations that Dagster lacks could not be added: {type(error).__name__}: {error}"]
+
+
+def _look(
+    instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, cursor: str | None, now: datetime
+) -> _Seen:
+    order = list(instance.get_dynamic_partitions(stream.partitions_name))
+    page, cursor = next_page(ledger, stream, cursor)
+    retired = ledger.retired.among([piece.key for piece in page])
+    lost = _lost([piece for piece in page if piece.key not in retired], order, now)
+    strange, suspects = _suspects(instance, ledger, stream, order)
+    given_up, in_vain = ledger.given_up.open(stream.name), ledger.in_vain.open(stream.name)
+    # One that was given up or tried in vain, and that somebody materialised since, is done, wherever the page is.
+    kept = {one.slice_key for one in given_up[:PAGE]} | {one.slice_key for one in in_vain[:PAGE]}
+    looked_after = ledger.get(sorted(kept))
+    slices = {piece.key: piece for piece in (*suspects, *looked_after, *page)}
+    with guarded(lake_guard(ledger, lake, stream)):
+        see_lake_there(ledger, lake)
+        there = standing.attempts(lake, stream, list(slices))
+    lacking = {key: tables for key in slices if (tables := there.lacking(key))}
+    left = [key for key in lacking if not reads(stream, slices[key].topic)]
+    lacking = {key: tables for key, tables in lacking.items() if reads(stream, slices[key].topic)}
+    # A slice that the lake has lost since needs its key again.
+    damaged = [key for key in lacking if key in retired]
+    if damaged:
+        ledger.retired.recall(damaged, now)
+        lost += [key for key in damaged if key not in set(order)]
+    main = frozenset(key for key, piece in slices.items() if piece.topic == stream.topic)
+    return _Seen(slices, main, there, lacking, left, [*order, *lost], lost, retired, strange, given_up, in_vain, cursor)
+
+
+def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, runs: Sequence[PastRun], now: datetime) -> _Gate:
+    undecided = {key for key, tables in seen.lacking.items() if "events" in tables}
+    breaker, away = ledger.breakers.circuit(stream.name), lookup_away(ledger, lake, stream)
+    if breaker.takes_probe(now) and not undecided & seen.main:
+        breaker = ledger.breakers.settle(stream.name, (), lambda circuit, _: (rested(circuit, now), ()))
+    holds = standing_holds(ledger, stream, seen.slices.keys() - undecided - {*seen.left})
+    accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(list(seen.lacking)).items()}
+    refused = [one.slice_key for one in ledger.breakers.refused(stream.name)]
+    return _Gate(breaker, away, holds, accepted, refused, last_tries(runs))
+
+
+def _of_accepted_reasons(ledger: Ledger, stream: Stream, seen: _Seen, refused: Collection[str]) -> dict[str, datetime]:
+    """Refused slices with rejects whose reason a person accepted, and when: their failed runs count no more."""
+    reasons = ledger.breakers.accepted_reasons(stream.name).values()
+    found: dict[str, datetime] = {}
+    for key in seen.lacking.keys() & {*refused} & seen.main:
+        times = [one.accepted_at for one in reasons if seen.slices[key].ordinal >= one.from_ordinal]
+        if times:
+            found[key] = max(times)
+    return found
+
+
+def _still_given_up(ledger: Ledger, seen: _Seen, accepted: Mapping[str, datetime], floor: datetime | None) -> set[str]:
+    """The slices that stay given up; forgotten are those that are done, and those whose failures count no more."""
+
+    def over(one: GivenUp) -> bool:
+        return seen.done(one.slice_key) or any(
+            at is not None and one.since < at for at in (floor, accepted.get(one.slice_key))
+        )
+
+    ended = {one.slice_key for one in seen.given_up if over(one)}
+    if ended:
+        ledger.given_up.end(sorted(ended))
+    return {one.slice_key for one in seen.given_up} - ended
+
+
+def _in_vain(
+    ledger: Ledger,
+    stream: Stream,
+    seen: _Seen,
+    gate: _Gate,
+    decided: _Decided,
+    given_up: Collection[str],
+    runs: Sequence[PastRun],
+    now: datetime,
+) -> list[str]:
+    """Keep and return the slices that were left undone as often as others are given up, and that are asked for on.
+
+    These are the first of a stream that decides in order, and those whose last run missed a dependency that has no
+    breaker: without this nobody would be told of them. What is held, or waits for the breaker, has an alert of its own.
+    A slice stays one of them until it is done or belongs to these, also when its runs are older than a day. One that
+    a run works on becomes none: it may be the run that decides what was held.
+    """
+    others = {*given_up, *(one.slice_key for one in gate.holds)}
+    over = [one for one in seen.in_vain if one.slice_key in others or seen.done(one.slice_key)]
+    if over:
+        ledger.in_vain.end([one.slice_key for one in over])
+    known = histories((key for key in seen.lacking if key not in others | decided.stopped.waiting), runs)
+    fresh = {key: one.ended for key, one in known.items() if one.ended >= RULES.attempts and not one.in_flight}
+    if fresh:
+        ledger.in_vain.add(stream.name, fresh, now)
+    return [*fresh]
+
+
+def _decide(
+    instance: dg.DagsterInstance,
+    stream: Stream,
+    seen: _Seen,
+    gate: _Gate,
+    runs: Sequence[PastRun],
+    given_up: Collection[str],
+    endangered_keys: Collection[str],
+    now: datetime,
+) -> _Decided:
+    lacking, main = seen.lacking, seen.main
+    in_order = sorted(main & lacking.keys(), key=lambda key: seen.slices[key].ordinal) if stream.ordered else []
+    probes = set(in_order[:1]) if stream.ordered else main
+    stopped = stop(
+        gate.breaker,
+        lacking,
+        probes,
+        gate.accepted,
+        gate.refused,
+        in_flight(runs),
+        now,
+        away=gate.away,
+        tried=gate.tried,
+        given_up=given_up,
+    )
+    undone = {key: lacking[key] for key in in_order} if gate.breaker.closed and not gate.away else {}
+    planned_at = {key: seen.slices[key].planned_at for key in lacking}
+    # A slice that is blocked would keep those from going on that were asked for with it.
+    most = 1 if stream.blocks else stream.limits.slices_a_run
+    turn = take_turn(undone, planned_at, seen.order, runs, [one.slice_key for one in gate.holds], now, RULES, most)
+    others = lacking.keys() - stopped.waiting - (undone.keys() - turn.raw_alone)
+    missing = {key: at for key, at in planned_at.items() if key in others}
+    found = decide_repair(missing, runs, now, RULES, given_up)
+    if fresh := [key for key in found.given_up if key not in given_up]:
+        found = decide_repair(missing, runs, now, RULES, given_up, left_by_what_was_away(instance, fresh, runs))
+    raw_alone = stopped.raw_alone | turn.raw_alone
+    known = histories(endangered_keys, runs)
+    urgent = urgent_due(endangered_keys, found, known, now, RULES.first_wait) - {*turn.keys, stopped.probe}
+    due = {**{key: known[key].ended + 1 for key in urgent}, **found.due}
+    # One slice that cannot be done fails the run of all: after some tries each goes by itself.
+    failing = {key for key, attempt in found.due.items() if attempt > RULES.tries_together}
+    alone = failing | {*gate.refused}
+    again = repair_requests(seen.order, due, most, now, main, raw_alone=raw_alone, alone=alone, urgent=urgent)
+    return _Decided(stopped, turn, found, [*turn.requests(now), *again, *probe_requests(stopped.probe, now)])
+
+
+def _floor(ledger: Ledger, stream: Stream, breaker: Circuit) -> datetime | None:
+    """Runs that ended before count no more: what they failed by was a breaker, which closed since."""
+    times = [breaker.since if breaker.closed else None, came_back(ledger, stream)]
+    return max((at for at in times if at is not None), default=None)
+
+
+def _suspects(
+    instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, order: Sequence[str]
+) -> tuple[list[str], list[Slice]]:
+    """Keys of no slice of the stream, and slices that Dagster holds as not materialised, the oldest first."""
+    done = materialised(instance, stream)
+    keys = [key for key in order if key not in done][:PAGE]
+    try:
+        found = ledger.get(keys)
+    except UnknownSliceError:
+        found = ledger.slices(stream.name)
+    planned = {piece.key: piece for piece in found if piece.stream == stream.name}
+    return [key for key in keys if key not in planned], [planned[key] for key in keys if key in planned]
+
+
+def _lost(page: Sequence[Slice], order: Sequence[str], now: datetime) -> list[str]:
+    """Slices whose keys Dagster lacks; the youngest are left to the planner, whose keys may be on their way."""
+    known = set(order)
+    return [piece.key for piece in page if piece.key not in known and now - piece.planned_at >= RULES.grace]
+
+
+def put_first(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], keys: Collection[str]) -> list[str]:
+    """Let the queued runs of these slices start before all others; returns the IDs of runs that were not first yet."""
+    if not keys:
+        return []
+    position = {key: at for at, key in enumerate(order)}
+    queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED], tags={STREAM_TAG: stream.name})
+    found = []
+    for run in instance.get_runs(queued):
+        if run.tags.get(PRIORITY) != URGENT_PRIORITY and keys_named(run.tags, order, position) & set(keys):
+            instance.add_run_tags(run.run_id, {PRIORITY: URGENT_PRIORITY})
+            found.append(run.run_id)
+    return found
+
+
+def urgent_lines(urgent: Collection[str], first: Sequence[str]) -> list[str]:
+    """What repair did for records that retention is about to take, for the tick's log."""
+    read = [f"{len(urgent)} are read first, before retention takes them: {_some(sorted(urgent))}"] if urgent else []
+    return [*read, *([f"{len(first)} queued runs of these were put first"] if first else [])]
+
+
+def ended_lines(ended: Sequence[str]) -> list[str]:
+    """The runs that ended with their worker, for the tick's log."""
+    return [f"{len(ended)} runs failed, their worker is gone: {_some(ended)}"] if ended else []
+
+
+def repair_lines(
+    found: Repair,
+    lost: Sequence[str],
+    forgotten: Sequence[dg.AssetMaterialization],
+    strange: Sequence[str],
+    left: Sequence[str],
+) -> list[str]:
+    """What repair did, for the tick's log."""
+    told = {
+        "keys added again": lost,
+        "requested again": list(found.due),
+        "due and above the limit of a tick": found.held_back,
+        "being worked on": found.in_flight,
+        "waiting for the next attempt": list(found.waiting),
+        f"given up after {RULES.attempts} runs, look at them": found.given_up,
+        "told to Dagster again": sorted({event.partition or "" for event in forgotten}),
+        "no slices of the stream by the ledger, delete their keys from Dagster": strange,
+        "not done, and of topics that the declaration does not name, they are left": left,
+    }
+    return [f"{len(keys)} {what}: {_some(keys)}" for what, keys in told.items() if keys]
+
+
+def stopped_lines(breaker: Circuit, stopped: Stopped, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
+    """What repair did not ask for because of the breaker, for the tick's log."""
+    probe = [] if stopped.probe is None else [f"requested as the breaker's probe: {stopped.probe}"]
+    waiting = [f"{len(stopped.waiting)} wait for the breaker"] if stopped.waiting else []
+    return [*breaker_lines(breaker, rests), *probe, *waiting]
+
+
+def _some(keys: Sequence[str]) -> str:
+    return ", ".join(keys) if len(keys) <= 5 else f"{', '.join(keys[:3])} .. {keys[-1]}"

@@ -1,0 +1,78 @@
+"""Planning the tiers: a tier's records that have waited long enough are one more backlog to be cut into slices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from highwater.errors import TopicAbsentError
+from highwater.orchestration.sensing.planning import Look, Planner, Tick
+from highwater.resources.vanished_topics import vanished
+from highwater.routing import due_after, on_tier
+from highwater.slices import SliceKey
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.plans import Planned
+    from highwater.resources.kafka import Kafka, PartitionState, TopicState
+    from highwater.resources.ledger import Ledger
+
+
+def plan_tier(
+    ledger: Ledger,
+    kafka: Kafka,
+    stream: Stream,
+    topic: str,
+    now: datetime,
+    *,
+    dry: bool = False,
+    look: Look | None = None,
+) -> Tick:
+    """Plan what is due in a tier, or in a topic that another system fills.
+
+    Args:
+        ledger: holds the plans.
+        kafka: is looked at.
+        stream: the stream.
+        topic: the tier's, or the other system's.
+        now: the time, in UTC.
+        dry: record nothing.
+        look: plan and topic as the caller read them a moment ago; they are read now if None.
+
+    Raises:
+        TopicVanishedError: it was planned, and is not there any more.
+        TopicAbsentError: nothing was published to the tier yet.
+        TopicRecreatedError: the tier is not the one that was planned.
+        DependencyAwayError: Kafka or the ledger is away; nothing was planned.
+    """
+    tier = on_tier(stream, topic)
+
+    def due(state: TopicState, planned: Planned) -> TopicState:
+        key = str(SliceKey(tier.topic, planned.next_ordinal))
+        moment = now - due_after(stream.delays[topic], key)
+        # One question, whatever the tier holds: the broker's clock stamped the records, so those that have waited long
+        # enough come before all others. Where producers stamped them, on a topic of another system, what comes before
+        # the first that has not is due. The last stable offset was read first, and nothing lies beyond it.
+        ends = kafka.offsets_at(tier.topic, int(moment.timestamp() * 1000), state)
+        return replace(
+            state,
+            partitions={p: _up_to(seen, ends.get(p), planned.ends.get(p, 0)) for p, seen in state.partitions.items()},
+        )
+
+    try:
+        return Planner(ledger, kafka).tick(tier, now, dry=dry, due=due, look=look)
+    except TopicAbsentError as error:
+        # To the planner a tier is a main topic, which a person would have to make anew.
+        raise vanished(ledger, stream, topic) or error from None
+
+
+def _up_to(seen: PartitionState, end: int | None, planned: int) -> PartitionState:
+    """A partition as if it ended where its records are not due yet.
+
+    Never before what is planned, for the next slice may wait longer than the one before it did; unless its log really
+    ends there.
+    """
+    if end is None or seen.last_stable is None:
+        return replace(seen, last_stable=None)  # what could not be asked is left out, not taken for due
+    return replace(seen, last_stable=min(seen.last_stable, max(end, planned)))

@@ -1,0 +1,362 @@
+"""Planning one stream in a tick: the ledger first, then Dagster's keys, then runs (I1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from highwater.errors import PermanentError, TemporaryError, TopicAbsentError, TopicVanishedError, UnknownSliceError
+from highwater.orchestration import metadata, observation
+from highwater.orchestration.dependencies import kafka_guard, lake_guard, lookup_rests, see_lake_there
+from highwater.orchestration.partitions import unknown_to
+from highwater.orchestration.sensing.endangered import endangered
+from highwater.orchestration.sensing.requests import PROBE, PUBLISH, RETRY, Request, first_requests
+from highwater.orchestration.sensing.turns import behind, hold_lines
+from highwater.orchestration.stream_assets import (
+    MAIN_TAG,
+    STREAM_TAG,
+    TIER_TAG,
+    publish_job_name,
+    slice_job_name,
+    table_key,
+    topic_key,
+)
+from highwater.resources.guards import guarded
+
+if TYPE_CHECKING:
+    from highwater.breaker import Circuit
+    from highwater.declaration import Stream
+    from highwater.holding import Hold
+    from highwater.orchestration.sensing.planning import Look
+    from highwater.orchestration.sensing.planning import Tick as Planning
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+# The planner looks back so far beyond its own plans, and further where Dagster lacks some of these.
+LOOK_BACK = 20
+# Repair asks the lake for so many slices that Dagster lacks, and for so many of all in turn: 100,000 slices are
+# compared in less than two hours of ticks.
+PAGE = 500
+# The cursor that begins again; Dagster takes an empty one for "as it was".
+OLDEST = "oldest"
+OBSERVE_EVERY = timedelta(minutes=1)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What a tick came to.
+
+    Args:
+        keys: slice keys that Dagster does not hold yet, in the order of their plan.
+        requests: the runs to request.
+        lines: sentences for the tick's log.
+        events: what Dagster is to record beside runs.
+        cursor: remembered for the next tick: when it observed, or where it looked; nothing true depends on it.
+        error: the fault that a person has to mend; all else of the tick counts all the same.
+        settled: whether everything was looked at, and nothing is to be done until something changes.
+    """
+
+    keys: Sequence[str] = ()
+    requests: Sequence[Request] = ()
+    lines: Sequence[str] = ()
+    events: Sequence[dg.AssetObservation | dg.AssetMaterialization] = field(default_factory=list)
+    cursor: str | None = None
+    error: PermanentError | None = None
+    settled: bool = False
+
+    @property
+    def message(self) -> str:
+        """The tick in one line."""
+        return "; ".join(self.lines) or "nothing to do"
+
+
+def run_requests(stream: Stream, requests: Sequence[Request]) -> list[dg.RunRequest]:
+    """The requests in Dagster's form, each with the stream's job."""
+
+    def tags(request: Request) -> dict[str, str]:
+        named = {**request.tags, STREAM_TAG: stream.name}
+        if request.purpose in (PROBE, PUBLISH):
+            return named
+        return named | {TIER_TAG if request.tier else MAIN_TAG: stream.name}
+
+    raw = [table_key(stream, "raw")]
+    return [
+        dg.RunRequest(
+            run_key=request.run_key,
+            job_name=publish_job_name(stream) if request.purpose == PUBLISH else slice_job_name(stream),
+            tags=tags(request),
+            asset_selection=raw if request.raw_alone else None,
+        )
+        for request in requests
+    ]
+
+
+def plan(
+    instance: dg.DagsterInstance,
+    resources: Any,
+    stream: Stream,
+    cursor: str | None = None,
+    look: Look | None = None,
+) -> Tick:
+    """Plan in the ledger, then name the keys that Dagster lacks and the runs for them.
+
+    The tick's error is that of the partitions that cannot be planned until a person acts. Its text gives both values
+    and the remedy.
+
+    Keys of an earlier tick that died between plan and key are among them. A tick that died between key and run leaves
+    slices without a run; those are repair's. So are older slices that raw holds: a Dagster instance that is new, or
+    that lost keys, gets the keys, and repair reports what is whole and requests what is not.
+
+    Args:
+        instance: Dagster's.
+        resources: open ledger, lake and Kafka.
+        stream: the stream.
+        cursor: when the topic was observed last with something that waits.
+        look: plan and topic as they were read a moment ago; they are read now if None.
+
+    Raises:
+        TemporaryError: Kafka or the ledger is away; nothing was decided.
+        PermanentError: the topic cannot be planned until a person acts. The text gives both values and the remedy.
+    """
+    from highwater.orchestration.sensing.planning import Planner
+
+    now = datetime.now(UTC)
+    ledger, kafka = resources.ledger.open(), resources.kafka.open()
+    with guarded(kafka_guard(ledger, kafka)):
+        planned = Planner(ledger, kafka).tick(stream, now, look=look)
+    keys = keys_to_add(instance, ledger, stream, stream.topic, len(planned.slices))
+    asked, known = keys_to_request(ledger, resources, stream, keys, planned.slices)
+    breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
+    holds = ledger.holds.open(stream.name)
+    raw_alone = rests or not breaker.closed or (stream.ordered and behind(instance, ledger, stream, asked, holds))
+    urgent = endangered(kafka, stream, ledger.get(asked), planned.state)
+    found = Tick(
+        keys=keys,
+        requests=first_requests(keys, asked, stream.limits.slices_a_run, raw_alone=raw_alone, urgent=urgent),
+        lines=[*planned.lines, *known, *breaker_lines(breaker, rests), *hold_lines(holds)],
+        error=together([*planned.errors.values()]) if planned.errors else None,
+        settled=not planned.errors and not planned.skipped,
+    )
+    return _observed(found, planned, breaker, holds, now, _time_of(cursor))
+
+
+def together(errors: Sequence[PermanentError]) -> PermanentError:
+    """One error that tells all of these: the only one itself."""
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    kinds = {type(error) for error in errors}
+    kind = type(first) if len(kinds) == 1 else PermanentError
+    return kind(
+        f"{len(errors)} faults: " + "; ".join(error.problem for error in errors),
+        stored="; ".join(str(error.stored) for error in errors),
+        found="; ".join(str(error.found) for error in errors),
+        remedy="; ".join(dict.fromkeys(error.remedy for error in errors)),
+    )
+
+
+def breaker_lines(breaker: Circuit, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
+    """What a tick says of a breaker that is not closed, and of a reference table that is left alone."""
+    told = [] if breaker.closed else [f"the breaker is {breaker.text}"]
+    told += ["the breaker of the reference table is open"] if rests else []
+    return [f"{' and '.join(told)}. Slices are taken into raw, and wait there"] if told else []
+
+
+def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, topic: str, planned: int) -> list[str]:
+    """Planned slices of a topic that are no partitions in Dagster yet, oldest first; retired ones are left out.
+
+    Keys are added in the order of their plan: looking back ends where Dagster holds what was looked at, so a tick costs
+    the same after any number of slices. An older key that is missing is repair's.
+
+    Args:
+        planned: slices that this tick planned, which Dagster cannot hold yet.
+    """
+    page = planned + LOOK_BACK
+    while True:
+        newest = [piece.key for piece in ledger.slices(stream.name, topic, newest=page)]
+        lacking = unknown_to(instance, stream, newest)
+        retired = ledger.retired.among(lacking)
+        unknown = [key for key in lacking if key not in retired]
+        if len(newest) < page or not set(unknown) & set(newest[:LOOK_BACK]):
+            return unknown
+        page *= 2
+
+
+def keys_to_request(
+    ledger: Ledger, resources: Any, stream: Stream, keys: Sequence[str], planned: Sequence[Slice]
+) -> tuple[list[str], list[str]]:
+    """Those of the added keys whose runs a planning tick requests, and what it says of the others.
+
+    It requests the slices that it planned, and older ones that raw does not hold. All others are left to repair, which
+    looks at every table: a new Dagster instance would otherwise validate the whole history again, by the reference
+    table of today.
+
+    Args:
+        ledger: holds the slices that repair gave up, which a person releases.
+        resources: open the lake, which is asked for older slices only.
+        stream: the stream.
+        keys: planned slices that Dagster lacks, oldest first.
+        planned: what this tick planned.
+    """
+    new = {piece.key for piece in planned}
+    # Repair looks at the same number in a tick.
+    older = [key for key in keys if key not in new][-PAGE:]
+    if older:
+        lake = resources.lake.open()
+        try:
+            with guarded(lake_guard(ledger, lake, stream)):
+                see_lake_there(ledger, lake)
+                begun = {*lake.committed(stream.name, "raw", older)}
+        except TemporaryError:
+            begun = {*older}
+        given_up = {one.slice_key for one in ledger.given_up.open(stream.name)}
+        new |= {key for key in older if key not in begun and key not in given_up}
+    asked = [key for key in keys if key in new]
+    left = len(keys) - len(asked)
+    line = f"Dagster had no key of {left:,} slices: the keys are added, the sensor repair reports or requests them"
+    return asked, [line] if left else []
+
+
+def retry(
+    instance: dg.DagsterInstance,
+    resources: Any,
+    stream: Stream,
+    cursor: str | None = None,
+    looks: Mapping[str, Look | None] | None = None,
+) -> Tick:
+    """Plan what is due in the tiers, and name the keys and the runs for it.
+
+    The tick's error is that of the tiers that cannot be planned until a person acts.
+
+    Args:
+        instance: Dagster's.
+        resources: open ledger, lake and Kafka.
+        stream: the stream.
+        cursor: returned as it is.
+        looks: the topics to plan, with plan and topic as they were read a moment ago, or None where they are read now;
+            all topics whose records are retried if None.
+
+    Raises:
+        TemporaryError: Kafka or the ledger is away; nothing was decided.
+    """
+    from highwater.orchestration.sensing.retries import plan_tier
+
+    if waiting := _queued(instance, stream):
+        told = f"{waiting} runs of tiers wait in the queue; what is due meanwhile goes into larger slices"
+        return Tick(lines=[told], cursor=cursor)
+    ledger, kafka = resources.ledger.open(), resources.kafka.open()
+    keys: list[str] = []
+    asked: list[str] = []
+    lines: list[str] = []
+    errors: list[PermanentError] = []
+    paused = ledger.paused.of(stream.name)
+    settled = True
+    for topic in tiers_to_plan(stream, begun=_is_begun(ledger, stream)):
+        if looks is not None and topic not in looks and topic not in paused:
+            continue
+        if topic in paused:
+            lines.append(
+                f"{paused[topic].text}: nothing of it is planned before highwater resume-tier {stream.name} {topic}"
+            )
+            continue
+        try:
+            with guarded(kafka_guard(ledger, kafka)):
+                planned = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC), look=(looks or {}).get(topic))
+        except TopicVanishedError as error:
+            errors.append(error)
+            continue
+        except TopicAbsentError:
+            lines.append(f"nothing was published to {topic} yet")
+            continue
+        except PermanentError as error:
+            errors.append(error)
+            continue
+        lacking = keys_to_add(instance, ledger, stream, topic, len(planned.slices))
+        fresh, known = keys_to_request(ledger, resources, stream, lacking, planned.slices)
+        keys, asked = [*keys, *lacking], [*asked, *fresh]
+        lines += [*planned.lines, *known]
+        errors += planned.errors.values()
+        settled = settled and not planned.skipped
+    breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, datetime.now(UTC))
+    raw_alone = rests or not breaker.closed
+    urgent = endangered(kafka, stream, ledger.get(asked))
+    requests = first_requests(keys, asked, stream.limits.slices_a_run, RETRY, raw_alone=raw_alone, urgent=urgent)
+    lines += [*breaker_lines(breaker, rests), *[str(error) for error in errors]]
+    failed = together(errors) if errors else None
+    return Tick(keys, requests, lines, cursor=cursor, error=failed, settled=settled and not errors)
+
+
+def tiers_to_plan(stream: Stream, *, begun: bool) -> list[str]:
+    """The topics whose records are retried; without those of other systems as long as the main topic has no plan.
+
+    Their records name offsets of the main topic, and the plan says whether its own slices take these.
+
+    Args:
+        stream: the declaration.
+        begun: whether the main topic has a plan.
+    """
+    return [*stream.delays] if begun or not stream.foreign else [*stream.tier_topics]
+
+
+def _is_begun(ledger: Ledger, stream: Stream) -> bool:
+    return not stream.foreign or ledger.planned(stream.name, stream.topic) is not None
+
+
+def _queued(instance: dg.DagsterInstance, stream: Stream) -> int:
+    statuses = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED]
+    return instance.get_runs_count(dg.RunsFilter(tags={TIER_TAG: stream.name}, statuses=statuses))
+
+
+def _observed(
+    tick: Tick, planned: Planning, breaker: Circuit, holds: Sequence[Hold], now: datetime, last: datetime | None
+) -> Tick:
+    """The tick with the topic's lag as an observation of its asset.
+
+    A topic is observed when something was planned, once a minute while something waits or is left out, and a last time
+    when nothing does any more. A topic that holds what is planned costs no write.
+
+    Args:
+        tick: what the planner did.
+        planned: the plan.
+        breaker: the stream's.
+        holds: the slices that are held.
+        now: the time, in UTC.
+        last: when the topic was observed last with something that waits, in UTC.
+    """
+    left_out = {**planned.skipped, **{p: str(error) for p, error in planned.errors.items()}}
+    positions = observation.positions(planned.state, planned.ends)
+    waits = bool(left_out) or any(one.lag for one in positions)
+    is_due = waits and (last is None or now - last >= OBSERVE_EVERY)
+    has_ended = last is not None and not waits
+    if not tick.keys and not is_due and not has_ended:
+        return replace(tick, cursor=None if last is None else last.isoformat())
+    found = observation.of_topic(positions, left_out)
+    metadata_ = {**found, **metadata.of_breaker(breaker), **metadata.of_holds(planned.stream, holds)}
+    event = dg.AssetObservation(topic_key(planned.stream), metadata=metadata_)
+    return replace(tick, events=[*tick.events, event], cursor=now.isoformat() if waits else None)
+
+
+def next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[Slice], str]:
+    """The slices after the cursor, and the cursor behind them, or OLDEST.
+
+    The cursor says where to look, never what is true: one that means nothing to the ledger begins again.
+    """
+    after = None if cursor == OLDEST else cursor
+    try:
+        page = ledger.slices(stream.name, after=after, limit=PAGE)
+    except UnknownSliceError:
+        page = ledger.slices(stream.name, limit=PAGE)
+    return page, page[-1].key if len(page) == PAGE else OLDEST
+
+
+def _time_of(cursor: str | None) -> datetime | None:
+    """The time in a cursor; one that cannot be read counts as none."""
+    try:
+        found = datetime.fromisoformat(cursor or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else None

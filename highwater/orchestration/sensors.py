@@ -1,0 +1,384 @@
+"""The sensors: planner, retries, repair, offset mirror, publisher and alerts, each once for all streams."""
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from highwater.errors import HighwaterError, TemporaryError
+from highwater.log_fields import fields
+from highwater.orchestration.redaction import harmless, secret_values
+from highwater.orchestration.resources import settings
+from highwater.orchestration.sensing.history import id_of, place_of_instance
+from highwater.orchestration.sensing.looks import PlannerRound, RetriesRound
+from highwater.orchestration.sensing.rests import MirrorRound, PublisherRound, RepairRound, Rests
+from highwater.orchestration.sensing.rounds import (
+    BUDGET_SECONDS,
+    MOST_RUNS,
+    Cursor,
+    Round,
+    RoundContext,
+    Visits,
+    limit_runs,
+    problem_of,
+    remedy_of,
+    visit_all,
+)
+from highwater.orchestration.sensing.ticks import Tick, run_requests
+from highwater.orchestration.telling import alerts
+from highwater.orchestration.telling.stopped import failing_sensors, skipped_streams
+from highwater.resources.paused_topics import ALL, PLANNER, PUBLISHER, RETRIES
+from highwater.resources.sensor_faults import SensorFault
+from highwater.resources.webhook import post
+
+if TYPE_CHECKING:
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+    from highwater.alerting import Alert
+    from highwater.declaration import Stream
+    from highwater.resources.ledger import Ledger
+    from highwater.resources.paused_topics import Pause
+
+    Jobs = Mapping[str, UnresolvedAssetJobDefinition]
+
+# The longest time before a tick plans new records; a slice's own limits come on top.
+PLANNER_SECONDS = 10
+# The longest time before a tick plans due records.
+RETRY_SECONDS = 10
+# A slice of a dead worker is committed within three minutes: 60 s until its lease ends, this interval, and 20 s until
+# the second look.
+REPAIR_SECONDS = 30
+# The longest time before ordinary tools show that a slice is done.
+MIRROR_SECONDS = 30
+# The longest time before a run is requested for the events of a slice that is done.
+PUBLISH_SECONDS = 20
+# A stop raises an alert within a minute: this interval, five seconds until the daemon looks, and the measuring.
+ALERT_SECONDS = 45
+# A stream without a condition to report is measured again after this time, or as soon as something of it changes. It
+# takes 0.2 s, so 100 such streams take 4 s of each minute. The shortest thresholds are minutes.
+ALERT_REST = timedelta(minutes=5)
+# A tick's message and its log name at most this number of streams; Dagster stores both.
+STREAMS_SHOWN = 20
+# A pace applies to shorter intervals than this. Repair, mirror and alerts were half of the demonstration's ticks and a
+# quarter of its processor time, and nothing waits for them.
+PACED_BELOW_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Ticking:
+    """Whether and how often sensors tick.
+
+    Args:
+        running: whether they start by themselves.
+        pace: a factor on the seconds between the ticks of planner, retries and publisher. The daemon looks every five
+            seconds, whatever it is.
+    """
+
+    running: bool = False
+    pace: float = 1.0
+
+    @property
+    def status(self) -> dg.DefaultSensorStatus:
+        """How they start."""
+        return dg.DefaultSensorStatus.RUNNING if self.running else dg.DefaultSensorStatus.STOPPED
+
+    def seconds(self, usual: int) -> int:
+        """Between two ticks, at the least."""
+        return usual if usual >= PACED_BELOW_SECONDS else max(1, round(usual * self.pace))
+
+
+@dataclass(frozen=True)
+class Shell:
+    """One sensor of all streams.
+
+    Args:
+        name: the sensor's name.
+        seconds: between two ticks, at the least.
+        needs: the resources.
+        begin: asks what the sensor asks once for all streams.
+        description: for the sensor's page.
+        paused_by: the pauses of a stream that stop the sensor's work on it.
+    """
+
+    name: str
+    seconds: int
+    needs: frozenset[str]
+    begin: Callable[[RoundContext], Round]
+    description: str
+    paused_by: tuple[str, ...] = ()
+
+
+_ALL_THREE = frozenset({"kafka", "lake", "ledger"})
+PLANNER_SHELL = Shell(
+    "planner",
+    PLANNER_SECONDS,
+    _ALL_THREE,
+    PlannerRound,
+    "Cuts new records of every stream's topic into slices, adds their keys and requests their runs.",
+    (PLANNER, ALL),
+)
+RETRIES_SHELL = Shell(
+    "dlq_retries",
+    RETRY_SECONDS,
+    _ALL_THREE,
+    RetriesRound,
+    "Cuts due records of every stream's tiers into slices and requests their runs, behind those of new slices.",
+    (RETRIES, ALL),
+)
+REPAIR_SHELL = Shell(
+    "repair",
+    REPAIR_SECONDS,
+    _ALL_THREE,
+    RepairRound,
+    "Requests slices that the lake does not hold whole and no run is working on. Reports to Dagster the slices that "
+    "the lake holds and Dagster forgot.",
+    (ALL,),
+)
+MIRROR_SHELL = Shell(
+    "offset_mirror",
+    MIRROR_SECONDS,
+    _ALL_THREE,
+    MirrorRound,
+    "Sets each stream's consumer group `highwater.<stream>` to the slices that are done, so that ordinary tools show "
+    "the lag. Nothing reads these offsets.",
+)
+PUBLISHER_SHELL = Shell(
+    "publisher",
+    PUBLISH_SECONDS,
+    frozenset({"lake", "ledger"}),
+    PublisherRound,
+    "Requests `<stream>/published` for the slices that are done, without a gap from the first one on: one run of a "
+    "stream at a time sends their events.",
+    (PUBLISHER, ALL),
+)
+SHELLS = (PLANNER_SHELL, RETRIES_SHELL, REPAIR_SHELL, MIRROR_SHELL, PUBLISHER_SHELL)
+
+
+def stream_sensors(
+    streams: Sequence["Stream"], slice_jobs: "Jobs", publish_jobs: "Jobs", ticking: Ticking
+) -> list[dg.SensorDefinition]:
+    """The five sensors that work on streams.
+
+    Args:
+        streams: all streams.
+        slice_jobs: by stream the job that takes its slices through its tables.
+        publish_jobs: by stream the job that sends its events, of streams that publish.
+        ticking: whether and how often they tick.
+    """
+    tiered = [stream for stream in streams if stream.delays]
+    publishing = [stream for stream in streams if stream.name in publish_jobs]
+    jobs = [*slice_jobs.values()]
+    return [
+        _sensor(PLANNER_SHELL, streams, jobs, ticking),
+        _sensor(RETRIES_SHELL, tiered, [slice_jobs[stream.name] for stream in tiered], ticking),
+        _sensor(REPAIR_SHELL, streams, jobs, ticking),
+        _sensor(MIRROR_SHELL, streams, [], ticking),
+        _sensor(PUBLISHER_SHELL, publishing, [*publish_jobs.values()], ticking),
+    ]
+
+
+def _sensor(
+    shell: Shell, streams: Sequence["Stream"], jobs: "Sequence[UnresolvedAssetJobDefinition]", ticking: Ticking
+) -> dg.SensorDefinition:
+    @dg.sensor(
+        name=shell.name,
+        jobs=jobs,
+        minimum_interval_seconds=ticking.seconds(shell.seconds),
+        default_status=ticking.status,
+        description=shell.description,
+        required_resource_keys=set(shell.needs),
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        return _evaluate(context, shell, streams)
+
+    return tick
+
+
+def _evaluate(context: dg.SensorEvaluationContext, shell: Shell, streams: Sequence["Stream"]) -> dg.SensorResult:
+    """One tick over all streams; a dependency that is away is a reason to skip, never an empty look (I15)."""
+    deadline = time.monotonic() + BUDGET_SECONDS
+    now, cursor = datetime.now(UTC), Cursor.parse(context.cursor)
+    try:
+        ledger: Ledger = context.resources.ledger.open()
+        record_instance(context.instance, ledger, streams)
+        paused = _paused(ledger, shell, {stream.name for stream in streams})
+        known = {one.stream: one for one in ledger.sensor_faults.all() if one.sensor == shell.name}
+        active = [stream for stream in streams if stream.name not in paused]
+        round_ = shell.begin(RoundContext(context.instance, context.resources, active, cursor.streams, now))
+    except TemporaryError as error:
+        context.log.warning(str(error))
+        return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
+    visits = visit_all(round_, active, cursor, known.keys(), deadline)
+    faults, ticks = _faults(shell, known, visits, now), limit_runs(visits.ticks, MOST_RUNS)
+    lines = [*round_.lines, *_record(ledger, shell, known, faults, [*visits.served, *paused])]
+    _log(context, ticks, visits, faults)
+    return _result(streams, ticks, _message(streams, paused, visits, faults, ticks, lines), visits.cursor)
+
+
+def record_instance(instance: dg.DagsterInstance, ledger: "Ledger", streams: Sequence["Stream"]) -> None:
+    """Record in the ledger that this Dagster instance works on the streams: two at the same time repeat their work.
+
+    Raises:
+        DependencyAwayError: the ledger is away.
+    """
+    names = [stream.name for stream in streams]
+    ledger.instances.record(names, id_of(instance), place_of_instance(), datetime.now(UTC))
+
+
+def _paused(ledger: "Ledger", shell: Shell, streams: Collection[str]) -> "dict[str, Pause]":
+    """The pauses that stop a sensor's work on these streams, by stream."""
+    if not shell.paused_by:
+        return {}
+    return {
+        name: next(parts[part] for part in shell.paused_by if part in parts)
+        for name, parts in ledger.paused.parts().items()
+        if name in streams and parts.keys() & {*shell.paused_by}
+    }
+
+
+def _faults(
+    shell: Shell, known: "Mapping[str, SensorFault]", visits: Visits, now: datetime
+) -> "dict[str, SensorFault]":
+    """The faults of a round by stream; one that lasts has the time of its first tick."""
+    secrets = secret_values(settings())
+    found = {}
+    for name, error in visits.faults.items():
+        shown = error if isinstance(error, HighwaterError) else harmless(error, secrets)
+        since = known[name].since if name in known else now
+        found[name] = SensorFault(name, shell.name, since, problem_of(shown), remedy_of(error, shell.name))
+    return found
+
+
+def _record(
+    ledger: "Ledger",
+    shell: Shell,
+    known: "Mapping[str, SensorFault]",
+    faults: "Mapping[str, SensorFault]",
+    sound: Sequence[str],
+) -> list[str]:
+    """Record which streams the sensor skips, for status and alerts; returns a line where the ledger is away."""
+    changed = [fault for name, fault in faults.items() if known.get(name) != fault]
+    try:
+        ledger.sensor_faults.replace(shell.name, changed, [name for name in sound if name in known])
+    except HighwaterError as error:
+        return [f"faults could not be recorded: {error}"]
+    return []
+
+
+def _log(
+    context: dg.SensorEvaluationContext,
+    ticks: Mapping[str, Tick],
+    visits: Visits,
+    faults: "Mapping[str, SensorFault]",
+) -> None:
+    secrets = secret_values(settings())
+    for name, tick in ticks.items():
+        with fields(stream=name):
+            for line in tick.lines:
+                context.log.info("%s: %s", name, line)
+    for name, reason in visits.skipped.items():
+        with fields(stream=name):
+            context.log.warning("%s: %s", name, reason)
+    for name, fault in faults.items():
+        error = visits.faults[name]
+        defect = None if isinstance(error, HighwaterError) else harmless(error, secrets)
+        with fields(stream=name):
+            context.log.error("%s: %s; remedy: %s", name, fault.problem, fault.remedy, exc_info=defect)
+
+
+def _message(
+    streams: Sequence["Stream"],
+    paused: "Mapping[str, Pause]",
+    visits: Visits,
+    faults: "Mapping[str, SensorFault]",
+    ticks: Mapping[str, Tick],
+    lines: Sequence[str],
+) -> str:
+    """The tick in one text: what a person has to mend first."""
+    texts = [
+        *lines,
+        *[f"{name}: {one.problem}; remedy: {one.remedy}" for name, one in faults.items()],
+        *[f"{name}: {reason}" for name, reason in visits.skipped.items()],
+        *[pause.text for pause in paused.values()],
+        *[f"{name}: {tick.message}" for name, tick in ticks.items() if tick.lines],
+    ]
+    left = [f"{len(visits.left)} streams are left to the next tick, from {visits.left[0]} on"] if visits.left else []
+    more = [f"and {len(texts) - STREAMS_SHOWN} more, see the tick's log"] if len(texts) > STREAMS_SHOWN else []
+    return "; ".join([*texts[:STREAMS_SHOWN], *more, *left]) or f"{len(streams)} streams: nothing to do"
+
+
+def _result(streams: Sequence["Stream"], ticks: Mapping[str, Tick], message: str, cursor: Cursor) -> dg.SensorResult:
+    """The ticks of all streams as Dagster takes them."""
+    declared = {stream.name: stream for stream in streams}
+    requests = [one for name, tick in ticks.items() for one in run_requests(declared[name], tick.requests)]
+    return dg.SensorResult(
+        run_requests=requests,
+        skip_reason=None if requests else message,
+        cursor=cursor.to_json(),
+        dynamic_partitions_requests=[
+            dg.DynamicPartitionsDefinition(name=declared[name].partitions_name).build_add_request([*tick.keys])
+            for name, tick in ticks.items()
+            if tick.keys
+        ],
+        asset_events=[event for tick in ticks.values() for event in tick.events],
+    )
+
+
+def alerts_sensor(streams: Sequence["Stream"], ticking: Ticking) -> dg.SensorDefinition:
+    """The sensor `alerts` of all streams; it requests no run."""
+
+    @dg.sensor(
+        name="alerts",
+        minimum_interval_seconds=ticking.seconds(ALERT_SECONDS),
+        default_status=ticking.status,
+        description="Measures all streams against their thresholds, and tells what begins and what ends.",
+        required_resource_keys={"kafka", "ledger", "lake"},
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        connections, cursor = context.resources, Cursor.parse(context.cursor)
+        names = [shell.name for shell in SHELLS]
+        try:
+            ledger = connections.ledger.open()
+            rests = Rests(RoundContext(context.instance, connections, streams, cursor.streams, datetime.now(UTC)))
+            faulty = {one.stream for one in ledger.sensor_faults.all()}
+            resting = {s.name for s in streams if rests.is_at_rest(s.name) and s.name not in faulty}
+            done = alerts.tick(
+                ledger,
+                connections.kafka.open(),
+                connections.lake.open(),
+                streams,
+                _teller(context),
+                sensors=lambda: [
+                    *failing_sensors(context.instance, names, secret_values(settings())),
+                    *skipped_streams(ledger, streams, names, datetime.now(UTC)),
+                ],
+                begin=cursor.begin,
+                resting=resting,
+            )
+        except TemporaryError as error:
+            context.log.info(str(error))
+            return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
+        for line in done.lines:
+            context.log.info(line)
+        lefts = {name: cursor.streams[name] for name in resting}
+        lefts |= {name: rests.begin(name, ALERT_REST) for name in done.calm}
+        return dg.SensorResult(skip_reason="; ".join(done.lines), cursor=Cursor(done.begin, "", lefts).to_json())
+
+    return tick
+
+
+def _teller(context: dg.SensorEvaluationContext) -> Callable[["Alert"], None]:
+    """Tells the receiver that is configured; without one the sensor's log."""
+    url = settings().alerts_url
+    if url is not None:
+        return lambda alert: post(url, alert.to_plain())
+
+    def log(alert: "Alert") -> None:
+        with fields(stream=alert.stream, alert=alert.what):
+            context.log.warning(json.dumps(alert.to_plain()))
+
+    return log

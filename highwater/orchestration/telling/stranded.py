@@ -1,0 +1,62 @@
+"""Origins that waited on a tier whose records were lost: nothing brings them back by itself.
+
+An acceptance of a loss of a tier says which offsets are gone, not whose origins they were. But when every slice of the
+tier is decided that may hold what was published before the acceptance, an origin that was published there before, and
+still waits, is one of those that are gone. Telling it too early does no harm: what is taken back is accepted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from highwater.routing import JITTER
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.plans import Generation, Loss
+    from highwater.resources.ledger import Ledger
+
+# What was published just before an acceptance is cut into a slice so long after it was due, at the latest.
+PLANNED_WITHIN = timedelta(minutes=2)
+
+
+def lost_until(ledger: Ledger, stream: Stream, decided: Collection[str], now: datetime) -> dict[str, datetime]:
+    """For each tier that lost records, and reads no more of what was published before, when that was accepted.
+
+    Args:
+        ledger: holds plans and losses.
+        stream: the stream.
+        decided: the slices that are decided.
+        now: the time, in UTC.
+    """
+    found = {}
+    losses = ledger.losses(stream.name)
+    for topic, delay in zip(stream.tier_topics, stream.tiers, strict=True):
+        mine = [loss for loss in losses if loss.topic == topic]
+        accepted = _accepted(ledger.generations(stream.name, topic), mine, delay)
+        if accepted is None or accepted[1] > now:
+            continue
+        moment, until = accepted
+        slices = ledger.slices(stream.name, topic)
+        if all(piece.key in decided for piece in slices if piece.planned_at <= until):
+            found[topic] = moment
+    return found
+
+
+def _accepted(
+    generations: Sequence[Generation], losses: Sequence[Loss], delay: timedelta
+) -> tuple[datetime, datetime] | None:
+    """When a loss of a tier was accepted last, and until when slices are planned of what was published before.
+
+    None if none ever was. Of a topic that was made anew nothing from before is planned.
+    """
+    anew = [later.opened_at for one, later in pairwise(generations) if one.topic_id != later.topic_id]
+    others = [later.opened_at for one, later in pairwise(generations) if one.topic_id == later.topic_id]
+    # What is lost with a topic is recorded at the moment of its new generation.
+    others += [loss.recorded_at for loss in losses if loss.recorded_at not in anew]
+    waits = delay * (1 + JITTER) + PLANNED_WITHIN
+    moments = [(at, at) for at in anew] + [(at, at + waits) for at in others]
+    return max(moments, default=None)

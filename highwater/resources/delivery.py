@@ -1,0 +1,131 @@
+"""How the delivery of a record can end, and what each of Kafka's errors says of it.
+
+`KafkaError.retriable()` cannot tell temporary from permanent: it is false for NOT_ENOUGH_REPLICAS, LEADER_NOT_AVAILABLE
+and `_MSG_TIMED_OUT`. Sources: Kafka's protocol guide (error codes), librdkafka's rdkafka.h and INTRODUCTION.md, and
+rd_kafka_err_action and rd_kafka_handle_Produce_error in its rdkafka_request.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+
+
+class End(Enum):
+    """What became of a record."""
+
+    DELIVERED = "delivered"
+    NOT_DELIVERED = "not delivered"
+    """No broker has it, for sure: sending it again cannot double it."""
+    UNKNOWN = "unknown"
+    """A broker may have it: sending it again may double it, not sending it may lose it."""
+
+
+class Kind(Enum):
+    """What helps against an error."""
+
+    LOCAL = "local"
+    """The client refused the record before it was sent."""
+    PERMANENT = "permanent"
+    """The broker refused it, or the producer, and would again until a person mends the cause."""
+    TEMPORARY = "temporary"
+    """Waiting helps; librdkafka tries again by itself until the delivery times out."""
+    FATAL = "fatal"
+    """The producer can send nothing more; a new one is needed."""
+    UNCERTAIN = "uncertain"
+    """The producer gave up without an answer, or without one that it could read."""
+
+
+KINDS: Mapping[Kind, frozenset[str]] = MappingProxyType(
+    {
+        Kind.LOCAL: frozenset(
+            {"MSG_SIZE_TOO_LARGE", "_INVALID_ARG", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"}
+            | {"_KEY_SERIALIZATION", "_VALUE_SERIALIZATION", "_QUEUE_FULL", "_STATE"}
+        ),
+        Kind.PERMANENT: frozenset(
+            {"INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_REQUIRED_ACKS", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD"}
+            | {"UNKNOWN_TOPIC_OR_PART", "TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"}
+            | {"TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "UNSUPPORTED_COMPRESSION_TYPE", "INVALID_TIMESTAMP"}
+            | {"UNSUPPORTED_FOR_MESSAGE_FORMAT", "POLICY_VIOLATION", "SASL_AUTHENTICATION_FAILED", "_AUTHENTICATION"}
+        ),
+        Kind.TEMPORARY: frozenset(
+            {"LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "BROKER_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE"}
+            | {"NOT_ENOUGH_REPLICAS", "NETWORK_EXCEPTION", "KAFKA_STORAGE_ERROR", "FENCED_LEADER_EPOCH"}
+            | {"UNKNOWN_LEADER_EPOCH", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"}
+            | {"CONCURRENT_TRANSACTIONS", "THROTTLING_QUOTA_EXCEEDED", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RETRY"}
+            | {"_RESOLVE", "_WAIT_COORD", "_TIMED_OUT_QUEUE"}
+        ),
+        Kind.FATAL: frozenset(
+            {"_FATAL", "_FENCED", "_GAPLESS_GUARANTEE", "_INCONSISTENT", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"}
+            | {"OUT_OF_ORDER_SEQUENCE_NUMBER", "UNKNOWN_PRODUCER_ID", "INVALID_PRODUCER_ID_MAPPING"}
+            | {"UNSUPPORTED_VERSION", "INVALID_TXN_STATE"}
+        ),
+        Kind.UNCERTAIN: frozenset(
+            {
+                "_MSG_TIMED_OUT",
+                "_PURGE_INFLIGHT",
+                "_PURGE_QUEUE",
+                "_TIMED_OUT",
+                "REQUEST_TIMED_OUT",
+                "_DESTROY",
+                "_INTR",
+                "_BAD_MSG",  # an answer that cannot be read, of a batch that may have been written
+            }
+            | {"NOT_ENOUGH_REPLICAS_AFTER_APPEND", "DUPLICATE_SEQUENCE_NUMBER", "UNKNOWN"}
+        ),
+    }
+)
+
+
+# A report tells of the last attempt alone. These refusals each attempt meets: they lie in the record, in its request or
+# in the topic's name. Another may come after an attempt that was written and whose answer was lost: a permission was
+# taken away meanwhile, or the record grew too old for its topic. `_AUTHENTICATION` ends requests that are under way,
+# when the client has to log in once more. And one answer of a broker that wrongly lacks a topic or a partition ends all
+# that is queued for it, what goes back there without an answer included (rd_kafka_topic_set_notexists, and
+# RD_KAFKA_OP_PARTITION_LEAVE in rdkafka_broker.c).
+_ABSENT = frozenset({"_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART"})
+_SURE = KINDS[Kind.LOCAL] - _ABSENT | frozenset(
+    {"INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_REQUIRED_ACKS", "RECORD_LIST_TOO_LARGE"}
+    | {"TOPIC_EXCEPTION", "UNSUPPORTED_COMPRESSION_TYPE", "UNSUPPORTED_FOR_MESSAGE_FORMAT"}
+)
+# Our own words for a record that the client never got, and for one that it never told of.
+NOT_SENT, NEVER_TOLD = "NOT_SENT", "NEVER_TOLD"
+
+
+# What makes the client take a record that it refused.
+_REMEDIES: Mapping[str, str] = MappingProxyType(
+    {
+        "MSG_SIZE_TOO_LARGE": "send it smaller, or raise message.max.bytes here and max.message.bytes of the topic",
+        **dict.fromkeys(
+            ("_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"), "create the topic, or mend its name; then open a new producer"
+        ),
+        "TOPIC_EXCEPTION": "mend the topic's name",
+        "TOPIC_AUTHORIZATION_FAILED": "let the producer's user write to the topic; then open a new producer",
+        "_UNKNOWN_PARTITION": "name a partition that the topic has, or none",
+        "_STATE": "begin a transaction first: a producer with a transactional.id sends nothing outside of one",
+        "_INVALID_ARG": "mend what it is sent with: its partition, headers or timestamp",
+    }
+)
+
+
+def remedy_of(error: str) -> str:
+    """What to do about a record that the client refused with an error, by librdkafka's name of it."""
+    return _REMEDIES.get(error, "mend what the error names, in the record or the configuration; then send it again")
+
+
+def kind_of(error: str) -> Kind:
+    """What helps against an error, by librdkafka's name of it; one that is not in the table is uncertain."""
+    return next((kind for kind, names in KINDS.items() if error in names), Kind.UNCERTAIN)
+
+
+def end_of(error: str | None) -> End:
+    """How a record ended whose delivery report carries an error, None for none.
+
+    Only a refusal that every attempt meets is sure. `_PURGE_QUEUE` is none: a record whose answer was lost goes back
+    into the client's queue. An error that is temporary in itself comes as a record's last word when time ran out, and
+    an attempt before it may have been written.
+    """
+    if error is None:
+        return End.DELIVERED
+    return End.NOT_DELIVERED if error == NOT_SENT or error in _SURE else End.UNKNOWN

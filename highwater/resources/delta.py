@@ -1,0 +1,357 @@
+"""Delta tables read without a JVM: opening, queries, and what a table's log says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from highwater.errors import LAKE, DependencyAwayError, IncompleteReadError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+READER: Mapping[str, str] = MappingProxyType(
+    {
+        # Spark without our session settings, such as a person's own OPTIMIZE, writes timestamps as INT96. By default
+        # DataFusion reads these as nanoseconds, which overflow outside of 1677 to 2262.
+        "datafusion.execution.parquet.coerce_int96": "us",
+        # deltalake takes a missing count of nulls in a Parquet footer for zero, so `IS NULL` finds no row of such a
+        # file (see `highwater.resources.spark.SESSION_CONF`). Files are still chosen by the statistics of Delta's log.
+        "datafusion.execution.parquet.pruning": "false",
+    }
+)
+
+
+def open_table(path: str, version: int | None = None) -> DeltaTable | None:
+    """Open a Delta table without a JVM; None if there is none at the path.
+
+    Args:
+        path: where it lies.
+        version: is read, without the log behind it; the newest if None.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    from deltalake import DeltaTable
+
+    if not is_table(path):
+        return None
+    try:
+        return DeltaTable(path, version)
+    except Exception as error:
+        raise _unreadable([path], error) from error
+
+
+def commit_info(table: DeltaTable, version: int) -> dict[str, Any] | None:
+    """What one commit says of itself in the table's log; None where Delta has cleaned the entry away.
+
+    Not from `DeltaTable.history`, which counts versions down from the one that was opened. After another commit, or
+    for a commit that says nothing of itself, its numbers are those of other commits.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import PyFileSystem
+
+    path = str(table.table_uri)
+    with reading(path):
+        files = PyFileSystem(DeltaStorageHandler(path))
+        try:
+            with files.open_input_stream(f"_delta_log/{version:020d}.json") as file:
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            return None
+    said: dict[str, Any] = next(
+        (json.loads(one)["commitInfo"] for one in lines if one.startswith(b'{"commitInfo"')), {}
+    )
+    return said
+
+
+def is_table(path: str) -> bool:
+    """Whether there is a table, by its log alone."""
+    from deltalake import DeltaTable
+
+    try:
+        return DeltaTable.is_deltatable(path)
+    except Exception as error:
+        raise _away(path, error) from error
+
+
+def query(table: DeltaTable, sql: str) -> list[dict[str, Any]]:
+    """Rows of a query over one table, named `t` in it, read without a JVM.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    return query_all({"t": table}, sql)
+
+
+def query_all(tables: Mapping[str, DeltaTable], sql: str) -> list[dict[str, Any]]:
+    """Rows of a query over tables, by their names in it, read without a JVM.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    found: list[dict[str, Any]] = answer(tables, sql).to_pylist()
+    return found
+
+
+def query_arrow(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
+    """The same as a table of Arrow's, whose text is of the type `string`.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    import pyarrow as pa
+
+    try:
+        found = in_columns(_asked(tables, sql))
+        plain = [one.with_type(pa.string()) if one.type == pa.string_view() else one for one in found.schema]
+        return found.cast(pa.schema(plain))
+    except Exception as error:
+        raise _unreadable([str(table.table_uri) for table in tables.values()], error) from error
+
+
+def query_columns(tables: Mapping[str, DeltaTable], sql: str) -> dict[str, list[Any]]:
+    """The same by column: much lighter where the answer is long.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    found: dict[str, list[Any]] = answer(tables, sql).to_pydict()
+    return found
+
+
+def answer(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
+    """The same as an Arrow table: lighter still, for what goes into another query.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    try:
+        return in_columns(_asked(tables, sql))
+    except Exception as error:
+        raise _unreadable([str(table.table_uri) for table in tables.values()], error) from error
+
+
+def _asked(tables: Mapping[str, DeltaTable], sql: str) -> Any:
+    """The answer as a stream, to be read by pyarrow.
+
+    deltalake's own reader was seen to hold the interpreter's lock as long as a query takes: no lease could be renewed.
+    """
+    from deltalake import QueryBuilder
+
+    builder = QueryBuilder(dict(READER))
+    for name, table in tables.items():
+        builder = builder.register(name, table)
+    return builder.execute(sql)
+
+
+def add_actions(table: DeltaTable) -> pa.Table:
+    """The files of a table as it was opened, with their statistics, by its log.
+
+    Raises:
+        DependencyAwayError: the log could not be read.
+    """
+    try:
+        return in_columns(table.get_add_actions(flatten=True))
+    except Exception as error:
+        raise _unreadable([str(table.table_uri)], error) from error
+
+
+def in_columns(told: Any) -> pa.Table:
+    """What deltalake answers, as a table of Arrow's; `pa.table` would load pandas first, for half a second."""
+    import pyarrow as pa
+
+    return pa.RecordBatchReader.from_stream(told).read_all()
+
+
+def rows_in(table: DeltaTable) -> int:
+    """About how many rows a table has, by its log: those of files without statistics are left out."""
+    return sum(count or 0 for count in add_actions(table)["num_records"].to_pylist())
+
+
+def rows_by_slice(table: DeltaTable, keys: Collection[str]) -> dict[str, int]:
+    """The rows of slices, counted in the table's files; 0 for a slice without any."""
+    if not keys:
+        return {}
+    found = query(table, f"SELECT slice, count(*) AS rows FROM t WHERE {slice_is_one_of(keys)} GROUP BY slice")
+    return {**dict.fromkeys(keys, 0), **{str(row["slice"]): int(str(row["rows"])) for row in found}}
+
+
+def rows_of_all_slices(table: DeltaTable) -> dict[str, int]:
+    """The rows of each slice that rows of a table name, by a read of all rows and no filter.
+
+    Raises:
+        IncompleteReadError: the query saw fewer rows than the table's log counts.
+        DependencyAwayError: the storage could not be read.
+    """
+    found = query(table, "SELECT slice, count(*) AS rows FROM t GROUP BY slice")
+    rows = {str(row["slice"]): int(row["rows"]) for row in found}
+    ensure_all_read(table, sum(rows.values()))
+    return rows
+
+
+def slices_in(table: DeltaTable) -> set[str]:
+    """The slices that rows of a table name, by a read of all rows.
+
+    Raises:
+        IncompleteReadError: the query saw fewer rows than the table's log counts.
+        DependencyAwayError: the storage could not be read.
+    """
+    return set(rows_of_all_slices(table))
+
+
+def ensure_all_read(table: DeltaTable, seen: int) -> None:
+    """Compare the rows that a query saw of a plain table with the table's log, where that has statistics.
+
+    Raises:
+        IncompleteReadError: the query saw fewer.
+    """
+    counts = add_actions(table)["num_records"].to_pylist()
+    logged = sum(count for count in counts if count is not None)
+    if seen < logged:
+        raise IncompleteReadError(
+            f"a read of {table.table_uri} did not return all rows",
+            stored=f"{logged:,} rows by the table's log",
+            found=f"{seen:,} rows",
+            remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
+        )
+
+
+def ensure_complete(table: DeltaTable, seen: Mapping[str, int], recorded: Mapping[str, int]) -> None:
+    """Compare the rows that a query saw of each slice with what its commit recorded.
+
+    Raises:
+        IncompleteReadError: the query saw fewer.
+    """
+    for key, rows in recorded.items():
+        if seen.get(key, 0) < rows:
+            raise IncompleteReadError(
+                f"a read of {table.table_uri} did not return all rows of {key}",
+                stored=f"{rows:,} rows by its commit",
+                found=f"{seen.get(key, 0):,} rows",
+                remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
+            )
+
+
+def stream_rows(table: DeltaTable, sql: str) -> Iterator[dict[str, Any]]:
+    """Rows of a query over one table, a batch at a time: for results that are not to be held whole.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    return stream_all({"t": table}, sql)
+
+
+def stream_all(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[dict[str, Any]]:
+    """The same over tables, by their names in the query.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    for batch in stream_batches(tables, sql):
+        yield from batch.to_pylist()
+
+
+def stream_batches(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[pa.RecordBatch]:
+    """The same as Arrow's batches, each of some thousand rows.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    import pyarrow as pa
+
+    try:
+        yield from pa.RecordBatchReader.from_stream(_asked(tables, sql))
+    except Exception as error:
+        raise _unreadable([str(table.table_uri) for table in tables.values()], error) from error
+
+
+def _unreadable(paths: Sequence[str], error: Exception) -> DependencyAwayError:
+    """The error for tables that could not be read. The lake is away only if it does not answer for one of them at all.
+
+    What is wrong with one table alone, such as a file of it that is gone, must not open the lake's breaker for all.
+    """
+    for path in paths:
+        try:
+            is_table(path)
+        except DependencyAwayError as away:
+            return away
+    found = _away(", ".join(paths), error)
+    found.of = None
+    return found
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Say the errors of a look without a JVM in our words."""
+    try:
+        yield
+    except Exception as error:
+        raise _away(path, error) from error
+
+
+def _away(path: str, error: Exception) -> DependencyAwayError:
+    return DependencyAwayError(
+        f"the lake could not be read at {path}",
+        found=in_one_line(str(error)) or type(error).__name__,
+        remedy="see that HIGHWATER_LAKE is reachable and readable, then request the slice again",
+        of=LAKE,
+    )
+
+
+def in_one_line(text: str) -> str:
+    """An error of delta-rs, which puts each cause below what it caused, in colours and with arrows."""
+    lines = [line.strip(" ↳\t") for line in _COLOUR.sub("", text).splitlines()]
+    return ": ".join(line for line in lines if line)[:_LONGEST_ERROR]
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST_ERROR = 500
+
+
+def slice_is_one_of(keys: Iterable[str], column: str = "slice") -> str:
+    """The SQL predicate that picks whole slices, for `replaceWhere` and for reading; of no slices it picks nothing.
+
+    DataFusion skips no file by a list of more than twenty values, so the bounds are said too.
+    """
+    ordered = sorted(keys)
+    if not ordered:
+        return "false"
+    listed = f"{column} IN ({', '.join(map(text_in_sql, ordered))})"
+    if len(ordered) == 1:
+        return listed
+    return f"({column} >= {text_in_sql(ordered[0])} AND {column} <= {text_in_sql(ordered[-1])} AND {listed})"
+
+
+def text_in_sql(value: str) -> str:
+    """A text as a literal in SQL."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def quoted(name: str) -> str:
+    """A column's name in a query to `query` and its like; Spark quotes otherwise (`highwater.assets.parsing`)."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def columns_in_all(tables: Iterable[DeltaTable], names: Iterable[str]) -> list[str]:
+    """Those of some columns that all tables have, quoted: a field that was added comes with each one's next commit."""
+    there = [{field.name for field in table.schema().fields} for table in tables]
+    return [quoted(name) for name in names if all(name in one for one in there)]
+
+
+def count_in(table: DeltaTable, name: str) -> str:
+    """A column of counts as SQL: 0 in rows, and in a table, from before it was there."""
+    return f"coalesce({name}, 0)" if has_column(table, name) else "0"
+
+
+def has_column(table: DeltaTable, name: str) -> bool:
+    """Whether a table has a column; one that an older version made may not have it yet."""
+    return any(field.name == name for field in table.schema().fields)

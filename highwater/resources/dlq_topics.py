@@ -1,0 +1,442 @@
+"""The DLQ topics and the topic of accepted events: created, grown, and compared with what they must be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from highwater.envelope import MOST_BYTES
+from highwater.errors import ConfigurationError, HighwaterError, TopicAbsentError, TopicDriftError
+from highwater.fitting import configure
+from highwater.resources.topic_facts import topic_facts, topic_settings
+from highwater.topic_rules import reassignment
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.errors import TopicVanishedError
+    from highwater.resources.kafka import Kafka
+
+REQUEST_SECONDS = 10.0
+LOOK_EVERY = 0.1
+# A retry that fails for a week is found by somebody; a tier must never lose what still waits.
+LEAST_RETENTION = timedelta(days=7)
+DELAYS_KEPT = 10
+FOR_EVER = -1
+ROOM = "max.message.bytes"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a topic is set up.
+
+    Args:
+        partitions: how many.
+        replicas: replication factor.
+        config: the settings that matter here.
+    """
+
+    partitions: int
+    replicas: int
+    config: Mapping[str, str]
+
+    @property
+    def room(self) -> int:
+        """The largest batch that it takes, in bytes."""
+        return int(self.config[ROOM])
+
+
+# Of an absent topic the error that it is that it is not there; None if it may be created.
+Gone = Callable[[str], "TopicVanishedError | None"]
+
+
+def ensure(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> dict[str, Shape]:
+    """Create the tiers and the parked topic where they are absent, grow those that are too narrow, check the others.
+
+    Args:
+        kafka: is looked at.
+        stream: the declaration.
+        gone: is asked of each topic that is absent. While there is an error none is created.
+
+    Returns:
+        How they are set up, or must be.
+
+    Raises:
+        TopicVanishedError: a topic is absent that may not be created.
+        TopicDriftError: topics are set up so that records could be lost or come too early, or have fewer partitions
+            than the main topic and may not be grown; found, wanted and the commands for all of them are in the text.
+        TopicAbsentError: the main topic is gone.
+        ConfigurationError: the cluster forbids reading a topic's settings, or creating one.
+        DependencyAwayError: no broker answered in time.
+    """
+    main = _shape(kafka, stream.topic)
+    # Who owns a foreign topic may let it grow: that must not stop what is rejected of the main topic.
+    wanted = _wanted(stream, main)
+    rooms = _rooms(kafka, wanted, _grown(kafka, stream, main, wanted))
+    _see_none_gone(kafka, wanted.keys() - rooms.keys(), gone)
+    if len(rooms) < len(wanted):
+        roomy = _wanted(stream, main, _there(kafka, stream.foreign_topics).values())
+        for topic in wanted.keys() - rooms.keys():
+            _create(kafka, topic, roomy[topic])
+            rooms[topic] = roomy[topic].config[ROOM]
+    return {topic: replace(shape, config={**shape.config, ROOM: rooms[topic]}) for topic, shape in wanted.items()}
+
+
+def ensure_accepted(kafka: Kafka, stream: Stream) -> Shape:
+    """Create the topic of accepted events where it is absent; grow one that is too narrow, and check it.
+
+    How long it keeps records, and whether it compacts them, is its readers' business: it begins as the main topic is.
+
+    Returns:
+        How it is set up.
+
+    Raises:
+        As `ensure`.
+    """
+    topic, main, wanted = _accepted(kafka, stream)
+    found = _grown(kafka, stream, main, [topic]).get(topic)
+    if found is None:
+        kept = {name: main.config[name] for name in ("retention.ms", "retention.bytes")}
+        wanted = replace(wanted, config={"cleanup.policy": "delete", **kept, **wanted.config})
+        _create(kafka, topic, wanted)
+        return wanted
+    _see_no_drift(kafka, topic, wanted, found)
+    return found
+
+
+def see_accepted(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> str:
+    """Check the topic of accepted events, and do not create it; returns what was found, in words.
+
+    Args:
+        kafka: is looked at.
+        stream: the declaration.
+        gone: is asked if it is absent.
+
+    Raises:
+        As `ensure`.
+    """
+    topic, main, wanted = _accepted(kafka, stream)
+    found = _there(kafka, [topic]).get(topic)
+    if found is None:
+        _see_none_gone(kafka, [topic], gone)
+        _create(kafka, topic, wanted, only_asked=True)
+        return "is not there yet: it is created with the first slice that is published, which is allowed"
+    _see_no_drift(kafka, topic, wanted, found)
+    if found.partitions < main.partitions:
+        add_partitions(kafka, stream, main, [topic], only_asked=True)
+        return f"{found.partitions} partitions: it grows to {main.partitions} with the next slice, which is allowed"
+    return f"{found.partitions} partitions, set up as it must be"
+
+
+def _accepted(kafka: Kafka, stream: Stream) -> tuple[str, Shape, Shape]:
+    """The topic of accepted events, how the main topic is set up, and what of that it must have too."""
+    assert stream.publishes is not None, "only streams that publish have the topic"
+    main = _shape(kafka, stream.topic)
+    needed = {
+        ROOM: str(main.room + MOST_BYTES),
+        "min.insync.replicas": main.config["min.insync.replicas"],
+    }
+    return stream.publishes.topic, main, replace(main, config=needed)
+
+
+def see_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> tuple[str, bool]:
+    """Check the topics that are there, and change none; returns what was found, in words, and whether it is a warning.
+
+    Whether the others could be created, and narrow ones be grown, the cluster is asked.
+    They should have room for what the stream's foreign topics hold, too; what finds none is parked by reference.
+
+    Raises:
+        TopicVanishedError, TopicDriftError, TopicAbsentError, ConfigurationError, DependencyAwayError: as `ensure`.
+    """
+    others = _there(kafka, stream.foreign_topics).values()
+    main = _shape(kafka, stream.topic)
+    wanted = _wanted(stream, main, others)
+    there = _there(kafka, wanted)
+    rooms = _rooms(kafka, wanted, there)
+    _see_none_gone(kafka, wanted.keys() - rooms.keys(), gone)
+    for topic in wanted.keys() - rooms.keys():
+        _create(kafka, topic, wanted[topic], only_asked=True)
+    for topic, room in rooms.items():
+        if int(room) < (most := wanted[topic].room):
+            text = f"{topic} takes no record above {int(room):,} bytes, the topics that are read hold up to {most:,}"
+            return f"{text}: {configure(kafka.bootstrap, topic, f'{ROOM}={most}')}", True
+    if narrow := [topic for topic, shape in there.items() if shape.partitions < main.partitions]:
+        add_partitions(kafka, stream, main, narrow, only_asked=True)
+        grow = f"{', '.join(narrow)} grow to {main.partitions} partitions with the next reject, which is allowed"
+        return f"{len(rooms)} of {len(wanted)} are there; {grow}", False
+    return f"{len(rooms)} of {len(wanted)} are there, and set up as they must be", False
+
+
+def _see_none_gone(kafka: Kafka, absent: Collection[str], gone: Gone) -> None:
+    for topic in sorted(absent):
+        if (error := gone(topic)) is not None:
+            with suppress(TopicAbsentError):
+                kafka.look_again(topic)
+                raise kafka.away(f"one broker did not know topic {topic}, another one does")
+            raise error
+
+
+def _rooms(kafka: Kafka, wanted: Mapping[str, Shape], found: Mapping[str, Shape]) -> dict[str, str]:
+    """The largest batch that each of the topics takes that are there; these have no drift.
+
+    One that is too small for some records holds nobody up: these are parked, by reference in the end.
+    """
+    drifts: list[TopicDriftError] = []
+    for topic, shape in found.items():
+        enough = shape.room >= MOST_BYTES  # it takes a reference
+        least = {**wanted[topic].config, **({ROOM: str(MOST_BYTES)} if enough else {})}
+        drifts += _drifts(kafka, topic, replace(wanted[topic], config=least), shape)
+    _raise_together(drifts)
+    return {topic: shape.config[ROOM] for topic, shape in found.items()}
+
+
+def _grown(kafka: Kafka, stream: Stream, main: Shape, topics: Collection[str]) -> dict[str, Shape]:
+    """How those of the topics are set up that are there, each with as many partitions as the main topic.
+
+    Raises:
+        As `add_partitions`.
+    """
+    found = _there(kafka, topics)
+    if all(shape.partitions >= main.partitions for shape in found.values()):
+        return found
+    add_partitions(kafka, stream, main, topics)
+    return _there(kafka, topics)
+
+
+def add_partitions(
+    kafka: Kafka, stream: Stream, main: Shape, topics: Collection[str], *, only_asked: bool = False
+) -> None:
+    """Grow the stream's narrow topics to as many partitions as the main topic, or only ask whether that is allowed.
+
+    Partitions are never removed again, so the main topic is looked at a second time before. All topics that are
+    published to grow together, so that one error names every command where that is not allowed.
+
+    Args:
+        kafka: the cluster.
+        stream: the declaration.
+        main: the main topic as it was seen before.
+        topics: those that the caller needs; of the others one that cannot be looked at is left out.
+        only_asked: change nothing.
+
+    Raises:
+        TopicDriftError: the cluster refuses it for some of them.
+        DependencyAwayError: no broker answered in time, or the main topic changed between the two looks.
+    """
+    if len(kafka.description(stream.topic).partitions) != main.partitions:
+        raise kafka.away(f"the number of partitions of {stream.topic} changed while it was looked at")
+    narrow = _narrow(kafka, stream, main.partitions, topics)
+    refused = _asked_for_partitions(kafka, narrow, main.partitions, only_asked=only_asked)
+    if refused:
+        raise TopicDriftError(
+            f"{', '.join(refused)} of stream {stream.name} have fewer partitions than its main topic {stream.topic}, "
+            "and may not be grown",
+            stored=f"wanted {main.partitions} partitions, as the main topic has",
+            found="; ".join(f"{topic}: {narrow[topic]}, {why}" for topic, why in refused.items()),
+            remedy="allow this user Alter on these topics, or run "
+            + "; ".join(
+                f"kafka-topics --bootstrap-server {kafka.bootstrap} --alter --topic {topic} "
+                f"--partitions {main.partitions}"
+                for topic in refused
+            ),
+        )
+    if not only_asked:
+        _await_partitions(kafka, narrow, main.partitions)
+
+
+def _narrow(kafka: Kafka, stream: Stream, wanted: int, topics: Collection[str]) -> dict[str, int]:
+    """The topics that are published to and have fewer partitions, with how many each has."""
+    found = {}
+    for topic in stream.published_topics:
+        try:
+            found[topic] = len(kafka.description(topic).partitions)
+        except TopicAbsentError:
+            continue
+        except HighwaterError:
+            if topic in topics:
+                raise
+    return {topic: many for topic, many in found.items() if many < wanted}
+
+
+_REFUSED = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "POLICY_VIOLATION"})
+
+
+def _asked_for_partitions(kafka: Kafka, narrow: Mapping[str, int], wanted: int, *, only_asked: bool) -> dict[str, str]:
+    """Ask the cluster to grow the topics; returns those for which it refuses, with the reason."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import NewPartitions
+
+    if not narrow:
+        return {}
+    refused: dict[str, str] = {}
+    admin = kafka.admin()
+    try:
+        new = [NewPartitions(topic, wanted) for topic in narrow]
+        asked = admin.create_partitions(new, operation_timeout=REQUEST_SECONDS, validate_only=only_asked)
+        for topic, future in asked.items():
+            try:
+                future.result(2 * REQUEST_SECONDS)
+            except KafkaException as error:
+                fault = error.args[0]
+                if fault.name() in _REFUSED:
+                    refused[topic] = fault.name()
+                elif fault.name() != "INVALID_PARTITIONS":  # another run was first; they are looked at afterwards
+                    raise kafka.away(f"topic {topic} could not be grown: {fault.str()}") from error
+    except TimeoutError as error:
+        raise kafka.away(error) from error
+    finally:
+        del admin
+    return refused
+
+
+def _await_partitions(kafka: Kafka, topics: Iterable[str], wanted: int) -> None:
+    """Wait until a broker shows the new partitions, each with a leader: brokers hear of them one after another."""
+    deadline = time.monotonic() + REQUEST_SECONDS
+    for topic in topics:
+        while len([p for p in kafka.description(topic).partitions if p.leader is not None]) < wanted:
+            if time.monotonic() > deadline:
+                raise kafka.away(f"topic {topic} was grown to {wanted} partitions, which are not shown yet")
+            time.sleep(LOOK_EVERY)
+
+
+def _wanted(stream: Stream, main: Shape, others: Iterable[Shape] = ()) -> dict[str, Shape]:
+    sources = [main, *others]
+    largest = max(source.room for source in sources)
+    kept = [max(LEAST_RETENTION, DELAYS_KEPT * delay) for delay in stream.tiers]
+    retention = [int(span.total_seconds() * 1000) for span in kept]
+    found = {topic: _like(main, ms, largest) for topic, ms in zip(stream.tier_topics, retention, strict=True)}
+    return {**found, stream.parked_topic: _like(main, FOR_EVER, largest)}
+
+
+def _there(kafka: Kafka, topics: Iterable[str]) -> dict[str, Shape]:
+    """How those of the topics are set up that are there."""
+    found = {}
+    for topic in topics:
+        with suppress(TopicAbsentError):
+            found[topic] = _shape(kafka, topic)
+    return found
+
+
+def _like(main: Shape, retention_ms: int, largest: int) -> Shape:
+    """As many partitions as the main topic, so that a key keeps its order; as safe as the main topic.
+
+    With room for the largest record of what is read, the topics of other systems included, and its envelope.
+
+    The broker's own clock stamps the records: so the timestamps of a partition never fall, and what is due is one
+    range of offsets.
+    """
+    return Shape(
+        main.partitions,
+        main.replicas,
+        {
+            "cleanup.policy": "delete",
+            "retention.ms": str(retention_ms),
+            "retention.bytes": str(FOR_EVER),
+            "message.timestamp.type": "LogAppendTime",
+            ROOM: str(largest + MOST_BYTES),
+            "min.insync.replicas": main.config["min.insync.replicas"],
+        },
+    )
+
+
+def _create(kafka: Kafka, topic: str, wanted: Shape, *, only_asked: bool = False) -> None:
+    """Create a topic, or only ask whether that would be done (`validate_only` of KIP-4)."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import NewTopic
+
+    new = NewTopic(topic, wanted.partitions, wanted.replicas, config=dict(wanted.config))
+    admin = kafka.admin()
+    try:
+        asked = admin.create_topics([new], operation_timeout=REQUEST_SECONDS, validate_only=only_asked)
+        asked[topic].result(2 * REQUEST_SECONDS)
+    except KafkaException as error:
+        if error.args[0].code() in {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}:
+            raise ConfigurationError(
+                f"topic {topic} is not there, and may not be created",
+                found=error.args[0].str(),
+                remedy=f"allow this user Create on topic {topic}, or have it created as docs/dlq.md says",
+            ) from error
+        if error.args[0].code() in {KafkaError.POLICY_VIOLATION, KafkaError.INVALID_CONFIG}:
+            raise ConfigurationError(
+                f"topic {topic} is not there, and the cluster refuses to create it as it must be",
+                found=error.args[0].str(),
+                remedy="have it created as docs/dlq.md says, or change the cluster's policy",
+            ) from error
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another run was first
+            raise kafka.away(f"topic {topic} could not be created: {error.args[0].str()}") from error
+    except TimeoutError as error:
+        raise kafka.away(error) from error
+    finally:
+        del admin
+
+
+def _shape(kafka: Kafka, topic: str) -> Shape:
+    partitions = kafka.description(topic).partitions
+    if not partitions:
+        raise kafka.away(f"topic {topic} was just created and shows no partition yet")
+    settings = topic_settings(kafka, topic)
+    if settings is None:
+        raise ConfigurationError(
+            f"the settings of topic {topic} may not be read",
+            found="the cluster forbids DescribeConfigs",
+            remedy="allow this user DescribeConfigs on the main topic and the DLQ's: records are sent to none that "
+            "could lose them",
+        )
+    config = {name: setting.value for name, setting in settings.items()}
+    return Shape(len(partitions), min(len(p.replicas) for p in partitions), config)
+
+
+def _see_no_drift(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> None:
+    _raise_together([*_drifts(kafka, topic, wanted, found)])
+
+
+def _raise_together(drifts: Sequence[TopicDriftError]) -> None:
+    """One error with every drift, so that a person mends all of them at once; none without any."""
+    if len(drifts) == 1:
+        raise drifts[0]
+    if drifts:
+        raise TopicDriftError(
+            "; ".join(dict.fromkeys(error.problem for error in drifts)),
+            stored="; ".join(str(error.stored) for error in drifts),
+            found="; ".join(str(error.found) for error in drifts),
+            remedy="; ".join(error.remedy for error in drifts),
+        )
+
+
+def _drifts(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> Iterator[TopicDriftError]:
+    """What is wrong with a topic; its number of partitions is another matter (`add_partitions`)."""
+    if found.replicas < wanted.replicas:
+        yield _drift(
+            topic,
+            f"replication factor {wanted.replicas}, as the main topic has",
+            f"{found.replicas}",
+            reassignment(topic_facts(kafka, topic), wanted.replicas),
+        )
+    for name, value in wanted.config.items():
+        if not _good(name, value, found.config.get(name, "")):
+            yield _drift(
+                topic,
+                f"{name}={value}" + ("" if name in _EXACT else " or more"),
+                f"{name}={found.config.get(name)}",
+                configure(kafka.bootstrap, topic, f"{name}={value}"),
+            )
+
+
+_EXACT = frozenset({"cleanup.policy", "message.timestamp.type"})
+
+
+def _good(name: str, wanted: str, found: str) -> bool:
+    if name in _EXACT:
+        return wanted == found
+    number = int(found)
+    if name.startswith("retention."):
+        return number == FOR_EVER or (int(wanted) != FOR_EVER and number >= int(wanted))
+    return number >= int(wanted)
+
+
+def _drift(topic: str, wanted: str, found: str, command: str) -> TopicDriftError:
+    return TopicDriftError(
+        f"topic {topic} is not set up as it must be", stored=f"wanted {wanted}", found=found, remedy=command
+    )

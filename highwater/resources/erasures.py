@@ -1,0 +1,166 @@
+"""Erasures in the ledger: which keys a person had erased, and what each slice lost by it.
+
+The offsets of the erased records are kept, and of their key only a digest: so a slice that is read again leaves them
+out, and the checks know what its gaps are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from highwater.erasing import BY_AGE, Erased, Erasure, Recorded
+from highwater.gaps import Ranges, plain_of, ranges_of_plain
+from highwater.resources import ledger_schema as schema
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+
+_KEYS, _SLICES = schema.erasures, schema.erased_slices
+
+
+class Erasures:
+    """The record of a ledger.
+
+    Args:
+        engine: opens the ledger's database.
+
+    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
+    """
+
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self._engine = engine
+
+    def of(self, stream: str) -> list[Erasure]:
+        """All erasures of a stream, oldest first."""
+        query = select(_KEYS).where(_KEYS.c.stream == stream).order_by(_KEYS.c.id)
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return [
+                Erasure(row.stream, row.digest, row.reason, row.erased_by, row.erased_at, row.id)
+                for row in connection.execute(query)
+            ]
+
+    def add(self, erasure: Erasure) -> int:
+        """Keep an erasure; returns its number. From now on no reader takes the older records of the key."""
+        with schema.transaction(self._engine(), writes=True) as connection:
+            return _insert(connection, erasure)
+
+    def learn(self, recorded: Sequence[Recorded]) -> None:
+        """Keep erasures that the ledger does not know, as after a backup was restored; of slices that it knows."""
+        with schema.transaction(self._engine(), writes=True) as connection:
+            taken = sorted({key for one in recorded for key in one.slices})
+            planned = {row.slice_key for row in schema.rows_of(connection, schema.slices, taken)}
+            restore(
+                connection,
+                [
+                    replace(one, slices={key: it for key, it in one.slices.items() if key in planned})
+                    for one in recorded
+                ],
+            )
+
+    def recorded(self, stream: str, *, of_keys: bool = False) -> list[Recorded]:
+        """All erasures of a stream with what they took, oldest first.
+
+        Args:
+            stream: its name.
+            of_keys: those of keys alone: what goes by its age is a row a slice, for ever.
+        """
+        mine = _SLICES.c.erasure == _KEYS.c.id
+        query = select(_SLICES).join(_KEYS, mine).where(_KEYS.c.stream == stream).order_by(_SLICES.c.slice_key)
+        if of_keys:
+            query = query.where(_KEYS.c.digest != BY_AGE)
+        taken: dict[int, dict[str, Erased]] = {}
+        # The slices first: one that is begun in between belongs to an erasure that is read then.
+        with schema.transaction(self._engine(), writes=False) as connection:
+            for row in connection.execute(query):
+                taken.setdefault(row.erasure, {})[row.slice_key] = _erased(row)
+        return [Recorded(one, taken.get(one.number, {})) for one in self.of(stream) if not (of_keys and one.by_age)]
+
+    def slices(self, keys: Sequence[str]) -> dict[str, list[Erased]]:
+        """What was erased of slices, by slice; those of which nothing was are left out."""
+        found: dict[str, list[Erased]] = {}
+        with schema.transaction(self._engine(), writes=False) as connection:
+            for row in sorted(schema.rows_of(connection, _SLICES, keys), key=lambda row: int(row.erasure)):
+                found.setdefault(row.slice_key, []).append(_erased(row))
+        return found
+
+    def of_key(self, stream: str, digest: str) -> dict[str, list[Erased]]:
+        """What every erasure of a key took, by slice."""
+        mine = _SLICES.c.erasure == _KEYS.c.id
+        query = select(_SLICES).join(_KEYS, mine).where(_KEYS.c.stream == stream, _KEYS.c.digest == digest)
+        found: dict[str, list[Erased]] = {}
+        with schema.transaction(self._engine(), writes=False) as connection:
+            for row in connection.execute(query.order_by(_SLICES.c.slice_key, _SLICES.c.erasure)):
+                found.setdefault(row.slice_key, []).append(_erased(row))
+        return found
+
+    def begin(self, number: int, slices: Sequence[Erased]) -> None:
+        """Keep what an erasure is about to take from slices; of one that was begun before, that stays."""
+        with schema.transaction(self._engine(), writes=True) as connection:
+            for one in slices:
+                if not _there(connection, number, one.slice_key):
+                    connection.execute(insert(_SLICES).values(_values(number, one)))
+
+    def kept_out(self, number: int, slice_key: str, places: Ranges, now: datetime) -> None:
+        """Keep that records were never taken into raw, since they were erased before the slice was read."""
+        try:
+            self.begin(number, [Erased(slice_key, places, {}, now)])
+        except IntegrityError:  # another check of the same slice was first
+            return
+
+    def done(self, slices: Sequence[str], digest: str, now: datetime) -> None:
+        """Keep that all rows of the key are gone from slices."""
+        mine = select(_KEYS.c.id).where(_KEYS.c.digest == digest)
+        with schema.transaction(self._engine(), writes=True) as connection:
+            for key in slices:
+                open_ = update(_SLICES).where(
+                    _SLICES.c.slice_key == key, _SLICES.c.done_at.is_(None), _SLICES.c.erasure.in_(mine)
+                )
+                connection.execute(open_.values(done_at=now))
+
+
+def _there(connection: Connection, number: int, slice_key: str) -> bool:
+    query = select(_SLICES.c.erasure).where(_SLICES.c.erasure == number, _SLICES.c.slice_key == slice_key)
+    return connection.execute(query).first() is not None
+
+
+def _erased(row: Any) -> Erased:
+    return Erased(row.slice_key, ranges_of_plain(row.places), row.rows, row.done_at, row.erasure)
+
+
+def _values(number: int, one: Erased) -> dict[str, Any]:
+    places = plain_of(one.places)
+    return {
+        "erasure": number,
+        "slice_key": one.slice_key,
+        "places": places,
+        "rows": dict(one.rows),
+        "done_at": one.done_at,
+    }
+
+
+def restore(connection: Connection, recorded: Sequence[Recorded]) -> None:
+    """Write erasures that another ledger knew; those that this one knows stay as they are here."""
+    for one in recorded:
+        mine = one.erasure
+        same = (_KEYS.c.stream == mine.stream, _KEYS.c.digest == mine.digest, _KEYS.c.erased_at == mine.erased_at)
+        number = connection.execute(select(_KEYS.c.id).where(*same)).scalar()
+        if number is None:
+            number = _insert(connection, mine)
+        fresh = [
+            _values(number, erased)
+            for erased in one.slices.values()
+            if not _there(connection, number, erased.slice_key)
+        ]
+        if fresh:
+            connection.execute(insert(_SLICES), fresh)
+
+
+def _insert(connection: Connection, erasure: Erasure) -> int:
+    values = {name: value for name, value in vars(erasure).items() if name != "number"}
+    return int(connection.execute(insert(_KEYS).values(values).returning(_KEYS.c.id)).scalar_one())

@@ -1,0 +1,69 @@
+"""Which offsets of slices that were never read retention has deleted, confirmed by a second look at the topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from highwater.slices import OffsetRange, Slice
+
+if TYPE_CHECKING:
+    from highwater.resources.kafka import Kafka, TopicState
+
+
+@dataclass(frozen=True)
+class Expired:
+    """A slice, and for each of its partitions the offsets that were deleted before they were read."""
+
+    piece: Slice
+    offsets: Mapping[int, OffsetRange]
+
+
+def expired_slices(kafka: Kafka, topic: str, unread: Iterable[Slice]) -> list[Expired]:
+    """Those of the slices that lost offsets to retention.
+
+    Slices of another topic that had the same name are left out. Only if offsets seem deleted the topic is looked at a
+    second time; the lower log start counts. While a partition has no leader, no slice is called expired: answers may be
+    wrong then, and what follows from them is final.
+
+    Args:
+        kafka: is looked at.
+        topic: the slices' topic.
+        unread: slices that were never read, without what is recorded as lost of them already.
+
+    Raises:
+        TopicAbsentError: there is no such topic.
+        DependencyAwayError: no broker answered in time.
+    """
+    pieces = [*unread]
+    if not pieces:
+        return []
+    first = kafka.topic_state(topic)
+    found = _expired(pieces, first, _log_starts(first))
+    if first.unled or not found:
+        return []
+    second = kafka.look_again(topic)
+    if second.unled or second.topic_id != first.topic_id:
+        return []
+    before, after = _log_starts(first), _log_starts(second)
+    return _expired(pieces, second, {p: min(start, after[p]) for p, start in before.items() if p in after})
+
+
+def _log_starts(state: TopicState) -> dict[int, int]:
+    return {p: seen.log_start for p, seen in state.partitions.items() if seen.known and seen.log_start is not None}
+
+
+def _expired(pieces: Iterable[Slice], state: TopicState, log_starts: Mapping[int, int]) -> list[Expired]:
+    found = []
+    for piece in pieces:
+        if piece.topic_id != state.topic_id:
+            continue
+        gone = {
+            p: OffsetRange(offsets.start, min(offsets.end, log_starts[p]))
+            for p, offsets in sorted(piece.ranges.items())
+            if len(offsets) and log_starts.get(p, 0) > offsets.start
+        }
+        if gone:
+            found.append(Expired(piece, gone))
+    return found

@@ -1,0 +1,116 @@
+"""Slices that repair gave up, in the ledger: since when, after how many runs, and who let them be tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from highwater.resources import ledger_schema as schema
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
+
+_TABLE = schema.given_up
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """A slice that is requested no more by itself.
+
+    Args:
+        slice_key: the slice.
+        since: when it was given up, in UTC.
+        runs: how many left it undone within a day before.
+        released_at: when a person let it be tried again, in UTC; None while it is given up.
+    """
+
+    slice_key: str
+    since: datetime
+    runs: int
+    released_at: datetime | None = None
+
+    @property
+    def text(self) -> str:
+        """The same in a sentence."""
+        return f"{self.slice_key} was given up at {self.since:%Y-%m-%d %H:%M} UTC, {self.runs} runs left it undone"
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        released = None if self.released_at is None else self.released_at.isoformat()
+        return {"slice": self.slice_key, "since": self.since.isoformat(), "runs": self.runs, "released_at": released}
+
+
+class GivenUps:
+    """The slices of a deployment that were given up.
+
+    Args:
+        engine: gives the ledger's database.
+
+    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
+    """
+
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self._engine = engine
+
+    def open(self, stream: str) -> list[GivenUp]:
+        """The slices of a stream that are given up now, the longest ago first."""
+        query = select(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.released_at.is_(None))
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return [_of(row) for row in connection.execute(query.order_by(_TABLE.c.since, _TABLE.c.slice_key))]
+
+    def of(self, keys: Sequence[str]) -> dict[str, GivenUp]:
+        """What is known of these slices, the released ones among them."""
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return {row.slice_key: _of(row) for row in schema.rows_of(connection, _TABLE, keys)}
+
+    def released(self, keys: Sequence[str]) -> dict[str, datetime]:
+        """Those of the slices that a person lets be tried again, and since when."""
+        return {key: one.released_at for key, one in self.of(keys).items() if one.released_at is not None}
+
+    def add(self, stream: str, runs: Mapping[str, int], now: datetime) -> None:
+        """Keep that slices are given up after so many runs; of one that is given up already the first time stays."""
+        try:
+            with schema.transaction(self._engine(), writes=True) as connection:
+                known = schema.rows_of(connection, _TABLE, [*runs])
+                before = {row.slice_key for row in known if row.released_at is None}
+                if fresh := [key for key in runs if key not in before]:
+                    connection.execute(delete(_TABLE).where(_TABLE.c.slice_key.in_(fresh)))
+                    rows = [{"slice_key": key, "stream": stream, "since": now, "runs": runs[key]} for key in fresh]
+                    connection.execute(insert(_TABLE), rows)
+        except IntegrityError:
+            return  # PostgreSQL: another tick was first
+
+    def end(self, keys: Sequence[str]) -> None:
+        """Forget slices that are done, or whose failures count no more; what a person released stays as a record."""
+        with schema.transaction(self._engine(), writes=True) as connection:
+            for key in keys:
+                connection.execute(delete(_TABLE).where(_TABLE.c.slice_key == key, _TABLE.c.released_at.is_(None)))
+
+    def release(self, key: str, *, by: str, because: str, now: datetime) -> bool:
+        """Keep that a person lets a slice be tried again; False if it is not given up."""
+        mine = update(_TABLE).where(_TABLE.c.slice_key == key, _TABLE.c.released_at.is_(None))
+        with schema.transaction(self._engine(), writes=True) as connection:
+            values = {"released_at": now, "released_by": by, "because": because}
+            return connection.execute(mine.values(values)).rowcount == 1
+
+    def let_go(self, stream: str, key: str, *, by: str, because: str, now: datetime) -> None:
+        """Keep that a person lets a slice be tried again, whether it is given up or not."""
+        if self.release(key, by=by, because=because, now=now):
+            return
+        row = {"slice_key": key, "stream": stream, "since": now, "runs": 0}
+        row |= {"released_at": now, "released_by": by, "because": because}
+        try:
+            with schema.transaction(self._engine(), writes=True) as connection:
+                connection.execute(delete(_TABLE).where(_TABLE.c.slice_key == key))
+                connection.execute(insert(_TABLE), [row])
+        except IntegrityError:
+            return  # PostgreSQL: another person was first
+
+
+def _of(row: Any) -> GivenUp:
+    return GivenUp(row.slice_key, row.since, row.runs, row.released_at)

@@ -1,0 +1,209 @@
+"""Consumer groups from outside: who is in one, what it holds, and setting its offsets.
+
+What a group holds is asked by a consumer that is assigned nothing, and not by the admin client, which was seen to crash
+the process in that question while the coordinator loads (confluent-kafka 2.16).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from highwater.errors import ConfigurationError, ForeignMemberError, HighwaterError
+from highwater.mirroring import Held, Mark
+from highwater.portions import portions
+from highwater.resources.kafka import REQUEST_SECONDS
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
+    from highwater.resources.kafka import Kafka
+
+Place = tuple[str, int]
+# A cluster that was just started makes its coordinators when it is first asked for one: within a second where it was
+# seen. A sensor's tick has 60 s.
+COORDINATOR_SECONDS = 10.0
+PAUSE_SECONDS = 0.2
+# A request for thousands of groups would outlast its time-out.
+GROUPS_A_REQUEST = 100
+_MOVING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"})
+_DENIED = frozenset({"GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"})
+_ABSENT = frozenset({"GROUP_ID_NOT_FOUND"})
+# What a commit from outside is answered while the group has members, whichever protocol they speak.
+_OCCUPIED = frozenset({"UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS", "STALE_MEMBER_EPOCH"})
+
+
+@dataclass(frozen=True)
+class Group:
+    """A consumer group as its coordinator describes it.
+
+    Args:
+        members: each as `client id at host`.
+        may_commit: whether this user may commit offsets in it; None if the group is not there yet.
+    """
+
+    members: tuple[str, ...] = ()
+    may_commit: bool | None = None
+
+
+def described(kafka: Kafka, name: str) -> Group:
+    """Ask for a group; one that is not there has no members.
+
+    Raises:
+        DependencyAwayError: its coordinator did not answer in time.
+        ConfigurationError: the broker forbids it.
+    """
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AclOperation
+
+    deadline = time.monotonic() + COORDINATOR_SECONDS
+    while True:
+        try:
+            found = _ask(kafka, name)
+            break
+        except KafkaException as error:
+            fault = error.args[0]
+            if fault.name() in _ABSENT:
+                return Group()
+            if fault.name() not in _MOVING or time.monotonic() > deadline:
+                raise _translated(kafka, name, fault) from error
+            time.sleep(PAUSE_SECONDS)
+    members = tuple(f"{member.client_id} at {member.host.lstrip('/')}" for member in found.members)
+    allowed = found.authorized_operations
+    return Group(members, None if allowed is None else AclOperation.READ in allowed)
+
+
+def _ask(kafka: Kafka, name: str) -> Any:
+    admin = kafka.admin()
+    asked = admin.describe_consumer_groups([name], include_authorized_operations=True, request_timeout=REQUEST_SECONDS)
+    try:
+        return asked[name].result(REQUEST_SECONDS + 1)
+    except TimeoutError as error:
+        raise kafka.away(error) from error
+    finally:
+        del admin
+
+
+def see_no_member(kafka: Kafka, name: str) -> Group:
+    """See that nobody consumes in a group.
+
+    Raises:
+        ForeignMemberError: somebody does; each member is named, with its host.
+        DependencyAwayError: its coordinator did not answer in time.
+        ConfigurationError: the broker forbids it.
+    """
+    found = described(kafka, name)
+    if found.members:
+        raise _foreign(name, ", ".join(found.members))
+    return found
+
+
+def held(kafka: Kafka, name: str, places: Collection[Place]) -> dict[Place, Held]:
+    """What a group holds of these partitions; those of which it holds nothing are left out.
+
+    Raises:
+        DependencyAwayError: its coordinator did not answer in time.
+        ConfigurationError: the broker forbids it.
+    """
+    from confluent_kafka import KafkaException, TopicPartition
+
+    if not places:
+        return {}
+    consumer = kafka.reader(**{"group.id": name})
+    try:
+        answers = consumer.committed([TopicPartition(*place) for place in sorted(places)], REQUEST_SECONDS)
+    except KafkaException as error:
+        raise _translated(kafka, name, error.args[0]) from error
+    finally:
+        consumer.close()
+    for answer in answers:
+        if answer.error is not None:
+            raise _translated(kafka, name, answer.error)
+    return {
+        (answer.topic, answer.partition): Held(answer.offset, Mark.from_json(answer.metadata))
+        for answer in answers
+        if answer.offset >= 0
+    }
+
+
+def commit(kafka: Kafka, name: str, offsets: Mapping[Place, tuple[int, Mark]]) -> None:
+    """Set offsets of a group that has no members; the broker refuses it where there are some.
+
+    Raises:
+        ForeignMemberError: somebody consumes in it.
+        DependencyAwayError: its coordinator did not answer in time, or a topic is gone meanwhile.
+        ConfigurationError: the broker forbids it.
+    """
+    from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+
+    wanted = [
+        TopicPartition(topic, partition, offset, metadata=mark.to_json())
+        for (topic, partition), (offset, mark) in sorted(offsets.items())
+    ]
+    admin = kafka.admin()
+    request = ConsumerGroupTopicPartitions(name, wanted)
+    asked = admin.alter_consumer_group_offsets([request], request_timeout=REQUEST_SECONDS)
+    try:
+        answers: Any = asked[name].result(REQUEST_SECONDS + 1).topic_partitions
+    except KafkaException as error:
+        raise _translated(kafka, name, error.args[0]) from error
+    except TimeoutError as error:
+        raise kafka.away(error) from error
+    finally:
+        del admin
+    for answer in answers:
+        if answer.error is not None:
+            raise _translated(kafka, name, answer.error)
+
+
+def delete_groups(kafka: Kafka, names: Collection[str]) -> dict[str, str]:
+    """Delete groups; returns those that are still there, with the reason. A group that is gone already is deleted.
+
+    Raises:
+        DependencyAwayError: no broker answered in time.
+    """
+    from confluent_kafka import KafkaException
+
+    left: dict[str, str] = {}
+    admin = kafka.admin()
+    try:
+        for some in portions(sorted(names), GROUPS_A_REQUEST):
+            asked = admin.delete_consumer_groups([*some], request_timeout=REQUEST_SECONDS)
+            for name, future in asked.items():
+                try:
+                    future.result(REQUEST_SECONDS + 1)
+                except KafkaException as error:
+                    if error.args[0].name() not in _ABSENT:
+                        left[name] = error.args[0].name()
+    except TimeoutError as error:
+        raise kafka.away(error) from error
+    finally:
+        del admin
+    return left
+
+
+def _translated(kafka: Kafka, name: str, fault: KafkaError) -> HighwaterError:
+    if fault.name() in _OCCUPIED:
+        return _foreign(name, fault.str())
+    if fault.name() in _DENIED:
+        return denied(name, fault.name())
+    return kafka.away(f"group {name}: {fault.name()}: {fault.str()}")
+
+
+def denied(name: str, found: str) -> ConfigurationError:
+    """The error for a user who may not keep a group."""
+    return ConfigurationError(
+        f"the broker does not let this user keep the consumer group {name}",
+        found=found,
+        remedy="allow it to Read and Describe the group, and the stream's main topic and tiers",
+    )
+
+
+def _foreign(name: str, found: str) -> ForeignMemberError:
+    return ForeignMemberError(
+        f"somebody consumes in the group {name}, which only mirrors progress",
+        found=found,
+        remedy="stop that consumer, or give it a group.id of its own; nothing was committed, the next tick goes on",
+    )

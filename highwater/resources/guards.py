@@ -1,0 +1,206 @@
+"""Guards: a breaker around each dependency, so that one that is away is left alone until one call finds it back."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pybreaker
+
+from highwater.errors import BreakerOpenError, DependencyAwayError, HighwaterError
+
+if TYPE_CHECKING:
+    from highwater.resources.breakers import Breakers, Dependency
+
+# Three looks at a broker that is away are half a minute of one planner's ticks.
+FAILURES = 3
+# Ticks come every ten seconds, so what is back is noticed 70 seconds later at the most.
+COOL_DOWN = timedelta(seconds=60)
+
+
+class LedgerStorage(pybreaker.CircuitBreakerStorage):
+    """The state of one breaker in the ledger, for one attempt of one process.
+
+    pybreaker lets every caller pass that finds a breaker half-open, and any number of processes may find that it has
+    cooled down. Here the one that changes it to half-open first makes the probe; the others see it open, since the
+    moment when the probe began. So a probe whose process died is made anew after another cool-down.
+
+    Args:
+        breakers: the ledger's.
+        name: the dependency.
+        why: the failure that is about to be counted; the one that opened it if empty.
+    """
+
+    def __init__(self, breakers: Breakers, name: str, why: str = "") -> None:
+        super().__init__(name)
+        self._breakers = breakers
+        self._me = uuid.uuid4().hex
+        self.row = breakers.dependency(name)
+        self._why = why or self.row.why
+
+    def _change(self, change: Callable[[Dependency], Dependency]) -> None:
+        self.row = self._breakers.change(self.name, change)
+
+    @property
+    def state(self) -> str:
+        others = self.row.state == pybreaker.STATE_HALF_OPEN and self.row.probe != self._me
+        return pybreaker.STATE_OPEN if others else self.row.state
+
+    @state.setter
+    def state(self, state: str) -> None:
+        seen = self.row
+
+        def change(row: Dependency) -> Dependency:
+            if state == pybreaker.STATE_CLOSED:
+                return replace(row, state=state, probe="", why="", closed=datetime.now(UTC))
+            if state != pybreaker.STATE_HALF_OPEN:
+                return replace(row, state=state, probe="", why=self._why)
+            if row != seen:
+                raise pybreaker.CircuitBreakerError("another process was first with the probe")
+            return replace(row, state=state, probe=self._me, since=datetime.now(UTC))
+
+        self._change(change)
+
+    def increment_counter(self) -> None:
+        self._change(lambda row: replace(row, failures=row.failures + 1))
+
+    def reset_counter(self) -> None:
+        if self.row.failures:  # every success asks for it
+            self._change(lambda row: replace(row, failures=0))
+
+    def increment_success_counter(self) -> None:
+        self._change(lambda row: replace(row, successes=row.successes + 1))
+
+    def reset_success_counter(self) -> None:
+        if self.row.successes:
+            self._change(lambda row: replace(row, successes=0))
+
+    @property
+    def counter(self) -> int:
+        return self.row.failures
+
+    @property
+    def success_counter(self) -> int:
+        return self.row.successes
+
+    @property
+    def opened_at(self) -> datetime | None:
+        return self.row.since
+
+    @opened_at.setter
+    def opened_at(self, moment: datetime) -> None:
+        self._change(lambda row: replace(row, since=moment))
+
+
+class Guard:
+    """A breaker around one dependency.
+
+    Args:
+        breakers: the ledger's.
+        name: the dependency, as `DependencyAwayError.of` names it.
+        probe: one short question, which fails when it is away.
+    """
+
+    def __init__(self, breakers: Breakers, name: str, probe: Callable[[], object]) -> None:
+        self.name = name
+        self._breakers = breakers
+        self._probe = probe
+
+    def enter(self) -> None:
+        """See that the dependency may be asked: it may be by the probe, which is made here.
+
+        Raises:
+            BreakerOpenError: it was away, and the cool-down has not passed; it was not asked.
+            DependencyAwayError: the probe found it still away.
+        """
+        storage = LedgerStorage(self._breakers, self.name)
+        if storage.row.state == pybreaker.STATE_CLOSED:
+            return
+        try:
+            _breaker(storage).call(self._probe)
+        except pybreaker.CircuitBreakerError:
+            raise open_error(storage.row) from None
+
+    def failed(self, error: DependencyAwayError) -> None:
+        """Count that it was away."""
+        with suppress(pybreaker.CircuitBreakerError, DependencyAwayError):
+            _breaker(LedgerStorage(self._breakers, self.name, error.problem)).call(_raise, error)
+
+    def answered(self) -> None:
+        """Count that it answered."""
+        with suppress(pybreaker.CircuitBreakerError):
+            _breaker(LedgerStorage(self._breakers, self.name)).call(_nothing)
+
+
+def _breaker(storage: LedgerStorage) -> Any:
+    """A new one each time: the state is the ledger's alone."""
+    return pybreaker.CircuitBreaker(
+        fail_max=FAILURES,
+        reset_timeout=COOL_DOWN.total_seconds(),
+        state_storage=storage,
+        name=storage.name,
+        throw_new_error_on_trip=False,
+    )
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _nothing() -> None:
+    return None
+
+
+def resting(row: Dependency, now: datetime) -> bool:
+    """Whether a dependency is not to be asked at all now."""
+    return row.state != pybreaker.STATE_CLOSED and row.since is not None and now < row.since + COOL_DOWN
+
+
+def told(row: Dependency) -> str:
+    """The state of a dependency's breaker in a sentence."""
+    if row.since is None or row.state == pybreaker.STATE_CLOSED:
+        return f"the breaker of {row.name} is closed"
+    return (
+        f"the breaker of {row.name} is {row.state} since {row.since:%Y-%m-%d %H:%M:%S} UTC: {row.why}; it is asked "
+        f"again from {row.since + COOL_DOWN:%H:%M:%S} on"
+    )
+
+
+def open_error(row: Dependency) -> BreakerOpenError:
+    """The error for a dependency that is left alone."""
+    return BreakerOpenError(
+        f"{row.name} is not asked: {told(row)}", remedy="bring it back; the next tick or run after that moment asks it"
+    )
+
+
+@contextmanager
+def guarded(*guards: Guard) -> Iterator[None]:
+    """Ask dependencies within the block, and count what became of it.
+
+    A block that fails by another error counts neither way: what it did not reach was not asked.
+
+    Raises:
+        BreakerOpenError: one of them is not to be asked now; the block did not begin.
+    """
+    for guard in guards:
+        guard.enter()
+    try:
+        yield
+    except DependencyAwayError as error:
+        for guard in guards:
+            if guard.name == error.of:
+                _quietly(partial(guard.failed, error))
+        raise
+    for guard in guards:
+        _quietly(guard.answered)
+
+
+def _quietly(tell: Callable[[], None]) -> None:
+    """A ledger that is away cannot count; what became of the block matters more."""
+    with suppress(HighwaterError):
+        tell()

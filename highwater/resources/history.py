@@ -1,0 +1,179 @@
+"""Looking back into a topic: the last records before an end, and whether they are still those that were planned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from highwater.errors import DependencyAwayError, HighwaterError
+from highwater.history import SOUND, Fingerprint, History, Recorded, SeenRecord, digest, replaced
+from highwater.portions import portions
+from highwater.slices import OffsetRange
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from highwater.plans import Planned
+    from highwater.resources.kafka import Kafka, PartitionState, TopicState
+
+# Markers, aborted and compacted records are passed over: so far back, in offsets, a record is looked for.
+MOST_BACK = 4096
+_STEP = 16
+# A sensor's tick shall end within seconds: longer than this no answer is waited for.
+LOOK_SECONDS = 3.0
+# After an election of many leaders so many partitions are compared together, and so long at the most in one tick.
+PARTITIONS_A_LOOK = 100
+COMPARE_SECONDS = 15.0
+
+
+def fingerprints(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> dict[int, Fingerprint]:
+    """The last record of each range; left out where none can be seen, or Kafka does not answer in time."""
+    try:
+        found = _last_records(kafka, topic, ranges)
+    except HighwaterError:
+        return {}  # the epoch tells as well; the next plan has a fingerprint again
+    return {p: Fingerprint(seen.offset, seen.digest) for p, seen in found.items()}
+
+
+def look_back(kafka: Kafka, state: TopicState, planned: Planned, *, seconds: float = COMPARE_SECONDS) -> History:
+    """How a planned topic compares with its plan; one that was recreated is another topic, and is not compared."""
+    if state.topic_id != planned.generation.topic_id:
+        return SOUND
+    return compare(kafka, state, planned.recorded, seconds=seconds)
+
+
+def compare(
+    kafka: Kafka, state: TopicState, recorded: Mapping[int, Recorded], *, seconds: float = COMPARE_SECONDS
+) -> History:
+    """Hold what Kafka has now against what was recorded; costs nothing while no leader changed.
+
+    Args:
+        kafka: is read.
+        state: the topic as it was seen just now.
+        recorded: by partition.
+        seconds: no further look begins after so long; the partitions that are left are unsure then.
+    """
+    suspect = {p: was for p, was in recorded.items() if elected_since(was, state.partitions.get(p))}
+    # Those with new records first: they wait for the answer.
+    ordered = sorted(suspect, key=lambda p: (state.partitions[p].last_stable or 0) <= suspect[p].end)
+    deadline = time.monotonic() + seconds
+    others: list[int] = []
+    diverged: dict[int, int] = {}
+    unsure: dict[int, str] = {}
+    for looked_at in portions(ordered, PARTITIONS_A_LOOK):
+        some = {p: suspect[p] for p in looked_at}
+        try:
+            _see_time(deadline)
+            others += _replaced_among(kafka, state, some)
+        except HighwaterError as error:
+            reason = f"a leader was elected since the last plan, and its log could not be compared: {error.problem}"
+            unsure.update(dict.fromkeys(some, reason))
+    # The searches come last: the partitions that are sound need not wait for them.
+    for p in others:
+        try:
+            diverged[p] = _beginning(kafka, state, p, suspect[p], deadline)
+        except HighwaterError as error:
+            unsure[p] = f"other records stand under planned offsets; from where could not be found: {error.problem}"
+    return History(diverged, unsure)
+
+
+def parted(kafka: Kafka, topic: str, partition: int, sound: OffsetRange, marks: Iterable[Fingerprint]) -> int:
+    """Where a log parts from what was planned, as older plans tell it.
+
+    After two elections that were not clean, records may stand below the place that epochs tell which no plan has seen:
+    they are older than the plan that was held against them. Behind the newest mark that agrees, none is missed; what
+    stands there and was read before comes a second time, in the new generation.
+
+    Args:
+        kafka: is read.
+        topic: the topic.
+        partition: one of its partitions.
+        sound: what it holds up to where epochs tell that it parts.
+        marks: of its plans, the newest first.
+
+    Raises:
+        DependencyAwayError: a record could not be read.
+    """
+    found = sound.end
+    for mark in marks:
+        if mark.offset >= sound.end:
+            continue
+        if mark.offset < sound.start:
+            break
+        at = {partition: OffsetRange(mark.offset, mark.offset + 1)}
+        message = next(kafka.read(topic, at, seconds=LOOK_SECONDS), None)
+        if message is None:
+            continue  # compaction took it, which tells nothing
+        if _seen(message).digest == mark.digest:
+            return found if found == sound.end else mark.offset + 1
+        found = mark.offset
+    return found if found == sound.end else sound.start
+
+
+def _see_time(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise DependencyAwayError("there was no time", remedy="nothing: the next look goes on")
+
+
+def _replaced_among(kafka: Kafka, state: TopicState, suspect: Mapping[int, Recorded]) -> list[int]:
+    """The partitions where other records stand under planned offsets, by the record at the mark and by the last one."""
+    marks, wholes = {}, {}
+    for p, was in suspect.items():
+        seen = state.partitions[p]
+        log_start, end = seen.log_start or 0, min(was.end, seen.last_stable or 0)
+        wholes[p] = OffsetRange(min(log_start, end), end)
+        if was.mark is not None and log_start <= was.mark.offset < end:
+            marks[p] = OffsetRange(was.mark.offset, was.mark.offset + 1)
+    found: dict[int, list[SeenRecord]] = {}
+    for message in kafka.read(state.topic, marks, seconds=LOOK_SECONDS):
+        found.setdefault(message.partition() or 0, []).append(_seen(message))
+    for p, last in _last_records(kafka, state.topic, wholes).items():
+        found.setdefault(p, []).append(last)
+    return [p for p, was in suspect.items() if replaced(was, found.get(p, ()))]
+
+
+def elected_since(was: Recorded, seen: PartitionState | None) -> bool:
+    """Whether a leader was elected since a partition was planned, so that its records may have been replaced."""
+    if seen is None or seen.log_start is None or seen.last_stable is None or was.epoch is None:
+        return False
+    return seen.leader_epoch is not None and seen.leader_epoch != was.epoch and seen.log_start < was.end
+
+
+def _last_records(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> dict[int, SeenRecord]:
+    found: dict[int, SeenRecord] = {}
+    left, back = {p: offsets for p, offsets in ranges.items() if len(offsets)}, 1
+    while left and back <= MOST_BACK:
+        windows = {p: OffsetRange(max(offsets.start, offsets.end - back), offsets.end) for p, offsets in left.items()}
+        for message in kafka.read(topic, windows, seconds=LOOK_SECONDS):
+            found[message.partition() or 0] = _seen(message)  # in the order of offsets: the last one stays
+        left = {p: offsets for p, offsets in left.items() if p not in found and windows[p].start > offsets.start}
+        back *= _STEP
+    return found
+
+
+def _seen(message: Message) -> SeenRecord:
+    epoch = message.leader_epoch()
+    return SeenRecord(
+        offset=message.offset() or 0,
+        digest=digest(message.timestamp()[1], message.key(), message.value()),
+        epoch=epoch if epoch is not None and epoch >= 0 else None,
+    )
+
+
+def _beginning(kafka: Kafka, state: TopicState, partition: int, was: Recorded, deadline: float) -> int:
+    """The offset behind the last record that was written in the recorded epoch or before: a binary search."""
+    seen = state.partitions[partition]
+    low, high = seen.log_start or 0, min(was.end, seen.last_stable or 0)
+    end = high
+    while low < high:
+        _see_time(deadline)
+        middle = (low + high) // 2
+        first = next(kafka.read(state.topic, {partition: OffsetRange(middle, end)}, seconds=LOOK_SECONDS), None)
+        found = None if first is None else _seen(first)
+        if found is None or (found.epoch or 0) > (was.epoch or 0):
+            high = middle
+        else:
+            low = found.offset + 1
+    # Batches of old formats carry no epoch; then the record that differs is all that is known.
+    return low if low < end or was.mark is None else was.mark.offset

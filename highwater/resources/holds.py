@@ -1,0 +1,132 @@
+"""Holds in the ledger: slices that records keep back, and who released them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from highwater.envelope import Origin
+from highwater.errors import LeaseHeldError
+from highwater.holding import Found, Hold, Release, found_again
+from highwater.resources import ledger_schema as schema
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+
+TRIES = 5
+
+
+class Holds:
+    """The holds of a deployment.
+
+    Args:
+        engine: gives the ledger's database.
+
+    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
+    """
+
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self._engine = engine
+
+    def of(self, keys: Sequence[str]) -> dict[str, Hold]:
+        """The holds of these slices, the released ones among them."""
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return _of(connection, keys)
+
+    def open(self, stream: str) -> list[Hold]:
+        """The slices of a stream that are held and nobody released, the oldest hold first."""
+        table = schema.holds
+        query = select(table).where(table.c.stream == stream, table.c.released_at.is_(None))
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return [_hold(row) for row in connection.execute(query.order_by(table.c.since, table.c.slice_key))]
+
+    def held_streams(self) -> set[str]:
+        """The streams with a held slice."""
+        table = schema.holds
+        query = select(table.c.stream).where(table.c.released_at.is_(None)).distinct()
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return set(connection.execute(query).scalars())
+
+    def note(self, stream: str, key: str, found: Found, now: datetime) -> Hold:
+        """Keep that an attempt found the slice held; the first time of it stays.
+
+        Raises:
+            LeaseHeldError: others noted the same slice again and again.
+        """
+        for _ in range(TRIES):
+            try:
+                with schema.transaction(self._engine(), writes=True) as connection:
+                    hold = found_again(_of(connection, [key]).get(key), key, stream, found, now)
+                    connection.execute(delete(schema.holds).where(schema.holds.c.slice_key == key))
+                    connection.execute(insert(schema.holds).values(_row(hold)))
+                    return hold
+            except IntegrityError:  # another attempt at the slice noted it first
+                continue
+        raise LeaseHeldError(
+            f"the hold of {key} was changed by others {TRIES} times",
+            remedy="request the slice again when fewer runs work on it",
+        )
+
+    def end(self, keys: Sequence[str]) -> int:
+        """Forget the holds of slices that are decided, how many; those that a person released stay as a record."""
+        table = schema.holds
+        open_ = [key for key, hold in self.of(keys).items() if hold.release is None]
+        if open_:
+            with schema.transaction(self._engine(), writes=True) as connection:
+                for key in open_:
+                    connection.execute(delete(table).where(table.c.slice_key == key, table.c.released_at.is_(None)))
+        return len(open_)
+
+    def release(self, key: str, release: Release) -> bool:
+        """Keep that a person releases a slice; False if it is not held, or was released before, which stays."""
+        table = schema.holds
+        values = {
+            "released_at": release.at,
+            "released_by": release.by,
+            "because": release.because,
+            "park": release.park,
+        }
+        held = (table.c.slice_key == key) & table.c.released_at.is_(None)
+        with schema.transaction(self._engine(), writes=True) as connection:
+            return connection.execute(update(table).where(held).values(values)).rowcount == 1
+
+
+def _of(connection: Connection, keys: Sequence[str]) -> dict[str, Hold]:
+    return {row.slice_key: _hold(row) for row in schema.rows_of(connection, schema.holds, keys)}
+
+
+def _row(hold: Hold) -> dict[str, Any]:
+    found, release = hold.found, hold.release
+    return {
+        "slice_key": hold.slice_key,
+        "stream": hold.stream,
+        "since": hold.since,
+        "reason": found.reason,
+        "detail": found.detail,
+        "records": found.records,
+        **{f"origin_{name}": value for name, value in found.origin._asdict().items()},
+        "attempts": hold.attempts,
+        "tried_at": hold.tried_at,
+        "released_at": None if release is None else release.at,
+        "released_by": None if release is None else release.by,
+        "because": None if release is None else release.because,
+        "park": None if release is None else release.park,
+    }
+
+
+def _hold(row: Any) -> Hold:
+    origin = Origin(row.origin_topic, row.origin_generation, row.origin_partition, row.origin_offset)
+    released = row.released_at is not None
+    return Hold(
+        slice_key=row.slice_key,
+        stream=row.stream,
+        since=row.since,
+        found=Found(row.records, origin, row.reason, row.detail),
+        attempts=row.attempts,
+        tried_at=row.tried_at,
+        release=Release(row.park, row.released_by, row.because, row.released_at) if released else None,
+    )

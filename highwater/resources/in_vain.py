@@ -1,0 +1,81 @@
+"""Slices that many runs left undone and that are requested on all the same, in the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from highwater.resources import ledger_schema as schema
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
+
+_TABLE = schema.in_vain
+
+
+@dataclass(frozen=True)
+class InVain:
+    """A slice that runs leave undone again and again.
+
+    Args:
+        slice_key: the slice.
+        since: when that was noticed, in UTC.
+        runs: how many had left it undone within a day before.
+    """
+
+    slice_key: str
+    since: datetime
+    runs: int
+
+    @property
+    def text(self) -> str:
+        """The same in a sentence."""
+        return (
+            f"{self.slice_key} was left undone by {self.runs} runs until {self.since:%Y-%m-%d %H:%M} UTC, and is "
+            "requested on"
+        )
+
+
+class InVains:
+    """The slices of a deployment that are requested on, in vain so far.
+
+    Args:
+        engine: gives the ledger's database.
+
+    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
+    """
+
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self._engine = engine
+
+    def open(self, stream: str) -> list[InVain]:
+        """Those of a stream, the longest ago first."""
+        query = select(_TABLE).where(_TABLE.c.stream == stream).order_by(_TABLE.c.since, _TABLE.c.slice_key)
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return [InVain(row.slice_key, row.since, row.runs) for row in connection.execute(query)]
+
+    def add(self, stream: str, runs: Mapping[str, int], now: datetime) -> None:
+        """Keep slices that so many runs left undone; of one that is known the first time stays."""
+        try:
+            with schema.transaction(self._engine(), writes=True) as connection:
+                known = {row.slice_key for row in schema.rows_of(connection, _TABLE, [*runs])}
+                rows = [
+                    {"slice_key": key, "stream": stream, "since": now, "runs": count}
+                    for key, count in runs.items()
+                    if key not in known
+                ]
+                if rows:
+                    connection.execute(insert(_TABLE), rows)
+        except IntegrityError:
+            return  # PostgreSQL: another tick was first
+
+    def end(self, keys: Sequence[str]) -> None:
+        """Forget slices that are done, or wait for something else by now."""
+        with schema.transaction(self._engine(), writes=True) as connection:
+            for key in keys:
+                connection.execute(delete(_TABLE).where(_TABLE.c.slice_key == key))

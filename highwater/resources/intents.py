@@ -1,0 +1,70 @@
+"""Intents in the ledger: numbered commits that were begun and are not known to have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from sqlalchemy import delete, insert, select
+
+from highwater.resources import ledger_schema as schema
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
+
+
+@dataclass(frozen=True)
+class Intent:
+    """One numbered commit that was begun.
+
+    Args:
+        batch: its name.
+        user_metadata: the commit records, as the commit carries them.
+        opened_at: when, in UTC.
+    """
+
+    batch: str
+    user_metadata: str
+    opened_at: datetime
+
+
+class Intents:
+    """The open intents of a deployment.
+
+    Args:
+        engine: gives the ledger's database.
+
+    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
+    """
+
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self._engine = engine
+
+    def open(self, batch: str, stream: str, table: str, user_metadata: str, now: datetime) -> None:
+        """Record an intent; the write that follows carries its name.
+
+        Args:
+            batch: its name, never used before.
+            stream: the stream's name.
+            table: the table's name.
+            user_metadata: the commit records.
+            now: in UTC.
+        """
+        values = {"batch": batch, "stream": stream, "table_name": table, "user_metadata": user_metadata}
+        with schema.transaction(self._engine(), writes=True) as connection:
+            connection.execute(insert(schema.intents).values(**values, opened_at=now))
+
+    def of(self, stream: str, table: str) -> list[Intent]:
+        """The open intents of a table, oldest first."""
+        columns = schema.intents.c
+        query = select(schema.intents).where(columns.stream == stream, columns.table_name == table)
+        with schema.transaction(self._engine(), writes=False) as connection:
+            rows = connection.execute(query.order_by(columns.opened_at, columns.batch))
+            return [Intent(row.batch, row.user_metadata, row.opened_at) for row in rows]
+
+    def remove(self, batch: str) -> None:
+        """Forget an intent that ended; one that is gone already is no error."""
+        with schema.transaction(self._engine(), writes=True) as connection:
+            connection.execute(delete(schema.intents).where(schema.intents.c.batch == batch))

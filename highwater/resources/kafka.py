@@ -1,0 +1,622 @@
+"""Kafka: what a topic holds, and how clients of it are configured.
+
+Every request has its own short time-out, so that a sensor's tick ends within seconds when the broker is away. None of
+them creates a topic: the admin client asks for all topics and never for one by name, which a broker with automatic
+creation would take as a wish.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from enum import Enum
+from threading import Lock
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from highwater.errors import KAFKA, DependencyAwayError, OffsetsExpiredError, TopicAbsentError
+from highwater.resources.clients import opened
+from highwater.resources.kafka_options import refuse_weakening, spark_options, without_values
+from highwater.slices import OffsetRange
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message, TopicPartition
+    from confluent_kafka.admin import AdminClient, TopicDescription
+
+# A tick makes four requests at the most: 4 x 4 s is well within the 60 s that Dagster gives a sensor.
+REQUEST_SECONDS = 4.0
+# Between two looks that must agree before anything is called lost. Brokers hear of a new leader, or of a topic, within
+# a second of each other.
+LOOKS_APART = 3.0
+# How librdkafka writes the ID of a topic that the broker did not name: 16 bytes of zero in Base64.
+NO_TOPIC_ID = "A" * 22
+# `list_offsets` answers so where no record is as young as a timestamp.
+NO_SUCH_RECORD = -1
+
+
+class Look(Enum):
+    """A question to `list_offsets`, beside that for a timestamp."""
+
+    EARLIEST = "log start offset"
+    STABLE = "last stable offset"
+    HIGH = "high watermark"
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """One partition as Kafka showed it; the offsets are None where it had no leader to ask.
+
+    Args:
+        log_start: the log start offset, the first that can be read.
+        last_stable: the last stable offset: before it no transaction is open (I3).
+        high_watermark: the offset behind the last record that all in-sync replicas hold.
+        leader: the broker that leads the partition.
+        leader_epoch: how often its leader changed, at the end of the log (KIP-320).
+    """
+
+    log_start: int | None
+    last_stable: int | None
+    high_watermark: int | None
+    leader: int | None
+    leader_epoch: int | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the partition could be asked."""
+        return self.log_start is not None and self.last_stable is not None
+
+    @property
+    def held_back(self) -> int:
+        """Offsets from the first record of an open transaction on: they cannot be planned yet (I3)."""
+        if self.high_watermark is None or self.last_stable is None:
+            return 0
+        return max(0, self.high_watermark - self.last_stable)
+
+
+@dataclass(frozen=True)
+class TopicState:
+    """A topic as Kafka showed it."""
+
+    topic: str
+    topic_id: str
+    partitions: Mapping[int, PartitionState]
+
+    @property
+    def unled(self) -> list[int]:
+        """The partitions that could not be asked."""
+        return [p for p, seen in sorted(self.partitions.items()) if not seen.known]
+
+    def log(self) -> dict[int, OffsetRange]:
+        """What each partition holds, up to its last stable offset.
+
+        Raises:
+            DependencyAwayError: a partition could not be asked.
+        """
+        found = {}
+        for partition, seen in self.partitions.items():
+            if seen.log_start is None or seen.last_stable is None:
+                raise DependencyAwayError(
+                    f"partition {partition} of {self.topic} could not be asked",
+                    found="it has no leader, or its broker did not answer",
+                    remedy="try again when `highwater status` shows a leader for each partition; nothing was written",
+                )
+            found[partition] = OffsetRange(seen.log_start, seen.last_stable)
+        return found
+
+
+_OPENING = Lock()
+
+
+class Kafka:
+    """A Kafka cluster.
+
+    Args:
+        bootstrap: `host:port` of some brokers, separated by commas.
+        config: further librdkafka properties; secrets are never shown.
+
+    Raises:
+        ConfigurationError: a property would weaken a guarantee.
+    """
+
+    def __init__(self, bootstrap: str, config: Mapping[str, str] = MappingProxyType({})) -> None:
+        refuse_weakening(config)
+        self.bootstrap = bootstrap
+        self._config = dict(config)
+        self._admin: AdminClient | None = None
+
+    def __repr__(self) -> str:
+        return f"Kafka({self.bootstrap})"
+
+    def client_config(self, **changes: Any) -> dict[str, Any]:
+        """The configuration of a librdkafka client; it may hold secrets."""
+        ours = {"bootstrap.servers": self.bootstrap, "allow.auto.create.topics": False}
+        return {"log_level": 0, **self._config, **ours, **changes}
+
+    def spark_options(self) -> dict[str, str]:
+        """The options of Spark's Kafka source that say where and how to connect; they may hold secrets.
+
+        Raises:
+            ConfigurationError: a property has no equal in the Java client.
+        """
+        return spark_options(self.bootstrap, self._config)
+
+    def topics(self) -> list[str]:
+        """The names of all topics.
+
+        Raises:
+            DependencyAwayError: no broker answered in time.
+        """
+        from confluent_kafka import KafkaException
+
+        try:
+            return sorted(self.admin().list_topics(timeout=REQUEST_SECONDS).topics)
+        except KafkaException as error:
+            raise self.away(error) from error
+
+    def groups(self) -> list[str]:
+        """The names of all consumer groups.
+
+        Raises:
+            DependencyAwayError: no broker answered in time.
+        """
+        from confluent_kafka import KafkaException
+
+        admin = self.admin()
+        try:
+            found: Any = admin.list_consumer_groups(request_timeout=REQUEST_SECONDS).result(REQUEST_SECONDS + 1)
+        except (KafkaException, TimeoutError) as error:
+            raise self.away(error) from error
+        finally:
+            del admin
+        if found.errors:
+            raise self.away(found.errors[0])
+        return sorted(group.group_id for group in found.valid)
+
+    def topic_state(self, topic: str) -> TopicState:
+        """What a topic holds now.
+
+        Raises:
+            TopicAbsentError: there is no such topic; the nearest names are given.
+            DependencyAwayError: no broker answered in time, or the topic was replaced while it was looked at.
+        """
+        topic_id, leaders = self._described(topic)
+        led = [p for p, leader in leaders.items() if leader is not None]
+        # The high watermark before the last stable offset: what comes in between seems behind no open transaction then.
+        starts, high, stable = self._looks(topic, led, Look.EARLIEST, Look.HIGH, Look.STABLE)
+        if self._described(topic)[0] != topic_id:
+            raise self.away(f"topic {topic} was replaced while it was looked at")
+        return TopicState(
+            topic,
+            topic_id,
+            {p: _state(leader, starts.get(p), stable.get(p), high.get(p)) for p, leader in leaders.items()},
+        )
+
+    def topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
+        """What topics hold now, with the same five requests for any number of topics.
+
+        Topics that do not exist, may not be read, or were replaced during the look are left out. A partition whose
+        broker did not answer in time is unknown, as a partition without a leader is: a broker that hangs costs its own
+        partitions only.
+
+        Raises:
+            DependencyAwayError: no broker answered in time.
+        """
+        described = self._descriptions(topics)
+        led = [(topic, p) for topic, (_, leaders) in described.items() for p, at in leaders.items() if at is not None]
+        # The high watermark before the last stable offset, as in `topic_state`.
+        (starts, high, stable), refused = self._offsets(led, Look.EARLIEST, Look.HIGH, Look.STABLE)
+        again = self._descriptions(described)
+        return {
+            topic: TopicState(
+                topic,
+                topic_id,
+                {
+                    p: _state(leader, starts.get((topic, p)), stable.get((topic, p)), high.get((topic, p)))
+                    for p, leader in leaders.items()
+                },
+            )
+            for topic, (topic_id, leaders) in described.items()
+            if topic in again and again[topic][0] == topic_id and topic not in refused
+        }
+
+    def _descriptions(self, topics: Collection[str]) -> dict[str, tuple[str, dict[int, int | None]]]:
+        """ID and leaders of topics; those that do not exist, are forbidden or are described in part are left out.
+
+        Raises:
+            DependencyAwayError: no broker answered in time.
+        """
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        if not topics:
+            return {}
+        admin = self.admin()
+        found: dict[str, tuple[str, dict[int, int | None]]] = {}
+        try:
+            asked = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=REQUEST_SECONDS)
+            for topic, future in asked.items():
+                try:
+                    answer = future.result(REQUEST_SECONDS + 1)
+                except KafkaException as error:
+                    if error.args[0].code() in _slow(KafkaError):
+                        raise
+                    continue
+                if _is_whole(answer):
+                    found[topic] = _id_and_leaders(answer)
+        except (KafkaException, TimeoutError) as error:
+            raise self.away(error) from error
+        finally:
+            del admin
+        return found
+
+    def _offsets(
+        self, places: Sequence[tuple[str, int]], *looks: Look
+    ) -> tuple[list[dict[tuple[str, int], Any]], set[str]]:
+        """What `list_offsets` answers for partitions of any topics, and the topics for which it was refused.
+
+        A partition without a leader, or whose broker did not answer in time, has no answer.
+
+        Raises:
+            DependencyAwayError: no partition had an answer in time.
+        """
+        from confluent_kafka import KafkaError, TopicPartition
+
+        found: list[dict[tuple[str, int], Any]] = [{} for _ in looks]
+        refused, late = set[str](), list[int]()
+        if not places:
+            return found, refused
+        admin = self.admin()
+        wanted = [TopicPartition(*place) for place in places]
+        try:
+            asked = [self._ask(admin, wanted, look) for look in looks]
+            for answers, futures in zip(found, asked, strict=True):
+                for one, future in futures.items():
+                    answer, error = _result(future)
+                    if error is None and answer.offset >= 0:
+                        answers[one.topic, one.partition] = answer
+                    elif error in _slow(KafkaError):
+                        late.append(error)
+                    elif error is not None and error not in _without_leader(KafkaError):
+                        refused.add(one.topic)
+        finally:
+            del admin
+        if late and not any(found):
+            raise self.away("no partition had an answer in time")
+        return found, refused
+
+    def look_again(self, topic: str) -> TopicState:
+        """Look at a topic a second time, some seconds later and through connections of its own.
+
+        Raises:
+            TopicAbsentError: there is no such topic.
+            DependencyAwayError: no broker answered in time.
+        """
+        time.sleep(LOOKS_APART)
+        other = copy(self)
+        other._admin = None  # noqa: SLF001 - of this very class
+        return other.topic_state(topic)
+
+    def offsets_at(self, topic: str, timestamp_ms: int, state: TopicState | None = None) -> dict[int, int]:
+        """For each partition that can be asked the first offset whose timestamp is at or after the given one.
+
+        Where no record is as young it is the last stable offset, and nowhere is it beyond that.
+
+        Args:
+            topic: the topic.
+            timestamp_ms: milliseconds since 1970 in UTC.
+            state: a look at the topic from before; it is looked at first if left out. A last stable offset that is read
+                later could lie behind records that are older than the timestamp.
+
+        Raises:
+            TopicAbsentError: there is no such topic.
+            DependencyAwayError: no broker answered in time.
+        """
+        before = state or self.topic_state(topic)
+        known = {p: seen.last_stable for p, seen in before.partitions.items() if seen.last_stable is not None}
+        [found] = self._looks(topic, list(known), timestamp_ms)
+        return {
+            p: known[p] if at.offset == NO_SUCH_RECORD else min(at.offset, known[p])
+            for p, at in sorted(found.items())
+            if p in known
+        }
+
+    def read(
+        self, topic: str, ranges: Mapping[int, OffsetRange], *, seconds: float = 30.0, committed: bool = True
+    ) -> Iterator[Message]:
+        """The committed records of some ranges, by an assigned consumer that commits nothing.
+
+        With `committed` false also those of transactions that are open or were aborted.
+
+        The record at the end offset may not exist (a marker, or compacted), so the end is told by the consumer's
+        position, never by a record.
+
+        Raises:
+            OffsetsExpiredError: a range starts before the log does, or behind its end.
+            ConfigurationError: the configuration is refused.
+            DependencyAwayError: nothing came for so many seconds; a transaction that is open in a range ends so too.
+        """
+        from confluent_kafka import TopicPartition
+
+        open_ = {p: r for p, r in ranges.items() if len(r)}
+        positions = {p: r.start for p, r in open_.items()}
+        level = {} if committed else {"isolation.level": "read_uncommitted"}
+        for waits, patience in self._fetch_waits(seconds):
+            if not open_:
+                return
+            consumer = self.reader(**waits, **level)
+            try:
+                consumer.assign([TopicPartition(topic, p, positions[p]) for p in open_])
+                yield from self._records(consumer, topic, open_, positions, patience)
+            finally:
+                consumer.close()
+        if open_:
+            raise self.away(f"{topic} gave nothing for {seconds:g} s")
+
+    def _fetch_waits(self, seconds: float) -> list[tuple[Mapping[str, Any], float]]:
+        """How long the broker holds a fetch, and after how many seconds without a record the next wait is tried."""
+        if LONGEST_WAIT in self._config:
+            return [({}, seconds)]
+        # A range that ends with a marker ends only after a whole wait, so three of them fit into the patience.
+        longest = min(MOST_WAIT_MS, int(1000 * seconds / 3))
+        return [(WAITS, seconds / 2), ({LONGEST_WAIT: longest}, seconds)]
+
+    def _records(
+        self, consumer: Any, topic: str, open_: dict[int, OffsetRange], positions: dict[int, int], seconds: float
+    ) -> Iterator[Message]:
+        """Records of the ranges until all are read, or none came for so long; both mappings follow."""
+        from confluent_kafka import KafkaError, TopicPartition
+
+        while open_:
+            message = consumer.poll(seconds)
+            if message is None:
+                return
+            error = message.error()
+            if error and error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - the library's public name
+                raise _expired(message, open_)
+            if error and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                continue  # the client asks for a coordinator that a reader without commits has no use for
+            if error and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - likewise
+                raise self.away(error)
+            partition = message.partition()
+            if not error and partition in open_ and message.offset() in open_[partition]:
+                yield message
+            at = positions[partition] = message.offset() + (0 if error else 1)
+            if partition in open_ and at >= open_[partition].end:
+                del open_[partition]
+                consumer.incremental_unassign([TopicPartition(topic, partition)])
+
+    def _described(self, topic: str) -> tuple[str, dict[int, int | None]]:
+        return _id_and_leaders(self.description(topic))
+
+    def description(self, topic: str) -> TopicDescription:
+        """ID, partitions, leaders and replicas of a topic.
+
+        Raises:
+            TopicAbsentError: there is no such topic; the nearest names are given.
+            DependencyAwayError: no broker answered in time, or the answer lacks the ID or a partition.
+        """
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        admin = self.admin()
+        try:
+            future = admin.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_SECONDS)[topic]
+            found: TopicDescription = future.result(REQUEST_SECONDS + 1)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise self._absent(topic) from None
+            raise self.away(error) from error
+        except TimeoutError as error:
+            raise self.away(error) from error
+        finally:
+            del admin
+        if not _is_whole(found):
+            raise self.away(f"the answer for topic {topic} lacks the topic ID or a partition")
+        return found
+
+    def _absent(self, topic: str) -> TopicAbsentError:
+        near = difflib.get_close_matches(topic, self.topics(), n=3, cutoff=0.5)
+        return TopicAbsentError(
+            f"topic {topic!r} does not exist at {self.bootstrap}",
+            found=f"nearest names: {', '.join(near)}" if near else "no similar name",
+            remedy="create the topic, or mend the name in the stream's declaration",
+        )
+
+    def _looks(self, topic: str, partitions: list[int], *looks: Look | int) -> list[dict[int, Any]]:
+        """What `list_offsets` answers to several questions at once; a partition that could not be asked is left out."""
+        if not partitions:
+            return [{} for _ in looks]
+        from confluent_kafka import TopicPartition
+
+        admin = self.admin()
+        wanted = [TopicPartition(topic, p) for p in partitions]
+        try:
+            asked = [self._ask(admin, wanted, look) for look in looks]
+            return [
+                self._answers(futures, 0 if isinstance(look, Look) else NO_SUCH_RECORD)
+                for look, futures in zip(looks, asked, strict=True)
+            ]
+        finally:
+            del admin
+
+    def _ask(self, admin: AdminClient, partitions: Sequence[TopicPartition], look: Look | int) -> dict[Any, Any]:
+        from confluent_kafka import IsolationLevel, KafkaException
+        from confluent_kafka.admin import OffsetSpec
+
+        specs: Any = OffsetSpec  # its constructors have no types
+        if isinstance(look, Look):
+            spec = specs.earliest() if look is Look.EARLIEST else specs.latest()
+        else:
+            spec = specs.for_timestamp(look)
+        level = IsolationLevel.READ_UNCOMMITTED if look is Look.HIGH else IsolationLevel.READ_COMMITTED
+        try:
+            found: dict[Any, Any] = admin.list_offsets(
+                dict.fromkeys(partitions, spec),
+                isolation_level=level,
+                request_timeout=REQUEST_SECONDS,
+            )
+        except KafkaException as error:
+            raise self.away(error) from error
+        finally:
+            del admin
+        return found
+
+    def _answers(self, futures: Mapping[Any, Any], least: int) -> dict[int, Any]:
+        """The answers, without those for a partition that nobody leads.
+
+        While a leader is down, librdkafka also answers offset -1001 without an error.
+        """
+        from confluent_kafka import KafkaError, KafkaException
+
+        found: dict[int, Any] = {}
+        for partition, future in futures.items():
+            try:
+                answer = future.result(REQUEST_SECONDS + 1)
+                if answer.offset >= least:
+                    found[partition.partition] = answer
+            except KafkaException as error:
+                if error.args[0].code() not in _without_leader(KafkaError):
+                    raise self.away(error) from error
+            except TimeoutError as error:
+                raise self.away(error) from error
+        return found
+
+    def admin(self) -> AdminClient:
+        """A client for questions and changes that have no method here.
+
+        All threads share it, and one that finds the broker away gives it up. So keep it until the answers are in: a
+        client that nobody holds lets go of what it was asked (`_DESTROY`), as if no broker had answered. And let it go
+        then, for one that an error's traceback holds would go on connecting.
+
+        Raises:
+            ConfigurationError: the configuration is refused.
+        """
+        with _OPENING:  # two threads would each open one, and the later take the earlier one's place
+            return self._admin_now()
+
+    def _admin_now(self) -> AdminClient:
+        from confluent_kafka.admin import AdminClient
+
+        found = self._admin  # read once: another thread may find the broker away, and give it up
+        if found is None:
+            config = self.client_config()
+            config.pop("allow.auto.create.topics")  # an admin client has no such property and never creates one
+            # To librdkafka it is a producer, and would ask the brokers for the identity of an idempotent one.
+            config.pop("enable.idempotence", None)
+            found = self._admin = opened(AdminClient, config, given=self._config)
+        return found
+
+    def reader(self, **changes: Any) -> Consumer:
+        """A consumer as all of ours are: to be assigned, never subscribed, and committing nothing (I12).
+
+        Raises:
+            ConfigurationError: the configuration is refused.
+        """
+        from confluent_kafka import Consumer
+
+        waits = {} if WAITS.keys() & self._config.keys() else WAITS
+        return opened(Consumer, self.client_config(**{**waits, **READER, **changes}), given=self._config)
+
+    def away(self, error: object) -> DependencyAwayError:
+        """The error for a broker that gave no answer; what the client said of it is repeated without secrets."""
+        # A client that knew a controller which is gone waits for that one for minutes; a new one asks who it is now.
+        self._admin = None
+        return DependencyAwayError(
+            f"Kafka at {self.bootstrap} did not answer",
+            found=without_values(str(error), self._config) or type(error).__name__,
+            remedy="see that the brokers of HIGHWATER_KAFKA_BOOTSTRAP run and can be reached; it is tried again",
+            of=KAFKA,
+        )
+
+
+def _result(future: Any) -> tuple[Any, int | None]:
+    """The answer of a request, or the code of its error."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    try:
+        return future.result(REQUEST_SECONDS + 1), None
+    except KafkaException as error:
+        return None, int(error.args[0].code())
+    except TimeoutError:
+        return None, int(KafkaError._TIMED_OUT)  # noqa: SLF001 - its public name
+
+
+def _is_whole(found: TopicDescription) -> bool:
+    """Whether a description has the topic's ID, and partitions from 0 on without a gap: an answer without is none."""
+    numbers = {p.id for p in found.partitions}
+    return str(found.topic_id) not in {"", NO_TOPIC_ID} and bool(numbers) and numbers == set(range(len(numbers)))
+
+
+def _id_and_leaders(found: TopicDescription) -> tuple[str, dict[int, int | None]]:
+    return str(found.topic_id), {p.id: leader_of(p) for p in sorted(found.partitions, key=lambda p: p.id)}
+
+
+def leader_of(partition: Any) -> int | None:
+    """The broker that leads a described partition; None without one."""
+    leader = partition.leader
+    return None if leader is None or leader.id < 0 else int(leader.id)
+
+
+def _state(leader: int | None, start: Any, stable: Any, high: Any) -> PartitionState:
+    """A partition as these answers show it; nothing is known of one that lacks an answer, or whose answers disagree."""
+    if start is None or stable is None or high is None or start.offset > high.offset:
+        return PartitionState(None, None, None, leader)
+    return PartitionState(start.offset, stable.offset, high.offset, leader, _epoch(stable))
+
+
+def _epoch(answer: Any) -> int | None:
+    """The leader epoch of an answer; None where the broker did not name one, which is written -1."""
+    epoch = answer.leader_epoch
+    return None if epoch is None or epoch < 0 else int(epoch)
+
+
+# A consumer of ours is assigned, never subscribed, and never commits: Spark's commit is the only one (I12).
+READER: Mapping[str, Any] = MappingProxyType(
+    {
+        "group.id": "highwater.reader",  # librdkafka demands one; nothing is ever committed under it
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
+    }
+)
+# The broker holds a fetch at the log's end for 500 ms by default, and the end of a range often is there.
+LONGEST_WAIT = "fetch.wait.max.ms"
+WAITS: Mapping[str, Any] = MappingProxyType({LONGEST_WAIT: 10})
+# A broker 3.6 or 3.7 answers with nothing when a fetch of tiered records takes longer than the wait. So a reader that
+# got nothing waits longer.
+MOST_WAIT_MS = 5_000
+
+
+def _expired(message: Message, open_: Mapping[int, OffsetRange]) -> OffsetsExpiredError:
+    asked = open_.get(message.partition() or 0)
+    return OffsetsExpiredError(
+        f"topic {message.topic()} partition {message.partition()} does not hold the offsets that were asked for",
+        stored=f"{asked}" if asked else None,
+        found=str(message.error()),
+        remedy="they were deleted by retention, or the log was cut off: highwater status gives its bounds",
+    )
+
+
+def _slow(errors: Any) -> set[int]:
+    """The errors of a broker that did not answer in time."""
+    return {errors._TIMED_OUT, errors.REQUEST_TIMED_OUT, errors._TRANSPORT, errors._ALL_BROKERS_DOWN}  # noqa: SLF001 - its public names
+
+
+def _without_leader(errors: Any) -> set[int]:
+    """What `list_offsets` answers for a partition that nobody leads, or whose new leader is not sure yet.
+
+    Code 78 is OFFSET_NOT_AVAILABLE (KIP-207), which the Python client does not name: a leader that was just elected
+    gives it until its high watermark is sure.
+    """
+    return {
+        errors._NOENT,  # noqa: SLF001 - its public name
+        errors.LEADER_NOT_AVAILABLE,
+        errors.NOT_LEADER_FOR_PARTITION,
+        errors.FENCED_LEADER_EPOCH,
+        errors.UNKNOWN_LEADER_EPOCH,
+        errors.KAFKA_STORAGE_ERROR,
+        78,
+    }

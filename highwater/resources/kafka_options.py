@@ -1,0 +1,212 @@
+"""Properties of Kafka clients: what may not be set, and what a librdkafka property is called in Java.
+
+Sources: librdkafka's CONFIGURATION.md and the Kafka documentation's pages of consumer and security configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from highwater.errors import ConfigurationError
+from highwater.producer_rules import without_prefix
+from highwater.resources.producer_properties import ruled, weakness
+from highwater.settings import KAFKA_CONFIG
+
+# What readers are told, and what another value would do.
+_READERS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "enable.auto.commit": ("false", "offsets are committed with the output, never by a client"),
+        "enable.auto.offset.store": ("false", "offsets are committed with the output, never by a client"),
+        "auto.offset.reset": ("error", "a reader that jumps loses what it jumped over"),
+        "isolation.level": ("read_committed", "records of aborted transactions must not be read"),
+    }
+)
+# What the pipeline names itself, whatever the value.
+_NAMED: Mapping[str, str] = MappingProxyType(
+    {
+        "group.id": "consumers are assigned; the group that mirrors progress is named by the stream",
+        "transactional.id": "it is bound to the slice, so that an old producer is fenced",
+        "bootstrap.servers": "HIGHWATER_KAFKA_BOOTSTRAP says it",
+        "metadata.broker.list": "HIGHWATER_KAFKA_BOOTSTRAP says it",
+    }
+)
+# The producers of runs are transactional, so how long a delivery may take is bounded otherwise; others see to it.
+_TIMEOUTS = frozenset({"delivery.timeout.ms", "message.timeout.ms"})
+# Properties that could weaken what the pipeline promises: only a value that keeps it is taken.
+GUARDED = frozenset({*_READERS, *_NAMED, *ruled()}) - _TIMEOUTS
+
+# Properties of the same meaning in both clients; `_java_value` knows where values differ. ssl.cipher.suites is none of
+# them: its names are OpenSSL's here and Java's own there, and here it does not concern TLS 1.3.
+_SAME = frozenset(
+    {
+        "client.dns.lookup",
+        "client.id",
+        "client.rack",
+        "connections.max.idle.ms",
+        "fetch.max.bytes",
+        "fetch.min.bytes",
+        "max.partition.fetch.bytes",
+        "metadata.max.age.ms",
+        "reconnect.backoff.max.ms",
+        "reconnect.backoff.ms",
+        "sasl.kerberos.service.name",
+        "sasl.mechanism",
+        "security.protocol",
+        "ssl.endpoint.identification.algorithm",
+        "ssl.key.password",
+        "ssl.keystore.location",
+        "ssl.keystore.password",
+    }
+)
+_RENAMED: Mapping[str, str] = MappingProxyType(
+    {
+        "fetch.message.max.bytes": "max.partition.fetch.bytes",
+        "fetch.wait.max.ms": "fetch.max.wait.ms",
+        "sasl.mechanisms": "sasl.mechanism",
+        "socket.receive.buffer.bytes": "receive.buffer.bytes",
+        "socket.send.buffer.bytes": "send.buffer.bytes",
+        "ssl.ca.location": "ssl.truststore.location",
+        "ssl.ca.pem": "ssl.truststore.certificates",
+        "ssl.certificate.location": "ssl.keystore.location",
+        "ssl.certificate.pem": "ssl.keystore.certificate.chain",
+        "ssl.key.location": "ssl.keystore.location",
+        "ssl.key.pem": "ssl.keystore.key",
+    }
+)
+# Where 0 here is -1 there: never to close what is idle, and the system's own size of a buffer.
+_ZERO_IS_OFF = frozenset({"connections.max.idle.ms", "socket.receive.buffer.bytes", "socket.send.buffer.bytes"})
+# Properties that say how librdkafka works inside; the Java client has its own ways and needs no equal.
+_OURS_ALONE = frozenset(
+    {"debug", "log_level", "statistics.interval.ms", "queue.buffering.max.messages", "queue.buffering.max.kbytes"}
+    | {"linger.ms", "queue.buffering.max.ms", "batch.size", "batch.num.messages", "compression.type"}
+    | {"compression.codec", "socket.keepalive.enable", "socket.timeout.ms", "broker.address.family"}
+    | {"delivery.timeout.ms", "message.timeout.ms", "transaction.timeout.ms"}
+    | {"receive.message.max.bytes"}
+)
+# A property of ours and what it says of the store that it names; Java's default is JKS.
+_STORE_TYPES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "ssl.ca.location": ("ssl.truststore.type", "PEM"),
+        "ssl.ca.pem": ("ssl.truststore.type", "PEM"),
+        "ssl.certificate.location": ("ssl.keystore.type", "PEM"),
+        "ssl.certificate.pem": ("ssl.keystore.type", "PEM"),
+        "ssl.keystore.location": ("ssl.keystore.type", "PKCS12"),
+    }
+)
+_LOGIN: Mapping[str, str] = MappingProxyType(
+    {
+        "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+        "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+        "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    }
+)
+_USER = frozenset({"sasl.username", "sasl.password"})
+
+
+def refuse_weakening(config: Mapping[str, str]) -> None:
+    """See that no property weakens a guarantee.
+
+    Raises:
+        ConfigurationError: one does; the message gives property, value and reason.
+    """
+    for name, value in sorted(config.items()):
+        reason = _weakness(name, value)
+        if reason is not None:
+            raise ConfigurationError(
+                f"the property {name} must not be {value}: {reason}",
+                found=f"{name}={value}",
+                remedy=f"leave it out of {KAFKA_CONFIG}",
+            )
+
+
+def _weakness(name: str, value: str) -> str | None:
+    name = without_prefix(name)
+    if name in _NAMED:
+        return _NAMED[name]
+    if name in _READERS:
+        sound, reason = _READERS[name]
+        return None if value.strip().lower() == sound else reason
+    return weakness(name, value, transactional=True)
+
+
+def without_values(text: str, config: Mapping[str, str]) -> str:
+    """A client's message without the values of the configuration: any of them may be a secret (I13)."""
+    for value in sorted(config.values(), key=len, reverse=True):
+        if len(value) > 3:  # shorter ones are numbers and flags, and would take letters out of words
+            text = text.replace(value, "***")
+    return text
+
+
+def spark_options(bootstrap: str, config: Mapping[str, str]) -> dict[str, str]:
+    """The options of Spark's Kafka source for the same cluster.
+
+    Raises:
+        ConfigurationError: a property, or its value, has no equal in the Java client. The value is not repeated: it may
+            be a secret.
+    """
+    _see_one_key_file(config)
+    java = {"bootstrap.servers": bootstrap, "allow.auto.create.topics": "false"}
+    for given, value in config.items():
+        name = without_prefix(given)
+        # A guarded value is one that Spark's reader has anyway, or a producer's.
+        if name not in _USER | _OURS_ALONE | GUARDED:
+            java[_java_name(name)] = _java_value(name, value)
+            java.update([_STORE_TYPES[name]] if name in _STORE_TYPES else [])
+    if _USER & config.keys():
+        java["sasl.jaas.config"] = _login(config)
+    return {f"kafka.{name}": value for name, value in java.items()}
+
+
+def _java_name(name: str) -> str:
+    if name in _SAME:
+        return name
+    if name in _RENAMED:
+        return _RENAMED[name]
+    raise ConfigurationError(
+        f"the property {name} cannot be translated for Spark's Kafka client",
+        remedy=f"leave it out of {KAFKA_CONFIG}, or use one that docs/configuration.md lists",
+    )
+
+
+def _java_value(name: str, value: str) -> str:
+    if name == "security.protocol":
+        return value.upper()  # librdkafka takes small letters too
+    if name == "client.dns.lookup":
+        return value.lower()  # and large ones here
+    if name == "ssl.endpoint.identification.algorithm" and value.lower() == "none":
+        return ""
+    if name in _ZERO_IS_OFF and value == "0":
+        return "-1"
+    if name == "ssl.ca.location" and (value == "probe" or Path(value).is_dir()):
+        raise ConfigurationError(
+            "ssl.ca.location names no file, and Spark's Kafka client takes nothing else",
+            remedy="put the certificates into one file in PEM, and name that",
+        )
+    return value
+
+
+def _see_one_key_file(config: Mapping[str, str]) -> None:
+    """Java takes a PEM key store from one file that holds the private key and then its certificates (KIP-651)."""
+    certificate, key = config.get("ssl.certificate.location"), config.get("ssl.key.location")
+    if certificate != key:
+        raise ConfigurationError(
+            "ssl.certificate.location and ssl.key.location name different files, and Spark's Kafka client takes one",
+            remedy="put the private key and then its certificates into one file, and name it in both",
+        )
+
+
+def _login(config: Mapping[str, str]) -> str:
+    mechanism = config.get("sasl.mechanisms") or config.get("sasl.mechanism") or "none"
+    if mechanism not in _LOGIN:
+        raise ConfigurationError(
+            f"a user and a password do not go with the SASL mechanism {mechanism}",
+            remedy=f"set sasl.mechanisms to one of {', '.join(_LOGIN)}",
+        )
+    user, password = (_quoted(config.get(name, "")) for name in ("sasl.username", "sasl.password"))
+    return f"{_LOGIN[mechanism]} required username={user} password={password};"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,757 @@
+"""The ledger: what was planned, lost and leased, in a SQL database."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import BigInteger, and_, cast, delete, func, insert, literal, select, tuple_, update
+from sqlalchemy.exc import IntegrityError
+
+from highwater.alerting import Alert
+from highwater.errors import HighwaterError, LeaseHeldError, UnknownSliceError
+from highwater.plans import Discard, Generation, Loss, Planned, Publication, ensure_recordable
+from highwater.portions import portions
+from highwater.resources import ledger_schema as schema
+from highwater.resources.breakers import Breakers
+from highwater.resources.erasures import Erasures, restore
+from highwater.resources.given_up import GivenUps
+from highwater.resources.holds import Holds
+from highwater.resources.in_vain import InVains
+from highwater.resources.instances import Instances
+from highwater.resources.intents import Intents
+from highwater.resources.leases import Heartbeat, Lease, forget, held, leased
+from highwater.resources.ledger_rows import (
+    discard_of,
+    discard_row,
+    gaps_of,
+    gaps_row,
+    generation_of,
+    generation_row,
+    loss_of,
+    loss_row,
+    slice_of,
+    slice_row,
+    starts_plain,
+)
+from highwater.resources.paused_topics import PausedTopics
+from highwater.resources.reclaims import Reclaims, reclaim_row
+from highwater.resources.retired_keys import RetiredKeys
+from highwater.resources.sensor_faults import SensorFaults
+from highwater.slices import Slice, SliceKey
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from sqlalchemy import Select
+    from sqlalchemy.engine import Connection, Engine
+
+    from highwater.erasing import Recorded
+    from highwater.gaps import Gaps
+    from highwater.reclaims import Reclaim
+
+# A sensor tick shall answer within seconds whatever is away.
+WAIT_SECONDS = 5.0
+
+
+class Ledger:
+    """The ledger of a deployment. Making one connects to nothing; the first use creates what is missing.
+
+    Args:
+        url: an SQLAlchemy URL of SQLite or PostgreSQL.
+        wait_seconds: how long a lock or a server is waited for before a call gives up.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+
+    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
+    """
+
+    def __init__(self, url: str, wait_seconds: float = WAIT_SECONDS) -> None:
+        self._url = schema.parse_url(url)
+        self._wait_seconds = wait_seconds
+
+    def __repr__(self) -> str:
+        return f"Ledger({schema.shown(self._url)!r})"
+
+    @cached_property
+    def _engine(self) -> Engine:
+        engine = schema.open_engine(self._url, self._wait_seconds)
+        schema.create(engine, self._wait_seconds)
+        return engine
+
+    def _reading(self) -> AbstractContextManager[Connection]:
+        return schema.transaction(self._engine, writes=False)
+
+    def _writing(self) -> AbstractContextManager[Connection]:
+        return schema.transaction(self._engine, writes=True)
+
+    # Slices
+
+    def add(self, slices: Sequence[Slice], losses: Sequence[Loss] = (), seen: Generation | None = None) -> bool:
+        """Store plans, all or none.
+
+        Args:
+            slices: new slices of one topic.
+            losses: holes that the stream's declaration accepts, recorded together with the slices behind them.
+            seen: the generation that the plans were made from; if the topic was planned or opened anew since, nothing
+                is stored.
+
+        Raises:
+            InconsistentRecordError: no topic can lose that.
+
+        Returns:
+            Whether they were stored; False if another planner was first, be it one of another stream (`last_of_other`).
+        """
+        ensure_recordable([], losses, seen)
+        try:
+            with self._writing() as connection:
+                if seen is not None and not _move_on(connection, seen):
+                    return False
+                if slices:
+                    connection.execute(insert(schema.slices), [slice_row(piece) for piece in slices])
+                _insert_losses(connection, losses)
+                return True
+        except IntegrityError:
+            return False
+
+    def get(self, keys: Sequence[str]) -> list[Slice]:
+        """The slices of these keys, in the order of the keys.
+
+        Raises:
+            UnknownSliceError: one of them was never planned or is no key; the topic's last slice is named.
+        """
+        if not keys:
+            return []
+        with self._reading() as connection:
+            found = {row.slice_key: slice_of(row) for row in schema.rows_of(connection, schema.slices, keys)}
+        for key in keys:
+            if key not in found:
+                raise self._unknown(key)
+        return [found[key] for key in keys]
+
+    def _unknown(self, text: str) -> HighwaterError:
+        try:
+            key = SliceKey.parse(text)
+        except UnknownSliceError as error:
+            return UnknownSliceError(error.problem, stored="no slice of that key", found=text, remedy=error.remedy)
+        table = schema.slices
+        newest = select(table).where(table.c.topic == key.topic).order_by(table.c.ordinal.desc()).limit(1)
+        with self._reading() as connection:
+            row = connection.execute(newest).first()
+        return UnknownSliceError(
+            f"slice {text} was never planned",
+            stored=f"nothing of topic {key.topic}" if row is None else f"{row.slice_key} is the last of {row.stream}",
+            found=text,
+            remedy="highwater slices STREAM lists the keys; delete a key from Dagster that the ledger does not hold",
+        )
+
+    def slices(
+        self,
+        stream: str,
+        topic: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+        newest: int | None = None,
+        topic_id: str | None = None,
+    ) -> list[Slice]:
+        """Planned slices, oldest first.
+
+        Args:
+            stream: the stream's name.
+            topic: only slices of this topic.
+            after: only slices that were planned after the one with this key.
+            limit: so many from the start.
+            newest: so many from the end.
+            topic_id: only slices of the topic with this ID; earlier ones under its name are left out.
+
+        Raises:
+            UnknownSliceError: `after` was never planned.
+        """
+        query = self._slices_query(stream, topic, after)
+        table = schema.slices
+        if topic_id is not None:
+            query = query.where(table.c.topic_id == topic_id)
+        order = [table.c.planned_at, table.c.topic, table.c.ordinal] if topic is None else [table.c.ordinal]
+        if newest is not None:
+            query = query.order_by(*[column.desc() for column in order]).limit(newest)
+        else:
+            query = query.order_by(*order).limit(limit)
+        with self._reading() as connection:
+            found = [slice_of(row) for row in connection.execute(query)]
+        return found if newest is None else found[::-1]
+
+    def attempts_at(self, stream: str, topic: str, topic_id: str) -> dict[str, int]:
+        """For each slice of a topic, oldest first, the last attempt that was about to commit it; 0 where none ever was.
+
+        Args:
+            stream: the stream's name.
+            topic: the topic.
+            topic_id: slices of earlier topics under its name are left out.
+        """
+        table = schema.slices
+        query = select(table.c.slice_key, table.c.attempt).where(
+            table.c.stream == stream, table.c.topic == topic, table.c.topic_id == topic_id
+        )
+        with self._reading() as connection:
+            # 100,000 rows by the names of their columns would take twice as long.
+            return dict(connection.execute(query.order_by(table.c.ordinal)).tuples().all())
+
+    def _slices_query(self, stream: str, topic: str | None, after: str | None) -> Select[Any]:
+        table = schema.slices
+        query = select(table).where(table.c.stream == stream)
+        if topic is not None:
+            query = query.where(table.c.topic == topic)
+        if after is None:
+            return query
+        [piece] = self.get([after])
+        if topic is not None:
+            return query.where(table.c.ordinal > piece.ordinal)
+        later = tuple_(table.c.planned_at, table.c.topic, table.c.ordinal) > tuple_(
+            literal(piece.planned_at, schema.Utc), literal(piece.topic), literal(piece.ordinal)
+        )
+        return query.where(later)
+
+    def holding(self, stream: str, topic: str, partition: int, offset: int) -> list[Slice]:
+        """The slices that hold an offset, one for each generation that planned it, oldest first."""
+        table = schema.slices
+        start, end = (cast(table.c.ranges[str(partition), at].as_string(), BigInteger) for at in (0, 1))
+        query = select(table).where(table.c.stream == stream, table.c.topic == topic, start <= offset, end > offset)
+        with self._reading() as connection:
+            return [slice_of(row) for row in connection.execute(query.order_by(table.c.ordinal))]
+
+    def last(self, stream: str, topic: str) -> Slice | None:
+        """The newest slice of a topic, of whatever generation; found by index."""
+        with self._reading() as connection:
+            return _last(connection, stream, topic)
+
+    def last_of_other(self, stream: str, topic: str) -> Slice | None:
+        """The newest slice of a topic that another stream planned; the same key cannot be planned a second time."""
+        table = schema.slices
+        query = select(table).where(table.c.topic == topic, table.c.stream != stream)
+        with self._reading() as connection:
+            row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
+        return None if row is None else slice_of(row)
+
+    def before(self, piece: Slice) -> Slice | None:
+        """The slice of the same topic and generation that was planned before this one; None for the first."""
+        table = schema.slices
+        query = select(table).where(
+            table.c.stream == piece.stream,
+            table.c.topic == piece.topic,
+            table.c.generation == piece.generation,
+            table.c.ordinal < piece.ordinal,
+        )
+        with self._reading() as connection:
+            row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
+        return None if row is None else slice_of(row)
+
+    def preceding(self, stream: str, topic: str, ordinal: int, many: int) -> list[Slice]:
+        """The newest so many slices of a topic before this ordinal, of whatever generation, oldest first."""
+        table = schema.slices
+        query = select(table).where(table.c.stream == stream, table.c.topic == topic, table.c.ordinal < ordinal)
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(table.c.ordinal.desc()).limit(many))
+            return [slice_of(row) for row in rows][::-1]
+
+    def next_attempts(self, keys: Sequence[str]) -> dict[str, int]:
+        """A new attempt number for each slice: 1 or more, higher than any before, given to no one else.
+
+        Raises:
+            UnknownSliceError: one of them was never planned; no number was given out.
+        """
+        table = schema.slices
+        found: dict[str, int] = {}
+        with self._writing() as connection:
+            for some in portions(
+                sorted(set(keys)), schema.KEYS_A_STATEMENT
+            ):  # in one order, so that two callers cannot wait for each other
+                counted = (
+                    update(table)
+                    .where(table.c.slice_key.in_(some))
+                    .values(attempt=table.c.attempt + 1)
+                    .returning(table.c.slice_key, table.c.attempt)
+                )
+                found.update({row.slice_key: row.attempt for row in connection.execute(counted)})
+            missing = [key for key in keys if key not in found]
+            if missing:
+                connection.rollback()
+        if missing:
+            raise self._unknown(missing[0])
+        return {key: found[key] for key in keys}
+
+    def ever_attempted(self) -> bool:
+        """Whether an attempt at any slice was ever about to commit."""
+        table = schema.slices
+        query = select(table.c.slice_key).where(table.c.attempt > 0).limit(1)
+        with self._reading() as connection:
+            return connection.execute(query).first() is not None
+
+    def planned_at(self, keys: Sequence[str]) -> dict[str, datetime]:
+        """When slices were planned; keys that never were are left out."""
+        table = schema.slices
+        found: dict[str, datetime] = {}
+        with self._reading() as connection:
+            for some in portions(keys, schema.KEYS_A_STATEMENT):
+                query = select(table.c.slice_key, table.c.planned_at).where(table.c.slice_key.in_(some))
+                found.update({row.slice_key: row.planned_at for row in connection.execute(query)})
+        return found
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Planned slices by stream and topic."""
+        table = schema.slices
+        query = select(table.c.stream, table.c.topic, func.count()).group_by(table.c.stream, table.c.topic)
+        with self._reading() as connection:
+            return {(stream, topic): count for stream, topic, count in connection.execute(query)}
+
+    # Topics
+
+    def planned(self, stream: str, topic: str) -> Planned | None:
+        """How far a topic is planned, or None if it never was; costs the same after any number of slices."""
+        with self._reading() as connection:
+            generation = _generation(connection, stream, topic)
+            if generation is None:
+                return None
+            last = _last(connection, stream, topic)
+            table = schema.losses
+            query = select(table).where(
+                table.c.stream == stream, table.c.topic == topic, table.c.generation == generation.number
+            )
+            return Planned.of(generation, last, [loss_of(row) for row in connection.execute(query)])
+
+    def all_planned(self) -> dict[tuple[str, str], Planned]:
+        """How far each planned topic of each stream is planned, by stream and topic, with three queries for all."""
+        with self._reading() as connection:
+            newest = {(one.stream, one.topic): one for one in _newest_generations(connection)}
+            last = {(piece.stream, piece.topic): piece for piece in _newest_slices(connection)}
+            losses: dict[tuple[str, str], list[Loss]] = {}
+            for row in connection.execute(select(schema.losses)):
+                losses.setdefault((row.stream, row.topic), []).append(loss_of(row))
+        return {of: Planned.of(one, last.get(of), losses.get(of, ())) for of, one in newest.items()}
+
+    def revisions(self) -> dict[str, str]:
+        """For each stream a text that changes with everything that is planned or accepted of its topics."""
+        with self._reading() as connection:
+            found: dict[str, list[str]] = {}
+            for one in _newest_generations(connection):
+                found.setdefault(one.stream, []).append(f"{one.topic} {one.number}.{one.revision}")
+        return {stream: ",".join(sorted(topics)) for stream, topics in found.items()}
+
+    def planned_end(self, stream: str, topic: str) -> dict[int, int]:
+        """For each partition the end of what is planned or given up as lost."""
+        found = self.planned(stream, topic)
+        if found is not None:
+            return dict(found.ends)
+        last = self.last(stream, topic)
+        return {} if last is None else {partition: offsets.end for partition, offsets in last.ranges.items()}
+
+    def generations(self, stream: str, topic: str) -> list[Generation]:
+        """All generations of a topic, oldest first."""
+        table = schema.topics
+        query = select(table).where(table.c.stream == stream, table.c.topic == topic).order_by(table.c.generation)
+        with self._reading() as connection:
+            return [generation_of(row) for row in connection.execute(query)]
+
+    def open_generation(
+        self, generation: Generation, losses: Sequence[Loss] = (), seen: Generation | None = None
+    ) -> bool:
+        """Pin a topic's identity; False if somebody else was first.
+
+        Args:
+            generation: the new one.
+            losses: what is recorded as lost with it.
+            seen: the generation before; if it was planned on since, nothing is stored.
+
+        Raises:
+            InconsistentRecordError: no topic can be like that.
+        """
+        ensure_recordable([generation], losses, seen)
+        try:
+            with self._writing() as connection:
+                if seen is not None and not _move_on(connection, seen):
+                    return False
+                connection.execute(insert(schema.topics).values(generation_row(generation)))
+                _insert_losses(connection, losses)
+                return True
+        except IntegrityError:
+            return False
+
+    def decide_starts(self, seen: Generation, starts: dict[int, int]) -> bool:
+        """Settle where partitions begin that had no leader when the generation was opened; False if not the first."""
+        table = schema.topics
+        with self._writing() as connection:
+            if not _move_on(connection, seen):
+                return False
+            merged = {**seen.starts, **starts}
+            ensure_recordable([replace(seen, starts=merged)], [], None)
+            connection.execute(update(table).where(_is(seen)).values(starts=starts_plain(merged)))
+            return True
+
+    # Losses
+
+    def record_loss(self, losses: Sequence[Loss], seen: Generation | None = None) -> bool:
+        """Record holes, all or none; False if the topic was planned on since `seen`, or a hole is recorded already."""
+        return self.add([], losses, seen)
+
+    def losses(self, stream: str | None = None, topic: str | None = None) -> list[Loss]:
+        """Recorded holes, oldest first."""
+        table = schema.losses
+        query = select(table).order_by(table.c.id)
+        if stream is not None:
+            query = query.where(table.c.stream == stream)
+        if topic is not None:
+            query = query.where(table.c.topic == topic)
+        with self._reading() as connection:
+            return [loss_of(row) for row in connection.execute(query)]
+
+    # Publications
+
+    def publications(self, keys: Sequence[str]) -> dict[str, Publication]:
+        """What was published of these slices' rejects; those of which nothing was are left out."""
+        with self._reading() as connection:
+            rows = schema.rows_of(connection, schema.publications, keys)
+            return {row.slice_key: Publication(row.attempt, row.sent, row.published_at) for row in rows}
+
+    def ever_published(self, stream: str) -> bool:
+        """Whether any reject of a stream was ever published."""
+        table = schema.publications
+        # What was sent to the topic of accepted events is kept under that topic's name, which has no @.
+        of_slice = table.c.slice_key.contains("@", autoescape=True)
+        query = select(table.c.slice_key).where(table.c.stream == stream, of_slice, table.c.sent > 0).limit(1)
+        with self._reading() as connection:
+            return connection.execute(query).first() is not None
+
+    def record_publication(self, stream: str, key: str, publication: Publication) -> None:
+        """Keep what Kafka has committed of a slice's rejects; what is older or less never replaces what is kept."""
+        table = schema.publications
+        values = {
+            "stream": stream,
+            "attempt": publication.attempt,
+            "sent": publication.sent,
+            "published_at": publication.published_at,
+        }
+        less = tuple_(table.c.attempt, table.c.sent) <= tuple_(literal(publication.attempt), literal(publication.sent))
+        older = and_(table.c.slice_key == key, less)
+        with self._writing() as connection:
+            if connection.execute(update(table).where(older).values(values)).rowcount:
+                return
+            if connection.execute(select(table.c.attempt).where(table.c.slice_key == key)).first() is None:
+                connection.execute(insert(table).values(slice_key=key, **values))
+
+    # Discards
+
+    def discard(self, stream: str, discards: Sequence[Discard]) -> int:
+        """Keep that a person gave records up; returns how many were not given up before, whose first reason stays."""
+        table = schema.discards
+        known = {discard.origin for discard in self.discards(stream)}
+        fresh = {discard.origin: discard for discard in discards if discard.origin not in known}
+        if fresh:
+            with self._writing() as connection:
+                connection.execute(insert(table), [discard_row(stream, discard) for discard in fresh.values()])
+        return len(fresh)
+
+    def discarded_until(self, stream: str) -> datetime | None:
+        """When a record of a stream was given up last, in UTC; None if none ever was."""
+        table = schema.discards
+        with self._reading() as connection:
+            return connection.execute(
+                select(func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
+            ).scalar()
+
+    def discards_told(self, stream: str) -> tuple[int, datetime | None]:
+        """How many records of a stream were given up, and when the last was, in UTC."""
+        table = schema.discards
+        told = select(func.count(), func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
+        with self._reading() as connection:
+            many, last = connection.execute(told).one()
+            return many, last
+
+    def discards(self, stream: str, within: tuple[int, int] | None = None) -> list[Discard]:
+        """What was given up of a stream, oldest first.
+
+        Args:
+            stream: the stream's name.
+            within: the first and the last offset of the origins; all if None.
+        """
+        table = schema.discards
+        query = select(table).where(table.c.stream == stream).order_by(table.c.discarded_at)
+        if within is not None:
+            query = query.where(table.c.origin_offset.between(*within))
+        with self._reading() as connection:
+            return [discard_of(row) for row in connection.execute(query)]
+
+    def restore(
+        self,
+        generations: Sequence[Generation],
+        slices: Sequence[Slice],
+        attempts: Mapping[str, int],
+        losses: Sequence[Loss],
+        publications: Mapping[str, Publication],
+        reclaims: Sequence[Reclaim] = (),
+        erasures: Sequence[Recorded] = (),
+        retired: Mapping[str, datetime] | None = None,
+    ) -> None:
+        """Write the plans of a stream that the ledger does not hold, all or none.
+
+        Args:
+            generations: of its topics.
+            slices: its slices.
+            attempts: by slice the highest that was seen.
+            losses: recorded ones.
+            publications: by slice.
+            reclaims: what was taken back from the DLQ.
+            erasures: with what they took from these slices.
+            retired: slices whose keys are retired, and since when.
+
+        Raises:
+            LeaseHeldError: somebody planned the stream meanwhile; nothing was written.
+            InconsistentRecordError: no topic can be like that.
+        """
+        ensure_recordable(generations, losses, None)
+        streams = {piece.key: piece.stream for piece in slices}
+        try:
+            with self._writing() as connection:
+                for table, rows in (
+                    (schema.topics, [generation_row(one) for one in generations]),
+                    (schema.slices, [{**slice_row(p), "attempt": attempts.get(p.key, 0)} for p in slices]),
+                    (schema.losses, [loss_row(loss) for loss in losses]),
+                    (
+                        schema.publications,
+                        [{"slice_key": k, "stream": streams[k], **vars(p)} for k, p in publications.items()],
+                    ),
+                    (schema.reclaims, [reclaim_row(slices[0].stream, 1, one) for one in reclaims]),
+                    (
+                        schema.retired_keys,
+                        [{"slice_key": k, "stream": streams[k], "retired_at": at} for k, at in (retired or {}).items()],
+                    ),
+                ):
+                    if rows:
+                        connection.execute(insert(table), rows)
+                restore(connection, erasures)
+        except IntegrityError:
+            raise LeaseHeldError(
+                "somebody planned the stream meanwhile; nothing was written",
+                remedy="stop the planner's sensor, empty the ledger and try again",
+            ) from None
+
+    # Gaps
+
+    def gaps(self, keys: Sequence[str]) -> dict[str, Gaps]:
+        """What explained the gaps of these slices when they were first looked at; those that were not are left out."""
+        with self._reading() as connection:
+            return {row.slice_key: gaps_of(row) for row in schema.rows_of(connection, schema.gaps, keys)}
+
+    def keep_gaps(self, piece: Slice, gaps: Gaps) -> bool:
+        """Keep what explains the gaps of a slice; False if it was kept before, which stays: evidence vanishes."""
+        try:
+            with self._writing() as connection:
+                connection.execute(insert(schema.gaps).values(gaps_row(piece, gaps)))
+                return True
+        except IntegrityError:
+            return False
+
+    def cleanup_policies(self, topic_id: str) -> set[str | None]:
+        """The values of `cleanup.policy` that the topic was seen with when gaps of its slices were looked at."""
+        table = schema.gaps
+        query = select(table.c.cleanup_policy).where(table.c.topic_id == topic_id).distinct()
+        with self._reading() as connection:
+            return set(connection.execute(query).scalars())
+
+    # Alerts
+
+    def alerts(self) -> dict[tuple[str, str], Alert]:
+        """The open alerts of all streams by stream and condition, the oldest first."""
+        table = schema.alerts
+        with self._reading() as connection:
+            found = [Alert(**row._mapping) for row in connection.execute(select(table).order_by(table.c.since))]  # noqa: SLF001 - SQLAlchemy's public name
+        return {(alert.stream, alert.what): alert for alert in found}
+
+    def keep_alerts(self, open_: Mapping[tuple[str, str], Alert]) -> None:
+        """Keep these alerts, and no others."""
+        table = schema.alerts
+        with self._writing() as connection:
+            connection.execute(delete(table))
+            if open_:
+                connection.execute(insert(table), [vars(alert) for alert in open_.values()])
+
+    def watched(self) -> dict[str, datetime]:
+        """What alerts are about, by name, and when somebody last watched over it, in UTC."""
+        with self._reading() as connection:
+            return {row.name: row.at for row in connection.execute(select(schema.watched))}
+
+    def watch(self, names: Collection[str], now: datetime) -> None:
+        """Keep that these are watched over now."""
+        table = schema.watched
+        with self._writing() as connection:
+            for name in names:
+                if connection.execute(update(table).where(table.c.name == name).values(at=now)).rowcount == 0:
+                    connection.execute(insert(table).values(name=name, at=now))
+
+    # Breakers
+
+    @property
+    def breakers(self) -> Breakers:
+        """The breakers of all streams."""
+        return Breakers(lambda: self._engine)
+
+    # Holds
+
+    @property
+    def holds(self) -> Holds:
+        """The slices of all streams that are held."""
+        return Holds(lambda: self._engine)
+
+    # Slices that were given up
+
+    @property
+    def given_up(self) -> GivenUps:
+        """The slices of all streams that repair gave up."""
+        return GivenUps(lambda: self._engine)
+
+    @property
+    def in_vain(self) -> InVains:
+        """The slices of all streams that runs leave undone again and again, and that are requested on."""
+        return InVains(lambda: self._engine)
+
+    # Dagster instances
+
+    @property
+    def instances(self) -> Instances:
+        """The Dagster instances that work on the streams."""
+        return Instances(lambda: self._engine)
+
+    # Pauses
+
+    @property
+    def paused(self) -> PausedTopics:
+        """What a person paused of all streams: sensors, and topics whose records are retried."""
+        return PausedTopics(lambda: self._engine)
+
+    # Faults of sensors
+
+    @property
+    def sensor_faults(self) -> SensorFaults:
+        """Why sensors skip streams until a person acts."""
+        return SensorFaults(lambda: self._engine)
+
+    # Reclaims
+
+    @property
+    def reclaims(self) -> Reclaims:
+        """What was taken back from the DLQ, of all streams."""
+        return Reclaims(lambda: self._engine)
+
+    # Retired keys
+
+    @property
+    def retired(self) -> RetiredKeys:
+        """The keys that maintenance took from Dagster."""
+        return RetiredKeys(lambda: self._engine)
+
+    # Intents
+
+    @property
+    def intents(self) -> Intents:
+        """The numbered commits of all streams that were begun and are not known to have ended."""
+        return Intents(lambda: self._engine)
+
+    # Erasures
+
+    @property
+    def erasures(self) -> Erasures:
+        """What was erased of all streams."""
+        return Erasures(lambda: self._engine)
+
+    # Leases
+
+    def lease(self, name: str, seconds: float, wait: float = 0.0) -> AbstractContextManager[Lease]:
+        """A lock that all processes on this ledger respect, and that outlives its holder by `seconds` at the most.
+
+        It is renewed while the block runs. Whoever must not act without it asks the lease's `check` before.
+
+        Args:
+            name: what is locked.
+            seconds: how long it stays held when its holder dies.
+            wait: how long to wait for another holder.
+
+        Raises:
+            LeaseHeldError: another holder kept it for `wait` seconds.
+        """
+        return leased(lambda: self._engine, name, seconds, wait)
+
+    def leases(self) -> dict[str, datetime]:
+        """The leases that somebody holds now, and when each ends unless it is renewed."""
+        with self._reading() as connection:
+            return held(connection)
+
+    def heartbeat(self, name: str, seconds: float) -> Heartbeat:
+        """A lease as a sign of life of this process, to be started and stopped; neither raises when the ledger is away.
+
+        Args:
+            name: what is told to be alive; nobody else uses it.
+            seconds: how long it is told so after the last sign.
+        """
+        return Heartbeat(lambda: self._engine, name, seconds)
+
+    def forget_leases(self, over_for: float) -> None:
+        """Delete the leases that ran out so many seconds ago."""
+        with self._writing() as connection:
+            forget(connection, over_for)
+
+
+def _is(generation: Generation) -> Any:
+    table = schema.topics
+    return and_(
+        table.c.stream == generation.stream,
+        table.c.topic == generation.topic,
+        table.c.generation == generation.number,
+    )
+
+
+def _move_on(connection: Connection, seen: Generation) -> bool:
+    """Compare and set the revision. It also locks the row, so that writers of one topic follow each other."""
+    table = schema.topics
+    newest = select(func.max(table.c.generation)).where(table.c.stream == seen.stream, table.c.topic == seen.topic)
+    counted = update(table).where(_is(seen), table.c.revision == seen.revision).values(revision=seen.revision + 1)
+    return connection.execute(counted).rowcount == 1 and connection.execute(newest).scalar() == seen.number
+
+
+def _last(connection: Connection, stream: str, topic: str) -> Slice | None:
+    table = schema.slices
+    query = select(table).where(table.c.stream == stream, table.c.topic == topic)
+    row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
+    return None if row is None else slice_of(row)
+
+
+def _generation(connection: Connection, stream: str, topic: str) -> Generation | None:
+    table = schema.topics
+    query = select(table).where(table.c.stream == stream, table.c.topic == topic)
+    row = connection.execute(query.order_by(table.c.generation.desc()).limit(1)).first()
+    return None if row is None else generation_of(row)
+
+
+def _newest_generations(connection: Connection) -> list[Generation]:
+    """The newest generation of each topic of each stream."""
+    table = schema.topics
+    found = [generation_of(row) for row in connection.execute(select(table).order_by(table.c.generation))]
+    return [*{(one.stream, one.topic): one for one in found}.values()]
+
+
+def _newest_slices(connection: Connection) -> list[Slice]:
+    """The newest slice of each topic of each stream; one look into an index for each topic."""
+    table, topics = schema.slices, schema.topics
+    of_topic = (table.c.stream == topics.c.stream) & (table.c.topic == topics.c.topic)
+    ordinal = select(func.max(table.c.ordinal)).where(of_topic).scalar_subquery()
+    newest = select(topics.c.stream, topics.c.topic, ordinal.label("ordinal")).distinct().subquery()
+    joined = (
+        (table.c.stream == newest.c.stream) & (table.c.topic == newest.c.topic) & (table.c.ordinal == newest.c.ordinal)
+    )
+    return [slice_of(row) for row in connection.execute(select(table).join(newest, joined))]
+
+
+def _insert_losses(connection: Connection, losses: Sequence[Loss]) -> None:
+    if losses:
+        connection.execute(insert(schema.losses), [loss_row(loss) for loss in losses])

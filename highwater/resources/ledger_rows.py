@@ -1,0 +1,130 @@
+"""Rows of the ledger and the values that they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from highwater.envelope import Origin
+from highwater.gaps import Gaps
+from highwater.history import epochs_from_plain, epochs_to_plain, marks_from_plain, marks_to_plain
+from highwater.plans import Discard, Generation, Loss, starts_from_plain
+from highwater.slices import OffsetRange, Slice, ranges_from_plain, ranges_to_plain
+
+if TYPE_CHECKING:
+    from sqlalchemy import Row
+
+
+def slice_row(piece: Slice) -> dict[str, Any]:
+    return {
+        "slice_key": piece.key,
+        "stream": piece.stream,
+        "topic": piece.topic,
+        "topic_id": piece.topic_id,
+        "generation": piece.generation,
+        "ordinal": piece.ordinal,
+        "ranges": ranges_to_plain(piece.ranges),
+        "planned_at": piece.planned_at,
+        "lag": piece.lag,
+        "extra": {
+            "epochs": epochs_to_plain(piece.epochs),
+            "marks": marks_to_plain(piece.marks),
+        },
+    }
+
+
+def slice_of(row: Row[Any]) -> Slice:
+    return Slice(
+        stream=row.stream,
+        topic=row.topic,
+        topic_id=row.topic_id,
+        generation=row.generation,
+        ordinal=row.ordinal,
+        ranges=ranges_from_plain(row.ranges),
+        planned_at=row.planned_at,
+        lag=row.lag,
+        epochs=epochs_from_plain(row.extra.get("epochs", {})),
+        marks=marks_from_plain(row.extra.get("marks", {})),
+    )
+
+
+def starts_plain(starts: dict[int, int | None]) -> dict[str, int | None]:
+    return {str(partition): starts[partition] for partition in sorted(starts)}
+
+
+def generation_row(generation: Generation) -> dict[str, Any]:
+    return {
+        "stream": generation.stream,
+        "topic": generation.topic,
+        "topic_id": generation.topic_id,
+        "generation": generation.number,
+        "starts": starts_plain(dict(generation.starts)),
+        "opened_at": generation.opened_at,
+        "opened_by": generation.opened_by,
+        "first_ordinal": generation.first_ordinal,
+        "revision": generation.revision,
+    }
+
+
+def generation_of(row: Row[Any]) -> Generation:
+    return Generation(
+        stream=row.stream,
+        topic=row.topic,
+        topic_id=row.topic_id,
+        number=row.generation,
+        starts=starts_from_plain(row.starts),
+        opened_at=row.opened_at,
+        opened_by=row.opened_by,
+        first_ordinal=row.first_ordinal,
+        revision=row.revision,
+    )
+
+
+def loss_row(loss: Loss) -> dict[str, Any]:
+    return {
+        "stream": loss.stream,
+        "topic": loss.topic,
+        "generation": loss.generation,
+        "partition": loss.partition,
+        "start": loss.offsets.start,
+        "end": loss.offsets.end,
+        "reason": loss.reason,
+        "accepted_by": loss.accepted_by,
+        "recorded_at": loss.recorded_at,
+    }
+
+
+def loss_of(row: Row[Any]) -> Loss:
+    return Loss(
+        stream=row.stream,
+        topic=row.topic,
+        generation=row.generation,
+        partition=row.partition,
+        offsets=OffsetRange(row.start, row.end),
+        reason=row.reason,
+        accepted_by=row.accepted_by,
+        recorded_at=row.recorded_at,
+    )
+
+
+def discard_row(stream: str, discard: Discard) -> dict[str, Any]:
+    return {
+        "stream": stream,
+        **{f"origin_{name}": value for name, value in discard.origin._asdict().items()},
+        "reason": discard.reason,
+        "discarded_by": discard.discarded_by,
+        "discarded_at": discard.discarded_at,
+    }
+
+
+def discard_of(row: Row[Any]) -> Discard:
+    origin = Origin(row.origin_topic, row.origin_generation, row.origin_partition, row.origin_offset)
+    return Discard(origin, row.reason, row.discarded_by, row.discarded_at)
+
+
+def gaps_row(piece: Slice, gaps: Gaps) -> dict[str, Any]:
+    return {"slice_key": piece.key, "stream": piece.stream, "topic_id": piece.topic_id, **vars(gaps)}
+
+
+def gaps_of(row: Row[Any]) -> Gaps:
+    return Gaps(**{field.name: getattr(row, field.name) for field in fields(Gaps)})

@@ -1,0 +1,201 @@
+"""Numbered commits of a table: an intent in the ledger, one write, its records in `_commits` (I4).
+
+A writer looks at the table, and its commit takes the next number as Delta's `txnVersion`. If any other numbered commit
+came since that look, Delta skips the write or fails it: also the write of a dead run, of a process that stood still,
+and of a deployment with another ledger.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from highwater.commit_records import CommitRecord, from_user_metadata, number_of, replaces_table, to_user_metadata
+from highwater.errors import SupersededAttemptError, UnknownSliceError
+from highwater.resources import commit_log
+from highwater.resources.commit_log import APP, Committed, id_of, number_in
+from highwater.resources.delta import query, rows_by_slice, text_in_sql
+from highwater.resources.spark import close, delta_errors
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
+
+    from highwater.resources.intents import Intent
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+_SESSION = {
+    "txnAppId": "spark.databricks.delta.write.txnAppId",
+    "txnVersion": "spark.databricks.delta.write.txnVersion",
+    "userMetadata": "spark.databricks.delta.commitInfo.userMetadata",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One table that numbered commits write.
+
+    Args:
+        spark: the session that writes and closes.
+        lake: the tables.
+        ledger: holds the intents.
+        stream: the stream's name.
+        table: the table's name.
+    """
+
+    spark: SparkSession
+    lake: Lake
+    ledger: Ledger
+    stream: str
+    table: str
+
+    @property
+    def path(self) -> str:
+        """Where the table is."""
+        return self.lake.path(self.stream, self.table)
+
+    def opened(self) -> DeltaTable:
+        """The table as it is now, without a JVM."""
+        return self.lake.table_at(self.stream, self.table)
+
+
+def close_intents(target: Target) -> None:
+    """Settle every open intent of a table: complete `_commits` where its write committed, close it where not.
+
+    The caller holds the lease of the table's commits.
+
+    Raises:
+        SupersededAttemptError: the write committed at the same moment; the caller looks again.
+        DependencyAwayError: Spark, the ledger or the lake is away.
+    """
+    for intent in target.ledger.intents.of(target.stream, target.table):
+        opened = target.opened()
+        written = _written(intent, opened)
+        restores = {opened.version(): -1} if written and replaces_table(intent.user_metadata) else {}
+        _complete(target, opened, written, restores)
+        # The next numbered commit fences the write as well, so nothing is lost by a crash between these two.
+        target.ledger.intents.remove(intent.batch)
+        if not written and number_in(opened) < number_of(intent.user_metadata):
+            _close(target, number_of(intent.user_metadata))
+
+
+def _close(target: Target, number: int) -> None:
+    """Take a number with an empty commit, so that a write under it never commits."""
+    with delta_errors(target.path):
+        empty = target.spark.read.format("delta").load(target.path).limit(0)
+        options = {"txnAppId": APP, "txnVersion": str(number)}
+        empty.write.format("delta").mode("append").options(**options).save(target.path)
+
+
+def _written(intent: Intent, opened: DeltaTable) -> list[CommitRecord]:
+    """The records of an intent whose write committed and whose entry Delta has cleaned from the log; else none.
+
+    `complete` finds all others in the log. Nobody else takes the number of an open intent, so a table that has it holds
+    the write, or what closed it moments ago: then the log has the entry.
+    """
+    log = commit_log.log_of(opened)
+    tail = commit_log.tail_of(opened, commit_log.last_recorded(log, opened))
+    if tail.is_complete or number_in(opened) < number_of(intent.user_metadata):
+        return []
+    mine = f"table_id = {text_in_sql(id_of(opened))} AND batch = {text_in_sql(intent.batch)}"
+    if log is not None and query(log, f"SELECT 1 FROM t WHERE {mine} LIMIT 1"):
+        return []
+    return from_user_metadata(intent.user_metadata, opened.version(), datetime.now(UTC))
+
+
+def _complete(target: Target, opened: DeltaTable, written: Sequence[CommitRecord], restores: Mapping[int, int]) -> None:
+    commit_log.complete(opened, Pieces(target.ledger), written, restores)
+
+
+class Pieces(dict[str, "Slice"]):
+    """Slices by key, as the ledger has them; asked for the commits that do not carry their ranges."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    def get(self, key: str, default: Slice | None = None) -> Slice | None:  # type: ignore[override]
+        """The slice, or the default where the ledger does not know it."""
+        try:
+            return self._ledger.get([key])[0]
+        except UnknownSliceError:
+            return default
+
+
+def commit_slices(
+    target: Target,
+    held: Committed,
+    records: Sequence[CommitRecord],
+    run: str,
+    write: Callable[[Mapping[str, str]], object],
+    *,
+    replaces: bool = False,
+) -> int:
+    """Let one write commit some slices, unless another numbered commit came since the table was looked at.
+
+    Args:
+        target: the table; the caller holds the lease of its commits.
+        held: the table as the caller looked at it; what the write holds rests on this look.
+        records: by slice what the write holds; batch, run and version are set here.
+        run: the Dagster run.
+        write: makes exactly one Delta commit, in the session of the target, with the options that it is given.
+        replaces: the write replaces the whole table.
+
+    Returns:
+        The version of the table after the commit.
+
+    Raises:
+        SupersededAttemptError: another writer was first, or closed the intent; nothing was written.
+        DependencyAwayError: Spark, the ledger or the lake is away. The intent stays, for whoever comes next.
+    """
+    batch, number = uuid.uuid4().hex, held.number + 1
+    records = [replace(one, batch=batch, run=run) for one in records]
+    metadata = to_user_metadata(records, number, batch=batch, run=run, replaces=replaces)
+    target.ledger.intents.open(batch, target.stream, target.table, metadata, datetime.now(UTC))
+    with delta_errors(target.path):
+        write({"txnAppId": APP, "txnVersion": str(number), "userMetadata": metadata})
+    opened = target.opened()
+    version = commit_log.tail_of(opened, held.version).batches.get(batch)
+    if version is None:
+        if number_in(opened) >= number:  # the write never commits any more
+            target.ledger.intents.remove(batch)
+        raise SupersededAttemptError(
+            f"another run committed to {target.stream}/{target.table} since this one looked at it",
+            stored=f"number {number}",
+            found=f"batch {batch} is not in the table's log",
+            remedy="nothing: the slices are looked at again",
+        )
+    # The commit stands; without its records the intent stays, and the next run completes them.
+    with suppress(SupersededAttemptError):
+        _complete(target, opened, _counted(opened, [replace(one, version=version) for one in records]), {})
+        target.ledger.intents.remove(batch)
+    return version
+
+
+def _counted(opened: DeltaTable, records: Sequence[CommitRecord]) -> list[CommitRecord]:
+    """The records, with the rows that are in the table."""
+    counted = rows_by_slice(opened, [one.slice_key for one in records if one.proof is not None])
+    return [replace(one, rows=counted.get(one.slice_key, one.rows)) for one in records]
+
+
+@contextmanager
+def session_options(spark: SparkSession, options: Mapping[str, str]) -> Iterator[None]:
+    """Commits of the session carry the options inside the block; MERGE takes them from the session alone."""
+    for name, value in options.items():
+        spark.conf.set(_SESSION[name], value)
+    try:
+        yield
+    finally:
+        try:
+            for name in options:
+                spark.conf.unset(_SESSION[name])
+        except Exception:
+            # Of two later writes to another table Delta would skip the second, if they still carried the number.
+            close(spark)
+            raise

@@ -1,0 +1,46 @@
+"""What a cluster lets this user do with topics, told by the cluster itself (KIP-430): nothing is read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from highwater.resources.kafka import Kafka
+
+REQUEST_SECONDS = 10.0
+
+
+def permitted(kafka: Kafka, topics: Sequence[str]) -> dict[str, frozenset[str]]:
+    """For each of these topics the operations that are allowed, such as `READ`.
+
+    Topics that are not there, or not to be seen, are left out, and so are those of brokers that do not tell.
+
+    Raises:
+        DependencyAwayError: no broker answered in time.
+    """
+    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+    if not topics:
+        return {}
+    hidden = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED}
+    admin = kafka.admin()
+    asked = admin.describe_topics(
+        TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=REQUEST_SECONDS
+    )
+    found = {}
+    try:
+        for topic, future in asked.items():
+            try:
+                told: Any = future.result(REQUEST_SECONDS + 1)
+            except KafkaException as error:
+                if error.args[0].code() not in hidden:
+                    raise
+            else:
+                if told.authorized_operations is not None:
+                    found[topic] = frozenset(one.name for one in told.authorized_operations)
+    except (KafkaException, TimeoutError) as error:
+        raise kafka.away(error) from error
+    finally:
+        del admin
+    return found

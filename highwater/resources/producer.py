@@ -1,0 +1,836 @@
+"""A producer that loses nothing in silence: every record ends as delivered, not delivered, or unknown."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice, repeat
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+from weakref import WeakMethod
+
+from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
+from highwater.resources.clients import opened
+from highwater.resources.delivery import NEVER_TOLD, NOT_SENT, End, end_of, remedy_of
+from highwater.resources.several_clients import SeveralClients, client_of
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message, Producer
+
+POLL_SECONDS = 0.1
+CLOSE_SECONDS = 60.0
+# So many ids an error's text names; `counts` has them all.
+NAMED = 20
+# Records that the client has: as many as a fast producer writes within a tenth of a second.
+MOST_WITH_CLIENT = 50_000
+# Records that wait here for the client. More would be no faster: they only cost memory.
+MOST_QUEUED = 10_000
+# `send` takes in reports that often. At each record, taking in would cost more than sending.
+TAKE_IN_SECONDS = 0.005
+# `send_all` takes so many records at a time: those share one delivery report's recipient, where their keys differ.
+PORTION = 100
+# Records of a portion are delivered at different times, so more portions are open than could be under way. Where there
+# are so many times as many, something is stuck, and each record gets its own.
+SPREAD = 3
+PURGE_SECONDS = 10.0
+# The client's own words for what a record leaves open.
+ANY_PARTITION, NOW = -1, 0
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class Outcome(NamedTuple):
+    """What became of one record.
+
+    `error` is librdkafka's name of the fault, None when the record was delivered; only then are partition, offset and
+    timestamp (milliseconds since 1970) those of the log. The offset is -1 where the broker had the record already and
+    no longer says where. The topic is empty where the client never told of the record. `refused` if the client never
+    took it: then it is nowhere, whatever the same error would leave open in a delivery report.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    error: str | None = None
+    refused: bool = False
+
+    @property
+    def end(self) -> End:
+        """Delivered, not delivered, or unknown."""
+        return End.NOT_DELIVERED if self.refused else end_of(self.error)
+
+    @property
+    def delivered(self) -> bool:
+        """Whether every in-sync replica has the record."""
+        return self.error is None
+
+
+class Record(NamedTuple):
+    """What is sent. A tuple, since one is made for every record: a frozen dataclass takes three times as long to make.
+
+    Args:
+        topic: the topic, which must exist.
+        key: the key; records of one key stay in order.
+        value: the value; None is a tombstone.
+        headers: in their order.
+        partition: a fixed partition; by the key if None.
+        timestamp: publish time in milliseconds since 1970; now if None.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    partition: int | None = None
+    timestamp: int | None = None
+
+
+class OnFailure(Enum):
+    """What happens to the later records of a key when one of them was not delivered, or perhaps not."""
+
+    STOP_KEY = "stop the key"
+    """Those that were not under way yet are taken back, and no more are taken; other keys go on."""
+    GO_ON = "go on"
+    """They are sent all the same, and the failure is reported."""
+
+
+@dataclass
+class Counts:
+    """How many records ended how, so far; of those that were not delivered, which.
+
+    `sent` = `delivered` + `not delivered` + `unknown` + `outstanding`, at any time.
+    """
+
+    sent: int = 0
+    delivered: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    not_delivered: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def outstanding(self) -> int:
+        """Records without a delivery report yet."""
+        return self.sent - self.delivered - (self.failed.total() if self.failed else 0)
+
+    def __str__(self) -> str:
+        errors = "".join(f", {count:,} {name}" for name, count in sorted(self.failed.items()))
+        ends = f", {len(self.unknown):,} of them unknown" if self.unknown else ""
+        return f"{self.sent:,} sent: {self.delivered:,} delivered, {self.outstanding:,} outstanding{errors}{ends}"
+
+
+OnDelivered = Callable[[str], None]
+OnOutcome = Callable[[Outcome], None]
+Key = tuple[str, bytes]
+_KEY_TYPES = frozenset({bytes, type(None)})
+# Key and value of a record, and its id.
+_Pair = tuple[tuple[bytes | None, bytes | None], str | None]
+
+
+_Callbacks = tuple[OnDelivered | None, OnOutcome | None]
+# A ticket has it once its record was ended without a report; None, where there simply are no callbacks.
+NO_CALLBACKS: _Callbacks = (None, None)
+
+
+class _Sent(NamedTuple):
+    """What is kept of a record until its end is known."""
+
+    number: int
+    record_id: str | None
+    callbacks: _Callbacks | None
+
+    @property
+    def name(self) -> str:
+        return str(self.number) if self.record_id is None else self.record_id
+
+
+class _Ticket:
+    """What the client calls with the delivery reports of the records that it stands for at the time.
+
+    Where it can, it stands for a portion of `send_all`: with one for each record, a report waits for memory that the
+    processor last saw some ten thousand records ago, which was a sixth of a producer's time. Which of them a report
+    is of, its key tells, so their keys differ; it is asked only if the record failed or there is a callback.
+
+    Tickets are used again. One made for each record would be one more object for the interpreter's collector, which
+    then walks through all that a process has loaded: in a worker of Dagster that took a third of a producer's time.
+    """
+
+    __slots__ = ("callbacks", "first", "ids", "left", "one", "places")
+
+    first: int
+    one: str | None
+    """The id of a record that is alone; it costs no sequence of ids."""
+    ids: Sequence[str | None]
+    places: dict[bytes | None, int] | None
+    """By key the places of those that were not told apart yet; None for a record that is alone."""
+    callbacks: _Callbacks | None
+    left: int
+    """Reports to come."""
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        raise NotImplementedError
+
+    def stand_for(
+        self,
+        first: int,
+        ids: Sequence[str | None],
+        places: dict[bytes | None, int],
+        callbacks: _Callbacks | None,
+    ) -> Self:
+        """Stand for records from the number `first` on; `places` are theirs by key."""
+        self.first, self.one, self.ids, self.places, self.callbacks = first, None, ids, places, callbacks
+        self.left = len(ids)
+        return self
+
+    def stand_for_one(self, number: int, record_id: str | None, callbacks: _Callbacks | None) -> Self:
+        """Stand for a record alone."""
+        self.first, self.one, self.ids, self.places, self.callbacks = number, record_id, (), None, callbacks
+        self.left = 1
+        return self
+
+    def take_back(self) -> bool:
+        """Stand for its last record no more, which the client did not take; returns whether it is free then."""
+        if self.left:
+            self.left -= 1
+            self.ids = self.ids[:-1]
+            if self.places is not None:
+                self.places.popitem()
+        return not self.left
+
+    def told(self, key: bytes | None) -> _Sent:
+        """The record with this key, whose report has come."""
+        if self.places is None:
+            return _Sent(self.first, self.one, self.callbacks)
+        return self._at(self.places.pop(key))
+
+    def untold(self) -> list[_Sent]:
+        """Those whose end it does not know, where it lacks reports: of delivered ones it may only have the number."""
+        return [self.told(None)] if self.places is None else [self._at(place) for place in self.places.values()]
+
+    def _at(self, place: int) -> _Sent:
+        return _Sent(self.first + place, self.ids[place], self.callbacks)
+
+
+class _Raised:
+    """The first error that callbacks raised since the last look.
+
+    The client goes on with other reports while an error is pending, and keeps the last error alone; so ours waits until
+    the client is done.
+    """
+
+    def __init__(self) -> None:
+        self._first: Exception | None = None
+
+    def __bool__(self) -> bool:
+        return self._first is not None
+
+    def keep(self, error: Exception) -> None:
+        self._first = self._first or error
+
+    def take(self) -> Exception | None:
+        """The error, which is raised then."""
+        first, self._first = self._first, None
+        return first
+
+
+def _key(topic: str, key: bytes | None) -> Key | None:
+    """What a record's order is kept by; without a key there is no order."""
+    return None if key is None else (topic, key)
+
+
+class ReliableProducer:
+    """Sends records, waits instead of failing when its queue is full, and accounts for every one of them.
+
+    Records wait in a queue of ours, and only so many are with the client at a time: what the client has may be on a
+    broker already, also when it says that it is still in its queue, so only ours can be taken back for sure.
+
+    Use it as a context manager, or call `close`, which is where a loss is told. It belongs to one thread.
+
+    Args:
+        properties: made by `producer_properties`.
+        on_failure: what happens to the later records of a key of which one failed for good.
+        most_with_client: so many records the client has at a time, 1 or more. When a key is stopped, or the brokers are
+            away, these count as under way; fewer narrow that, and may be slower.
+        clients: how many share the work, each with some of the keys and with batches of its own under way. More than
+            one is faster where brokers are far away, and only there.
+
+    Raises:
+        ConfigurationError: the client refuses its configuration.
+    """
+
+    def __init__(
+        self,
+        properties: Mapping[str, str],
+        *,
+        on_failure: OnFailure = OnFailure.STOP_KEY,
+        most_with_client: int = MOST_WITH_CLIENT,
+        clients: int = 1,
+    ) -> None:
+        from confluent_kafka import KafkaException, Producer
+
+        self._client_error = KafkaException
+        self._client: Producer | SeveralClients = (
+            SeveralClients(properties, clients)
+            if clients > 1
+            else opened(Producer, properties, name="reliable producer")
+        )
+        self._on_failure = on_failure
+        self.transactional = "transactional.id" in properties
+        """Whether its records count only once a transaction is committed; delivery reports come before."""
+        # One for each client; `client_of` says to which a record's key belongs.
+        self._produces = self._client.produces if isinstance(self._client, SeveralClients) else [self._client.produce]
+        self._produces_of = self._client.produces_of if isinstance(self._client, SeveralClients) else None
+        self.counts = Counts()
+        self._next_number = 0
+        # A record that the client has holds one of the tickets, or shares it; the others are free.
+        self._tickets: list[_Ticket] = []
+        self._free: list[_Ticket] = []
+        self._raised = _Raised()
+        self._new_ticket = _tickets(self._free, self.counts, self._raised, WeakMethod(self._reported))
+        # Records that wait here hold none.
+        self._queue: deque[tuple[Record, _Sent]] = deque()
+        self._most_with_client = max(1, most_with_client)
+        # Once it gives up: of each topic, the records that had no report until then.
+        self._late: Counter[str] | None = None
+        self._taken_in = 0.0
+        # The callbacks of the last record: callers repeat them, and a tuple per record costs garbage collection.
+        self._callbacks = NO_CALLBACKS
+        self.stopped: dict[Key, str] = {}
+        """Topic and key of each stopped key, with the id of the record that failed."""
+        self.handed_back: dict[Key, list[str]] = {}
+        """By topic and key the ids of records that the client never had, in order: the key is stopped, or it ended."""
+
+    @property
+    def client(self) -> Producer:
+        """The client itself, for transactions and metadata; records sent through it are not counted.
+
+        Raises:
+            ConfigurationError: there are several.
+        """
+        if isinstance(self._client, SeveralClients):
+            raise ConfigurationError("this producer has several clients", remedy="construct it with clients=1")
+        return self._client
+
+    def send(
+        self,
+        record: Record,
+        record_id: str | None = None,
+        on_delivered: OnDelivered | None = None,
+        *,
+        on_outcome: OnOutcome | None = None,
+    ) -> None:
+        """Hand a record over; waits while the queue is full.
+
+        Args:
+            record: what is sent.
+            record_id: the caller's name of it, for its report; a number if None.
+            on_delivered: called with the id once every in-sync replica has the record, from `send`, `poll`, `flush` or
+                `close`. Acknowledge upstream only then.
+            on_outcome: called once with what became of the record, whatever it was.
+
+        The first error that callbacks raise comes out of `send`, `poll`, `flush` or `close` once the reports at hand
+        are taken in.
+
+        Raises:
+            RecordRefusedError: the client would never send it, for example because it is too large. It is not counted
+                as sent; under `OnFailure.STOP_KEY` its key is stopped, or later records would overtake it.
+            KeyStoppedError: an earlier record of its key failed; this one was not sent.
+            UndeliveredError: the producer cannot send any more at all.
+        """
+        if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
+            self.poll()
+        callbacks: _Callbacks | None = None
+        if on_delivered is not None or on_outcome is not None:
+            callbacks = self._callbacks
+            if callbacks[0] is not on_delivered or callbacks[1] is not on_outcome:
+                callbacks = self._callbacks = (on_delivered, on_outcome)
+        number = self._next_number
+        self._next_number = number + 1
+        if self.stopped:
+            self._see_not_stopped(record, _Sent(number, record_id, callbacks))
+        counts = self.counts
+        # The first comparison is enough for most records, and does without the failed ones.
+        full = counts.sent - counts.delivered >= self._most_with_client and self._with_client >= self._most_with_client
+        if self._queue or full:
+            self._wait_for_room()
+            counts.sent += 1
+            self._queue.append((record, _Sent(number, record_id, callbacks)))
+            return
+        counts.sent += 1
+        try:
+            self._hand_over(record, number, record_id, callbacks)
+        except Exception as error:  # noqa: BLE001 - what is not for the queue is raised there
+            self._not_taken(record, _Sent(number, record_id, callbacks), error)
+
+    def send_all(
+        self,
+        topic: str,
+        records: Iterable[tuple[bytes | None, bytes | None]],
+        record_ids: Iterable[str] | None = None,
+        on_delivered: OnDelivered | None = None,
+    ) -> None:
+        """Hand many records over, as `send` does, for less time each.
+
+        Args:
+            topic: the topic of all of them.
+            records: key and value of each. Best at hand: they are taken some at a time, and go when those are there.
+                An error leaves those behind it unsent; of an iterator up to a hundred were taken all the same.
+            record_ids: the caller's name of each, as many as there are records; numbers if None.
+            on_delivered: called as by `send`, for each record.
+
+        Raises:
+            ValueError: there are more records than ids, or fewer; those before are sent.
+            RecordRefusedError: as `send`. The records before are sent, those behind are not.
+            KeyStoppedError: as `send`, and the same of the others.
+            UndeliveredError: the producer cannot send any more at all.
+        """
+        ids: Iterable[str | None] = repeat(None) if record_ids is None else record_ids
+        pairs = zip(records, ids, strict=record_ids is not None)
+        callbacks = None if on_delivered is None else (on_delivered, None)
+        while self._send_portion(topic, pairs, callbacks):
+            if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
+                self.poll()
+
+    def _send_portion(self, topic: str, pairs: Iterator[_Pair], callbacks: _Callbacks | None) -> bool:
+        """Returns whether there was a record."""
+        portion: list[_Pair] = []
+        failed: Exception | None = None
+        try:
+            portion.extend(islice(pairs, PORTION))
+        except Exception as error:  # noqa: BLE001 - raised below: those before it are in the portion, and go first
+            failed = error
+        at = 0
+        while at < len(portion):
+            at += self._send_some(topic, portion[at:] if at else portion, callbacks)
+        if failed is not None:
+            raise failed
+        return bool(portion)
+
+    def _send_some(self, topic: str, portion: list[_Pair], callbacks: _Callbacks | None) -> int:
+        """Send the first of them, as many as there is room for; returns how many that were."""
+        if self.stopped or self._queue:  # a closer look is for `send`
+            return self._send_first(topic, portion, callbacks)
+        room = self._most_with_client - self._with_client
+        if room <= 0:
+            self.poll(POLL_SECONDS)
+            return 0
+        some = portion[:room] if room < len(portion) else portion
+        keys = [key for (key, _), _ in some]
+        if not {*map(type, keys)} <= _KEY_TYPES:
+            return self._send_first(topic, portion, callbacks)
+        produces = self._produces * len(some) if self._produces_of is None else self._produces_of(keys)
+        tickets: list[_Ticket] = []
+        taken, refused = 0, None
+        try:
+            # Here is what every record needs, and no more.
+            self._take_tickets(tickets, keys, [record_id for _, record_id in some], callbacks)
+            every = zip(some, tickets, produces, strict=True)
+            for taken, (((key, value), _), ticket, produce) in enumerate(every, 1):  # noqa: B007
+                produce(topic, value, key, ANY_PARTITION, ticket)
+        except Exception as error:  # noqa: BLE001 - what is not for the queue is raised below
+            refused, taken = error, taken - 1
+        finally:
+            self.counts.sent += taken
+            self._next_number += taken
+            self._free.extend({ticket for ticket in tickets[taken:] if ticket.take_back()})
+        if refused is None:
+            return taken
+        (key, value), record_id = some[taken]
+        sent = _Sent(self._next_number, record_id, callbacks)
+        self._next_number += 1
+        self.counts.sent += 1
+        self._not_taken(Record(topic, key, value), sent, refused)
+        return taken + 1
+
+    def _send_first(self, topic: str, portion: list[_Pair], callbacks: _Callbacks | None) -> int:
+        (key, value), record_id = portion[0]
+        self.send(Record(topic, key, value), record_id, (callbacks or NO_CALLBACKS)[0])
+        return 1
+
+    def _take_tickets(
+        self,
+        tickets: list[_Ticket],
+        keys: Sequence[bytes | None],
+        ids: Sequence[str | None],
+        callbacks: _Callbacks | None,
+    ) -> None:
+        """Add a ticket for each record: the same one for all where their keys tell them apart.
+
+        Whatever interrupts it, who has the list can give back what is in it.
+        """
+        first = self._next_number
+        places = dict(zip(keys, range(len(keys)), strict=True))
+        # Reports do not tell an empty key from none. And one stuck record keeps the keys of all that share its ticket.
+        most = SPREAD * self._most_with_client // PORTION + SPREAD
+        if len(places) == len(keys) and all(keys) and self._busy < most:
+            tickets += [self._ticket()] * len(keys)
+            tickets[0].stand_for(first, ids, places, callbacks)
+            return
+        for number, one in enumerate(ids, first):
+            tickets.append(self._ticket())
+            tickets[-1].stand_for_one(number, one, callbacks)
+
+    def _not_taken(self, record: Record, sent: _Sent, error: Exception) -> None:
+        """What becomes of a record that the client did not take from its sender.
+
+        One that meets a full client waits in our queue. To wait for reports with it in hand would let it go out though
+        one of them stops its key, and behind what a callback sends meanwhile.
+        """
+        if isinstance(error, BufferError):
+            self._queue.append((record, sent))
+            return
+        self.counts.sent -= 1
+        if not isinstance(error, self._client_error):  # a value of a wrong type, say
+            raise error
+        refusal = _refusal(record.topic, error.args[0], self.counts)
+        if isinstance(refusal, RecordRefusedError):
+            self.stop(record.topic, record.key, sent.name)
+        raise refusal from error
+
+    @property
+    def _with_client(self) -> int:
+        return self.counts.outstanding - len(self._queue)
+
+    def _ticket(self) -> _Ticket:
+        """A free one, for as many records as it is told."""
+        if self._free:
+            return self._free.pop()
+        ticket = self._new_ticket().stand_for(0, (), {}, None)
+        self._tickets.append(ticket)
+        return ticket
+
+    @property
+    def _busy(self) -> int:
+        """Tickets with reports to come."""
+        return len(self._tickets) - len(self._free)
+
+    def _wait_for_room(self) -> None:
+        while len(self._queue) >= MOST_QUEUED:
+            self.poll(POLL_SECONDS)
+
+    def _see_not_stopped(self, record: Record, sent: _Sent) -> None:
+        key = _key(record.topic, record.key)
+        if key is not None and key in self.stopped:
+            raise KeyStoppedError(
+                f"records of key {key[1]!r} of {key[0]} are stopped: {sent.name} was not sent",
+                found=f"record {self.stopped[key]} of it failed",
+                remedy="settle that record and those in `handed_back`, then send them in order with a new producer",
+            )
+
+    def _pump(self) -> None:
+        """Give the client what waits, as long as it has room; records of stopped keys are handed back instead."""
+        while self._queue and self._with_client < self._most_with_client:
+            record, sent = self._queue.popleft()
+            topic, key = record.topic, _key(record.topic, record.key)
+            if key is not None and key in self.stopped:
+                self._hand_back(record, sent)
+                continue
+            try:
+                self._hand_over(record, *sent)
+            except BufferError:
+                # Room comes with delivery reports; those of the oldest come by the delivery timeout at last.
+                self._queue.appendleft((record, sent))
+                return
+            except self._client_error as error:
+                refusal = _refusal(topic, error.args[0], self.counts)
+                # Where no producer takes anything any more, those under way end by themselves.
+                fault = str(refusal.found) if isinstance(refusal, RecordRefusedError) else NOT_SENT
+                self._ended(sent, record.key, nowhere(topic, fault, refused=True))
+            except Exception as error:  # noqa: BLE001 - a value of a wrong type, say: told by the next look
+                self._ended(sent, record.key, nowhere(topic, NOT_SENT))
+                self._raised.keep(error)
+
+    def _hand_back(self, record: Record, sent: _Sent) -> None:
+        """End a record that the client never had; those of a key are kept in order, to be sent by another producer."""
+        key = _key(record.topic, record.key)
+        if key is not None:
+            self.handed_back.setdefault(key, []).append(sent.name)
+        self._settle(sent, nowhere(record.topic, NOT_SENT))
+
+    def _hand_over(self, record: Record, number: int, record_id: str | None, callbacks: _Callbacks | None) -> None:
+        topic, key, value, headers, partition, timestamp = record
+        to = ANY_PARTITION if partition is None else partition
+        free, produces = self._free, self._produces
+        # Inlined: each Python call here is paid for every record.
+        produce = produces[0] if len(produces) == 1 else produces[client_of(key, len(produces))]
+        ticket = free.pop() if free else self._ticket()
+        ticket.first, ticket.one, ticket.callbacks, ticket.left = number, record_id, callbacks, 1
+        ticket.ids, ticket.places = (), None
+        try:
+            # Most records have neither; what is named here costs each of them time.
+            if headers or timestamp is not None:
+                at = NOW if timestamp is None else timestamp
+                produce(topic, value, key, to, ticket, headers=[*headers], timestamp=at)
+            else:
+                produce(topic, value, key, to, ticket)
+        except Exception:
+            free.append(ticket)
+            raise
+
+    def _reported(self, ticket: _Ticket, error: KafkaError | None, message: Message) -> None:
+        """Take in the client's delivery report of a record that failed, or whose outcome is asked for."""
+        if ticket.callbacks is NO_CALLBACKS:  # it has its end
+            self._took_report(ticket)
+            return
+        topic, key = message.topic() or "", message.key()
+        outcome = _outcome(topic, error, message)
+        # Only now: a client that broke down for good may report with its own error pending, which ends this above.
+        sent = ticket.told(key)
+        self._took_report(ticket)
+        if self._late is not None and error is not None:
+            self._late[topic] += 1
+        self._ended(sent, key, outcome)
+
+    def _took_report(self, ticket: _Ticket) -> None:
+        ticket.left -= 1
+        if not ticket.left:
+            self._free.append(ticket)
+
+    def _ended(self, sent: _Sent, key: bytes | None, outcome: Outcome) -> None:
+        if outcome.end is not End.DELIVERED:
+            self.stop(outcome.topic, key, sent.name)
+        self._settle(sent, outcome)
+
+    def stop(self, topic: str, key: bytes | None, record_id: str) -> None:
+        """Send no more of a key, as after a record of it that failed; under `OnFailure.GO_ON` it goes on."""
+        if self._on_failure is OnFailure.STOP_KEY and key is not None:
+            self.stopped.setdefault((topic, key), record_id)
+
+    def _settle(self, sent: _Sent, outcome: Outcome) -> None:
+        on_delivered, on_outcome = sent.callbacks or NO_CALLBACKS
+        if outcome.error is None:
+            self.counts.delivered += 1
+            if on_delivered is not None:
+                self._call(on_delivered, sent.name)
+        else:
+            self.counts.failed[outcome.error] += 1
+            ids = self.counts.not_delivered if outcome.end is End.NOT_DELIVERED else self.counts.unknown
+            ids.append(sent.name)
+        if on_outcome is not None:
+            self._call(on_outcome, outcome)
+
+    def _call(self, callback: Callable[..., None], told: str | Outcome) -> None:
+        try:
+            callback(told)
+        except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised again
+            self._raised.keep(raised)
+
+    def _see_no_callback_raised(self) -> None:
+        if (raised := self._raised.take()) is not None:
+            raise raised
+
+    def poll(self, seconds: float = 0) -> None:
+        """Take in delivery reports that have come, waiting so long at the most for the first one."""
+        self._take_in(seconds)
+        self._see_no_callback_raised()
+
+    def _take_in(self, seconds: float) -> None:
+        self._client.poll(seconds)
+        self._taken_in = time.monotonic()
+        self._pump()
+
+    def flush(self, seconds: float = CLOSE_SECONDS) -> int:
+        """Wait so long at the most until every record has its report; returns how many have none."""
+        self._drain(seconds)
+        self._see_no_callback_raised()
+        return self.counts.outstanding
+
+    def _drain(self, seconds: float, *, past_errors: bool = False) -> None:
+        deadline = time.monotonic() + seconds
+        while self.counts.outstanding and (left := deadline - time.monotonic()) > 0:
+            if self._raised and not past_errors:
+                return
+            if self._queue:  # not `flush`, which would let the client run empty before it gets more
+                self._take_in(min(POLL_SECONDS, left))
+            else:
+                self._client.flush(min(1.0, left))
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> Counts:
+        """Wait so long at the most for the rest; returns the counts when every record was delivered.
+
+        Nothing is left in a queue afterwards: what the client never got is not delivered, the rest of what is
+        outstanding is unknown, also what the client never tells of. What a callback raises keeps no other record
+        waiting: it is raised at the end, with what was not delivered as a note.
+
+        Raises:
+            UndeliveredError: records were not delivered, or their end is unknown; the text names them.
+        """
+        try:
+            self._drain(seconds, past_errors=True)
+        except BaseException as error:  # Ctrl-C
+            self._leave(error)
+            raise
+        undelivered = self._end(seconds)
+        raised = self._raised.take()
+        if raised is not None:
+            if undelivered is not None:
+                raised.add_note(str(undelivered))
+            raise raised
+        if undelivered is not None:
+            raise undelivered
+        return self.counts
+
+    def _end(self, seconds: float) -> UndeliveredError | None:
+        """Give up what is still outstanding after so many seconds; returns the error that names it."""
+        late = self._give_up()
+        return self._undelivered(seconds, late) if self.counts.failed or self.counts.outstanding else None
+
+    def _leave(self, error: BaseException) -> None:
+        """End at once what is left, and tell it beside an error that goes on."""
+        self._drain(POLL_SECONDS, past_errors=True)
+        undelivered = self._end(POLL_SECONDS)
+        raised = self._raised.take()
+        if undelivered is not None:
+            error.add_note(str(undelivered))
+        if raised is not None:
+            error.add_note(f"a callback raised {raised!r}")
+
+    def _give_up(self) -> Counter[str]:
+        """End what is still outstanding; returns how many of each topic that was."""
+        late = self._late = Counter(record.topic for record, _ in self._queue)
+        while self._queue:
+            self._hand_back(*self._queue.popleft())
+        if self._with_client:
+            self._client.purge(in_queue=True, in_flight=True, blocking=True)
+            deadline = time.monotonic() + PURGE_SECONDS
+            while self._with_client and time.monotonic() < deadline:
+                self._client.poll(POLL_SECONDS)
+        self._drop_free_tickets()
+        for ticket in self._without_report():
+            self._end_untold(ticket)
+        return late
+
+    def _end_untold(self, ticket: _Ticket) -> None:
+        """End records without a report as unknown, and with them those of which it is not told apart who had one."""
+        untold = ticket.untold()
+        self.counts.delivered -= len(untold) - ticket.left
+        ticket.callbacks = NO_CALLBACKS
+        for sent in untold:
+            self._settle(sent, nowhere("", NEVER_TOLD))
+
+    def _drop_free_tickets(self) -> None:
+        """By themselves they would stay until the collector comes: a class like theirs keeps itself alive."""
+        free = {id(ticket) for ticket in self._free}
+        self._tickets = [ticket for ticket in self._tickets if id(ticket) not in free]
+        self._free.clear()
+
+    def _undelivered(self, seconds: float, late: Counter[str]) -> UndeliveredError:
+        left = ", ".join(f"{number:,} of {topic}" for topic, number in sorted(late.items()))
+        waited = f"; without a report after {seconds:g} s: {left}" if left else ""
+        never_told = self.counts.failed[NEVER_TOLD]
+        silent = f"; of {never_told:,} the client never told" if never_told else ""
+        ids = _named("not delivered", self.counts.not_delivered) + _named("unknown", self.counts.unknown)
+        return UndeliveredError(
+            "not every record was delivered",
+            found=f"{self.counts}{waited}{silent}{ids}",
+            remedy=(
+                "see that the brokers answer and the topics exist, then send again those that were not delivered; "
+                "look for those that are unknown in the topic first, or they may come twice"
+            ),
+        )
+
+    def _without_report(self) -> list[_Ticket]:
+        """Of records that the client never told of, in the order in which they were sent; once the free are gone.
+
+        What a callback sends meanwhile takes another ticket.
+        """
+        silent = (ticket for ticket in self._tickets if ticket.left and ticket.callbacks is not NO_CALLBACKS)
+        return sorted(silent, key=lambda ticket: ticket.first)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:  # the caller's own error goes on
+            self._leave(error)
+
+
+def _tickets(
+    free: list[_Ticket],
+    counts: Counts,
+    raised: _Raised,
+    reported: WeakMethod[Callable[[_Ticket, KafkaError | None, Message], None]],
+) -> type[_Ticket]:
+    """Makes the tickets of a producer.
+
+    Args:
+        free: where a ticket goes when all its records were delivered.
+        counts: where that is counted.
+        raised: where what a callback raises goes.
+        reported: takes in what is more than that. Weak, or no client would end before the collector comes.
+    """
+
+    class Ticket(_Ticket):
+        __slots__ = ()
+
+        def __call__(self, error: KafkaError | None, message: Message) -> None:
+            callbacks = self.callbacks
+            if error is None and callbacks is None:
+                counts.delivered += 1
+                self.left -= 1
+                if not self.left:
+                    free.append(self)
+                return
+            on_delivered, on_outcome = callbacks or NO_CALLBACKS
+            if error is not None or on_outcome is not None or on_delivered is None:
+                if (more := reported()) is not None:
+                    more(self, error, message)
+                return
+            # Without a `_Sent`, which would take as long as all the rest.
+            if self.places is None:
+                number, name = self.first, self.one
+            else:
+                place = self.places.pop(message.key())
+                number, name = self.first + place, self.ids[place]
+            counts.delivered += 1
+            self.left -= 1
+            if not self.left:
+                free.append(self)
+            try:
+                on_delivered(str(number) if name is None else name)
+            except Exception as error_of_callback:  # noqa: BLE001 - whatever it is, it is raised again
+                raised.keep(error_of_callback)
+
+    return Ticket
+
+
+def _named(end: str, ids: Sequence[str]) -> str:
+    if not ids:
+        return ""
+    more = f" and {len(ids) - NAMED:,} more" if len(ids) > NAMED else ""
+    return f"; {end}: {', '.join(ids[:NAMED])}{more}"
+
+
+def nowhere(topic: str, error: str, *, refused: bool = False) -> Outcome:
+    """What became of a record that has no place in the log, or none that is known."""
+    return Outcome(topic, -1, -1, -1, error, refused)
+
+
+def _outcome(topic: str, error: KafkaError | None, message: Message) -> Outcome:
+    if error is not None:
+        return nowhere(topic, error.name())
+    partition, offset = message.partition(), message.offset()
+    return Outcome(
+        topic, -1 if partition is None else partition, -1 if offset is None else offset, message.timestamp()[1]
+    )
+
+
+def _refusal(topic: str, error: KafkaError, counts: Counts) -> RecordRefusedError | UndeliveredError:
+    if error.fatal() or error.name() == "_FATAL":
+        return UndeliveredError(
+            f"the producer can send nothing more to {topic}: {error.str()}",
+            found=str(counts),
+            remedy="start a new producer, and send again what was not delivered",
+        )
+    return RecordRefusedError(
+        f"the client refuses a record for {topic}: {error.str()}",
+        found=error.name(),
+        remedy=remedy_of(error.name()),
+    )

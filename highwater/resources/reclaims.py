@@ -1,0 +1,130 @@
+"""Reclaims in the ledger: which origins were taken back from the DLQ, by whom, and in which order.
+
+What one command takes back is one act. A decision keeps the number of the last act that it saw, and its rejects are
+computed as of that act, however many came since. Acts are numbered one after another because whoever records one holds
+the lease of the stream's retries (`highwater.assets.events`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqlalchemy import func, insert, select
+
+from highwater.envelope import Origin
+from highwater.portions import portions
+from highwater.reclaims import Reclaim
+from highwater.resources import ledger_schema as schema
+
+if TYPE_CHECKING:
+    from sqlalchemy import Row
+    from sqlalchemy.engine import Engine
+
+# SQLite takes 32,766 parameters in a statement, and a row has 11.
+ROWS_A_STATEMENT = 1_000
+
+
+class Act(NamedTuple):
+    """What one command took back of one slice.
+
+    Args:
+        number: the act, 1 or more.
+        records: how many of the slice's origins it took back; it takes each back once.
+        at: when, in UTC.
+        by: the person's name.
+    """
+
+    number: int
+    records: int
+    at: datetime
+    by: str
+
+
+class Reclaims:
+    """The reclaims of all streams.
+
+    Args:
+        engine: gives the ledger's engine.
+
+    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
+    """
+
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self._engine = engine
+
+    def acts(self, stream: str) -> int:
+        """The number of the last act; 0 if nothing was ever taken back."""
+        table = schema.reclaims
+        query = select(func.coalesce(func.max(table.c.act), 0)).where(table.c.stream == stream)
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return int(connection.execute(query).scalar_one())
+
+    def by_slice(self, stream: str) -> dict[str, list[Act]]:
+        """For each slice of which anything was taken back the acts that did, in their order; one question for all."""
+        table = schema.reclaims
+        told = func.count(), func.min(table.c.reclaimed_at), func.min(table.c.reclaimed_by)
+        query = select(table.c.slice_key, table.c.act, *told).where(table.c.stream == stream)
+        query = query.group_by(table.c.slice_key, table.c.act).order_by(table.c.act)
+        found: dict[str, list[Act]] = {}
+        with schema.transaction(self._engine(), writes=False) as connection:
+            for key, *act in connection.execute(query):
+                found.setdefault(key, []).append(Act(*act))
+        return found
+
+    def of(
+        self, stream: str, *, acts: int | None = None, after: int = 0, slice_key: str | None = None
+    ) -> list[Reclaim]:
+        """What was taken back of a stream, in the order in which it was.
+
+        Args:
+            stream: the stream's name.
+            acts: only by the first so many acts.
+            after: only by acts after the first so many.
+            slice_key: only what this slice of the main topic decides anew.
+        """
+        table = schema.reclaims
+        query = select(table).where(table.c.stream == stream)
+        query = query if acts is None else query.where(table.c.act <= acts)
+        query = query.where(table.c.act > after) if after else query
+        query = query if slice_key is None else query.where(table.c.slice_key == slice_key)
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return [_reclaim_of(row) for row in connection.execute(query.order_by(table.c.act))]
+
+    def add(self, stream: str, reclaims: Sequence[Reclaim], *, after: int = 0) -> None:
+        """Keep one act, all of it or nothing.
+
+        Args:
+            stream: the stream's name.
+            reclaims: what is taken back.
+            after: the highest number that a decision of these slices saw: a ledger that was rebuilt counts anew.
+
+        Raises:
+            IntegrityError: an origin was taken back under the same number before.
+        """
+        table = schema.reclaims
+        newest = select(func.coalesce(func.max(table.c.act), 0)).where(table.c.stream == stream)
+        with schema.transaction(self._engine(), writes=True) as connection:
+            act = max(int(connection.execute(newest).scalar_one()), after) + 1
+            for some in portions(reclaims, ROWS_A_STATEMENT):
+                connection.execute(insert(table), [reclaim_row(stream, act, one) for one in some])
+
+
+def reclaim_row(stream: str, act: int, one: Reclaim) -> dict[str, Any]:
+    """The row of an origin that was taken back by this act, 1 or more."""
+    return {
+        "stream": stream,
+        **{f"origin_{name}": value for name, value in one.origin._asdict().items()},
+        "number": one.number,
+        "act": act,
+        "slice_key": one.slice_key,
+        "reason": one.reason,
+        "reclaimed_by": one.reclaimed_by,
+        "reclaimed_at": one.reclaimed_at,
+    }
+
+
+def _reclaim_of(row: Row[Any]) -> Reclaim:
+    origin = Origin(row.origin_topic, row.origin_generation, row.origin_partition, row.origin_offset)
+    return Reclaim(origin, row.slice_key, row.number, row.reason, row.reclaimed_by, row.reclaimed_at)

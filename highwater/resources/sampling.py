@@ -1,0 +1,76 @@
+"""Samples of a topic, read without a group and without a commit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from highwater.reading import Record
+from highwater.sampling import Part, halves, shares, window
+
+if TYPE_CHECKING:
+    from highwater.resources.kafka import Kafka
+    from highwater.slices import OffsetRange
+
+# Compaction and markers leave offsets without a record. Each further round reads a window four times as wide, so the
+# last of six is 4**5 = 1,024 times as wide as the number of records that is wanted.
+ROUNDS = 6
+WIDER = 4
+
+
+def sample(kafka: Kafka, topic: str, count: int, only: Part | None = None) -> list[Record]:
+    """Some committed records of a topic, by partition and offset.
+
+    Args:
+        kafka: the cluster.
+        topic: the topic.
+        count: how many records at most; fewer if the topic holds fewer.
+        only: the end of the log to read; None for both.
+
+    Raises:
+        TopicAbsentError: there is no such topic.
+        OffsetsExpiredError: retention deleted records during the read.
+        DependencyAwayError: no broker answered in time.
+    """
+    logs = kafka.topic_state(topic).log()
+    found: dict[tuple[int, int], Record] = {}
+    wanted = shares({partition: len(log) for partition, log in logs.items()}, count)
+    for part in ("beginning", "end") if only is None else (only,):
+        asked = {p: share if only else halves(share)[part] for p, share in wanted.items()}
+        found.update(_at(kafka, topic, logs, asked, part))
+    return [found[place] for place in sorted(found)]
+
+
+def _at(
+    kafka: Kafka, topic: str, logs: Mapping[int, OffsetRange], asked: Mapping[int, int], part: Part
+) -> dict[tuple[int, int], Record]:
+    """The first or the last records of each partition, as many as are asked for."""
+    kept: dict[int, list[Record]] = {}
+    open_ = {partition: number for partition, number in asked.items() if number}
+    for round_ in range(ROUNDS):
+        windows = {p: window(logs[p], number * WIDER**round_, part) for p, number in open_.items()}
+        read = defaultdict(list)
+        for message in kafka.read(topic, windows):
+            read[message.partition()].append(record_of(message))
+        for partition, number in list(open_.items()):
+            records = read[partition]
+            kept[partition] = records[:number] if part == "beginning" else records[-number:]
+            if len(records) >= number or windows[partition] == logs[partition]:
+                del open_[partition]
+        if not open_:
+            break
+    return {(one.partition, one.offset): one for records in kept.values() for one in records}
+
+
+def record_of(message: Any) -> Record:
+    """A record as the client read it."""
+    return Record(
+        value=message.value(),
+        key=message.key(),
+        headers=tuple(message.headers() or ()),
+        topic=message.topic(),
+        partition=message.partition(),
+        offset=message.offset(),
+        timestamp_ms=message.timestamp()[1],
+    )

@@ -1,0 +1,85 @@
+"""The ledger's record of streams that a sensor skips because of a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from highwater.resources import ledger_schema as schema
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
+
+_TABLE = schema.sensor_faults
+
+
+@dataclass(frozen=True)
+class SensorFault:
+    """Why a sensor skips a stream.
+
+    Args:
+        stream: the stream.
+        sensor: the sensor.
+        since: when a tick found the fault first, in UTC.
+        problem: the fault, with the stored and the found value.
+        remedy: what a person does about it.
+    """
+
+    stream: str
+    sensor: str
+    since: datetime
+    problem: str
+    remedy: str
+
+    @property
+    def text(self) -> str:
+        """The fault in a sentence."""
+        return f"sensor {self.sensor} skips {self.stream} since {self.since:%Y-%m-%d %H:%M} UTC: {self.problem}"
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**vars(self), "since": self.since.isoformat()}
+
+
+class SensorFaults:
+    """The faults that sensors of a deployment found.
+
+    Args:
+        engine: gives the ledger's database.
+
+    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
+    """
+
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self._engine = engine
+
+    def all(self) -> list[SensorFault]:
+        """The faults of all streams, the oldest first."""
+        query = select(_TABLE).order_by(_TABLE.c.since, _TABLE.c.stream, _TABLE.c.sensor)
+        with schema.transaction(self._engine(), writes=False) as connection:
+            return [SensorFault(**row._mapping) for row in connection.execute(query)]  # noqa: SLF001 - SQLAlchemy's public name
+
+    def replace(self, sensor: str, found: Collection[SensorFault], ended: Collection[str]) -> None:
+        """Record the faults that a tick of a sensor found, and delete those of streams that it served.
+
+        Args:
+            sensor: the sensor.
+            found: the faults; each takes the place of an earlier one of its stream.
+            ended: streams without a fault.
+        """
+        gone = [*ended, *(one.stream for one in found)]
+        if not gone:
+            return
+        try:
+            with schema.transaction(self._engine(), writes=True) as connection:
+                for stream in gone:
+                    connection.execute(delete(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.sensor == sensor))
+                if found:
+                    connection.execute(insert(_TABLE), [vars(one) for one in found])
+        except IntegrityError:
+            return  # another tick recorded the same fault first

@@ -1,0 +1,296 @@
+"""Writing without a JVM: small tables, whose partitions one commit replaces, and the first version of every table."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
+from highwater.resources.delta import in_one_line, open_table, query, reading, slice_is_one_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable, Schema
+
+
+def opened(path: str, schema: pa.Schema, description: str, *, partition_by: Sequence[str] = ("slice",)) -> DeltaTable:
+    """Open a table; one that is absent, or was made by another description, is created without rows.
+
+    Args:
+        path: where it lies.
+        schema: its columns.
+        description: what its rows rest on beside events; rows of another description are of no use.
+        partition_by: the columns that partition it.
+
+    Raises:
+        DependencyAwayError: the storage could not be read or written.
+    """
+    from deltalake import DeltaTable
+
+    found = open_table(path)
+    if found is not None and found.metadata().description == description:
+        return found
+    if found is None:
+        create(path, schema, description=description, partition_by=partition_by)
+    else:
+        with storage(path):
+            DeltaTable.create(path, schema, mode="overwrite", partition_by=list(partition_by), description=description)
+    with storage(path):
+        return DeltaTable(path)
+
+
+def create(
+    path: str,
+    schema: Schema | pa.Schema,
+    *,
+    partition_by: Sequence[str] = ("slice",),
+    description: str | None = None,
+    configuration: Mapping[str, str | None] | None = None,
+) -> None:
+    """Write the first version of a table, unless somebody else does at the same moment.
+
+    It is one file, there or not, whoever else writes it and wherever one is killed. The client's own retries would
+    write what was too late as the second version, with another identity of the table, over what came between.
+
+    Args:
+        path: where it lies; that it is absent was seen.
+        schema: its columns.
+        partition_by: the columns that partition it.
+        description: what its rows rest on.
+        configuration: Delta's table properties.
+
+    Raises:
+        DependencyAwayError: the storage could not be written.
+    """
+    from deltalake import CommitProperties, DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    with storage(path):
+        try:
+            DeltaTable.create(
+                path,
+                schema,
+                partition_by=list(partition_by),
+                description=description,
+                configuration=configuration,
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except DeltaError:
+            if not DeltaTable.is_deltatable(path):
+                raise
+
+
+def replace_partitions(
+    table: DeltaTable,
+    rows: pa.Table,
+    partitions: Iterable[str],
+    metadata: str,
+    *,
+    unlike: Sequence[str] = (),
+) -> int:
+    """Replace the rows of some values of `slice` in one commit, which takes the version after the opened one, or fails.
+
+    So whoever commits has read the whole table, and nobody comes in between. The version is taken in this process, by
+    the storage's own put-if-absent: a writer that stood still commits at its old place or not at all.
+
+    Args:
+        table: as it was opened before anything was read that the rows rest on.
+        rows: the new rows.
+        partitions: the values of `slice` that are replaced.
+        metadata: the commit's `userMetadata`.
+        unlike: columns of which hardly two rows are alike; they are written without a dictionary.
+
+    Returns:
+        The version of the table after the commit.
+
+    Raises:
+        SupersededAttemptError: another commit took the version; nothing was written.
+        DependencyAwayError: the storage is away.
+    """
+    keys = list(partitions)
+    return _replace(table, rows, slice_is_one_of(keys) if keys else "false", metadata, unlike)
+
+
+def replace_all(table: DeltaTable, rows: pa.Table, *, unlike: Sequence[str] = ()) -> int:
+    """The same with all rows of the table."""
+    return _replace(table, rows, None, None, unlike)
+
+
+def _replace(
+    table: DeltaTable, rows: pa.Table, predicate: str | None, metadata: str | None, unlike: Sequence[str]
+) -> int:
+    from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
+    from deltalake.exceptions import CommitFailedError
+
+    read = table.version()
+    path = str(table.table_uri)
+    carried = None if metadata is None else {"userMetadata": metadata}
+    once = CommitProperties(custom_metadata=carried, max_commit_retries=0)
+    plain = ColumnProperties(dictionary_enabled=False)
+    files = WriterProperties(compression="SNAPPY", column_properties=dict.fromkeys(unlike, plain))
+    with storage(path):
+        try:
+            write_deltalake(
+                table,
+                rows,
+                mode="overwrite",
+                predicate=predicate,
+                writer_properties=files,
+                commit_properties=once,
+            )
+        except CommitFailedError:
+            if DeltaTable(path).version() == read:
+                raise
+            raise SupersededAttemptError(
+                f"another writer of {path} was first",
+                stored=f"version {read + 1}",
+                remedy="nothing: the write is tried again",
+            ) from None
+    return read + 1
+
+
+def append(path: str, rows: pa.Table) -> None:
+    """Add rows in one commit to a table that only grows; it is created with the first of them.
+
+    Whoever appends at the same moment is not in the way: neither rests on what the other writes.
+
+    Raises:
+        DependencyAwayError: the storage could not be read or written.
+    """
+    from deltalake import write_deltalake
+    from deltalake.exceptions import DeltaError
+
+    with storage(path):
+        there = open_table(path) is not None
+        try:
+            write_deltalake(path, rows, mode="append")
+        except DeltaError:
+            # Another process may have created it at the same moment.
+            if there or open_table(path) is None:
+                raise
+            write_deltalake(path, rows, mode="append")
+
+
+def append_at(table: DeltaTable, rows: pa.Table) -> bool:
+    """Add rows in the version after the one that was opened; False if another commit took it.
+
+    Raises:
+        DependencyAwayError: the storage could not be written.
+    """
+    from deltalake import CommitProperties, DeltaTable, write_deltalake
+    from deltalake.exceptions import CommitFailedError
+
+    read, path = table.version(), str(table.table_uri)
+    with storage(path):
+        try:
+            write_deltalake(table, rows, mode="append", commit_properties=CommitProperties(max_commit_retries=0))
+        except CommitFailedError:
+            if DeltaTable(path).version() == read:
+                raise
+            return False
+    return True
+
+
+def compact(table: DeltaTable, partitions: Sequence[tuple[str, str, str]]) -> None:
+    """Join the small files of some partitions, where that can be done now: maintenance does it another day."""
+    from deltalake.exceptions import DeltaError
+
+    with suppress(DeltaError, OSError):
+        table.optimize.compact(list(partitions))
+
+
+def write_anew(path: str, schema: pa.Schema, portions: Iterable[Sequence[Mapping[str, Any]]], description: str) -> None:
+    """Write a table anew, portion by portion, each of which is held alone; one that was written in part is begun again.
+
+    Raises:
+        DependencyAwayError: the storage could not be written.
+    """
+    import pyarrow as pa
+    from deltalake import DeltaTable, write_deltalake
+
+    with storage(path):
+        DeltaTable.create(path, schema, mode="overwrite", description=description)
+        for rows in portions:
+            write_deltalake(path, pa.Table.from_pylist([dict(row) for row in rows], schema), mode="append")
+
+
+def folders_with_files(root: str, folder: str) -> list[str]:
+    """The names of the folders in a folder that hold a file at any depth; none where that is not there.
+
+    Args:
+        root: of the lake, which is there.
+        folder: its path below the root.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import FileSelector, FileType, PyFileSystem
+
+    with reading(f"{root}/{folder}"):
+        selector = FileSelector(folder, allow_not_found=True, recursive=True)
+        found = PyFileSystem(DeltaStorageHandler(root)).get_file_info(selector)
+    files = (one.path for one in found if one.type == FileType.File)
+    return sorted({path.removeprefix(f"{folder}/").partition("/")[0] for path in files})
+
+
+def remove_folder(root: str, folder: str) -> None:
+    """Remove all files in a folder; its path is below the root.
+
+    Raises:
+        DependencyAwayError: the storage could not be written.
+    """
+    from deltalake.fs import DeltaStorageHandler
+
+    with storage(f"{root}/{folder}"):
+        DeltaStorageHandler(root).delete_dir(folder)
+
+
+def try_storage(root: str) -> None:
+    """Do with a table of one row below a root what the pipeline and its maintenance do with theirs.
+
+    Raises:
+        DependencyAwayError: it could not be written, read or removed.
+    """
+    import pyarrow as pa
+    from deltalake import DeltaTable, write_deltalake
+    from deltalake.fs import DeltaStorageHandler
+
+    name = f".highwater-doctor-{uuid.uuid4().hex}"
+    path = f"{root}/{name}"
+    steps: dict[str, Callable[[], object]] = {
+        "written": lambda: write_deltalake(path, pa.table({"n": [1]})),
+        "read": lambda: query(DeltaTable(path), "SELECT n FROM t"),
+        "removed": lambda: DeltaStorageHandler(root).delete_dir(name),
+    }
+    for done, step in steps.items():
+        try:
+            step()
+        except Exception as error:
+            raise DependencyAwayError(
+                f"a table at {path} could not be {done}",
+                found=in_one_line(str(error)) or type(error).__name__,
+                remedy=(
+                    "see that HIGHWATER_LAKE is reachable, and that this user may list, read, write and delete below "
+                    "it; what is left at that place can go"
+                ),
+                of=LAKE,
+            ) from error
+
+
+@contextmanager
+def storage(path: str) -> Iterator[None]:
+    """Say the errors of a write without a JVM in our words."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise DependencyAwayError(
+            f"the table at {path} could not be written",
+            found=in_one_line(str(error)) or type(error).__name__,
+            remedy="see that HIGHWATER_LAKE may be written, then request the slice again",
+            of=LAKE,
+        ) from error

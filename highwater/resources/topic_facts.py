@@ -1,0 +1,111 @@
+"""What a cluster shows of a topic: replicas, settings and where they are set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from highwater.resources.kafka import leader_of
+from highwater.topic_rules import Setting, TopicFacts, together
+
+if TYPE_CHECKING:
+    from highwater.resources.kafka import Kafka
+
+REQUEST_SECONDS = 10.0
+
+
+def topic_facts(
+    kafka: Kafka, topic: str, oldest_unread: timedelta | None = None, *, age_known: bool = True
+) -> TopicFacts:
+    """Ask the cluster for a topic.
+
+    Args:
+        kafka: the cluster.
+        topic: its name.
+        oldest_unread, age_known: what is known of it already, for the rules about it.
+
+    Raises:
+        TopicAbsentError: there is no such topic.
+        DependencyAwayError: no broker answered in time.
+    """
+    from confluent_kafka.admin import ResourceType
+
+    partitions = kafka.description(topic).partitions
+    brokers = sorted(_brokers(kafka))
+    holders = {broker.id for p in partitions for broker in p.replicas if broker.id >= 0}
+    return TopicFacts(
+        topic=topic,
+        bootstrap=kafka.bootstrap,
+        brokers=len(holders.union(brokers)),
+        replicas={p.id: len(p.replicas) for p in partitions},
+        in_sync={p.id: len(p.isr) for p in partitions},
+        leaderless=frozenset(p.id for p in partitions if leader_of(p) is None),
+        settings=topic_settings(kafka, topic),
+        broker_settings=together({one: _settings(kafka, ResourceType.BROKER, str(one)) for one in brokers}),
+        oldest_unread=oldest_unread,
+        age_known=age_known,
+        assignment={p.id: [broker.id for broker in p.replicas] for p in partitions},
+        broker_ids=brokers,
+    )
+
+
+def topic_settings(kafka: Kafka, topic: str) -> Mapping[str, Setting] | None:
+    """The settings of a topic; None where the cluster forbids reading them.
+
+    Raises:
+        TopicAbsentError: there is no such topic.
+        DependencyAwayError: no broker answered in time.
+    """
+    from confluent_kafka.admin import ResourceType
+
+    return _settings(kafka, ResourceType.TOPIC, topic)
+
+
+def stamped_by_broker(kafka: Kafka, topic: str) -> bool:
+    """Whether the broker sets the records' timestamps; False also where that may not be read.
+
+    Raises:
+        TopicAbsentError: there is no such topic.
+        DependencyAwayError: no broker answered in time.
+    """
+    settings = topic_settings(kafka, topic)
+    return settings is not None and settings["message.timestamp.type"].value == "LogAppendTime"
+
+
+def _brokers(kafka: Kafka) -> list[int]:
+    from confluent_kafka import KafkaException
+
+    try:
+        return list(kafka.admin().list_topics(timeout=REQUEST_SECONDS).brokers)
+    except KafkaException as error:
+        raise kafka.away(error) from error
+
+
+def _settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting] | None:
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType
+
+    denied = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
+    resource = ConfigResource(kind, name)
+    admin = kafka.admin()
+    try:
+        entries: Any = admin.describe_configs([resource], request_timeout=REQUEST_SECONDS)[resource].result(
+            2 * REQUEST_SECONDS
+        )
+    except KafkaException as error:
+        if error.args[0].code() in denied:
+            return None
+        if kind == ResourceType.TOPIC and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            kafka.description(name)  # tells so, unless it is just being made
+        raise kafka.away(error) from error
+    except TimeoutError as error:
+        raise kafka.away(error) from error
+    finally:
+        del admin
+    sources = {source.value: source.name for source in ConfigSource}
+    return {
+        name: Setting(str(entry.value), sources.get(int(entry.source), str(entry.source)))
+        for name, entry in entries.items()
+        if not entry.is_sensitive and entry.value is not None
+    }

@@ -1,0 +1,185 @@
+"""Topics that are not there: those that were never planned or published to yet, and those that vanished (I11).
+
+A topic that vanished is never made anew by itself: what waited on it would be forgotten silently.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from highwater.errors import OffsetsExpiredError, TopicAbsentError, TopicVanishedError
+from highwater.resources.dlq_topics import ensure
+from highwater.resources.kafka import PartitionState, TopicState
+from highwater.routing import option_for
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.plans import Planned
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.ledger import Ledger
+
+# Brokers hear of a new topic one after another, within a second as a rule.
+HEARD_SECONDS = 10.0
+LOOK_EVERY = 0.1
+# Stands for the ID of a topic that is still to be made; no ID has a blank.
+TO_BE_MADE = "one that is given when it is made"
+
+
+def state_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> TopicState:
+    """What a topic of the stream holds now.
+
+    A broker that has just started may not know a topic yet: a topic is called gone after two looks.
+
+    Raises:
+        TopicVanishedError: it was planned, or published to, and is not there any more.
+        TopicAbsentError: it is not there, and never was as far as the ledger knows.
+        DependencyAwayError: Kafka or the ledger is away.
+    """
+    try:
+        return kafka.topic_state(topic)
+    except TopicAbsentError as error:
+        gone = vanished(ledger, stream, topic, error)
+        if gone is None:
+            raise
+        if (again := look_if_there(kafka, topic)) is not None:
+            return again
+        raise gone from None
+
+
+def look_if_there(kafka: Kafka, topic: str) -> TopicState | None:
+    """Look again at a topic that was absent a moment ago; None if it is absent still.
+
+    Raises:
+        DependencyAwayError: no broker answered in time.
+    """
+    try:
+        return kafka.look_again(topic)
+    except TopicAbsentError:
+        return None
+
+
+def vanished(
+    ledger: Ledger, stream: Stream, topic: str, absent: TopicAbsentError | None = None
+) -> TopicVanishedError | None:
+    """The error that it is that one of the stream's topics is not there.
+
+    None if it was never planned, and of the parked topic if nothing was ever published to it, as far as the ledger
+    knows: that is how they begin.
+
+    Args:
+        ledger: holds the plans.
+        stream: the stream.
+        topic: the topic.
+        absent: what Kafka said; of a main topic it has the names that are nearest.
+    """
+    if topic == stream.parked_topic:
+        return _parked(stream) if ledger.ever_published(stream.name) else None
+    planned = ledger.planned(stream.name, topic)
+    return None if planned is None else planned_topic_gone(stream, planned, absent)
+
+
+def planned_topic_gone(stream: Stream, planned: Planned, absent: TopicAbsentError | None = None) -> TopicVanishedError:
+    """The error that it is that a topic is not there which was planned."""
+    topic = planned.generation.topic
+    ends = ", ".join(f"{p}: {end}" for p, end in sorted(planned.ends.items()))
+    accept, found = f"highwater accept-loss {stream.name}{option_for(stream, topic)}", "no such topic"
+    if topic == stream.topic:
+        found += f"; {absent.found}" if absent is not None and absent.found else ""
+        remedy = (
+            "see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster, and restore the topic. Made anew it is "
+            f"another topic: only if the old one is given up create it, and then {accept} records what is lost"
+        )
+    elif topic in stream.tier_topics:
+        remedy = f"restore it; else {accept} makes it anew, and tells how what waited there is decided anew from raw"
+    else:
+        remedy = f"see that its owner restores it; if he makes it anew, {accept}; else take it out of the declaration"
+    return TopicVanishedError(
+        f"topic {topic} of stream {stream.name} is gone",
+        stored=f"topic ID {planned.generation.topic_id}, planned to {ends}",
+        found=found,
+        remedy=remedy,
+    )
+
+
+def _parked(stream: Stream) -> TopicVanishedError:
+    topic = stream.parked_topic
+    return TopicVanishedError(
+        f"topic {topic} of stream {stream.name} is gone",
+        stored="records were published to the topics of the DLQ",
+        found="no such topic",
+        remedy="restore it; else create it, as docs/dlq.md says it must be, and highwater reclaim "
+        f"{stream.name} --on {topic} takes back what was parked there",
+    )
+
+
+def parked_lost(kafka: Kafka, stream: Stream, waiting: int) -> OffsetsExpiredError | None:
+    """The error that it is that the parked topic holds less than waits there.
+
+    Two looks must agree on it. That its log begins behind 0 alone is none: records of an erased key may be deleted
+    there, and a topic that lost some stays so when they come back.
+
+    Args:
+        kafka: is asked for the topic.
+        stream: the declaration.
+        waiting: published records that wait on it by the tables, counted before.
+
+    Raises:
+        TopicAbsentError: it is not there.
+        DependencyAwayError: no broker answered in time.
+    """
+    found = _parked_lost(stream, kafka.topic_state(stream.parked_topic), waiting)
+    return found and _parked_lost(stream, kafka.look_again(stream.parked_topic), waiting)
+
+
+def _parked_lost(stream: Stream, state: TopicState, waiting: int) -> OffsetsExpiredError | None:
+    topic, seen = state.topic, state.partitions
+    spans = {
+        p: (one.log_start, one.high_watermark)
+        for p, one in sorted(seen.items())
+        if one.log_start is not None and one.high_watermark is not None
+    }
+    # Up to the high watermark: behind a transaction that is open lie records that are published as well.
+    held = sum(end - start for start, end in spans.values())
+    if len(spans) < len(seen) or held >= waiting:
+        return None
+    logs = ", ".join(f"{p}: [{start}, {end})" for p, (start, end) in spans.items())
+    return OffsetsExpiredError(
+        f"topic {topic} of stream {stream.name} lost records that wait for a person",
+        stored=f"{waiting:,} wait there by the tables",
+        found=f"{held:,} offsets; its log holds {logs}",
+        remedy=f"highwater reclaim {stream.name} --on {topic} takes back what was parked there, to be decided anew "
+        "from raw; see that nothing deletes from the topic: docs/dlq.md says how it must be set up",
+    )
+
+
+def is_there(kafka: Kafka, topic: str) -> bool:
+    """Whether a topic is there.
+
+    Raises:
+        DependencyAwayError: no broker answered in time.
+    """
+    try:
+        kafka.topic_state(topic)
+    except TopicAbsentError:
+        return False
+    return True
+
+
+def as_made(kafka: Kafka, stream: Stream, topic: str) -> TopicState:
+    """What a tier will hold that is to be made anew: as many partitions as the main topic has, and nothing."""
+    partitions = kafka.topic_state(stream.topic).partitions
+    return TopicState(topic, TO_BE_MADE, {p: PartitionState(0, 0, 0, None) for p in partitions})
+
+
+def make_anew(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> None:
+    """Make a tier anew that vanished.
+
+    Raises:
+        TopicVanishedError: another of the stream's DLQ topics vanished too.
+        TopicDriftError, TopicAbsentError, ConfigurationError, DependencyAwayError: as `ensure`.
+    """
+    ensure(kafka, stream, lambda name: None if name == topic else vanished(ledger, stream, name))
+    deadline = time.monotonic() + HEARD_SECONDS
+    while not is_there(kafka, topic) and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY)

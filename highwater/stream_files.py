@@ -1,0 +1,151 @@
+"""The declared streams of a project: each file of its streams folder has one `STREAM`, or several `STREAMS`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from highwater.declaration import Stream
+from highwater.errors import ConfigurationError, DeclarationError
+from highwater.settings import STREAMS_FOLDER
+
+# Where a project has its streams folder, beside its workspace.yaml; the first that exists is used.
+FOLDERS = ("streams", "assets/streams")
+# The project that this package is part of, if it runs from a checkout: its streams are the last to be found.
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def streams_folder(environment: Mapping[str, str] = os.environ, start: Path | None = None) -> Path:
+    """The streams folder of the project that a process works for.
+
+    It is `HIGHWATER_STREAMS`, else `streams` or `assets/streams` in the nearest parent of the working folder that has a
+    `workspace.yaml`.
+
+    Args:
+        environment: the process's environment variables.
+        start: where the search starts; the working folder if None.
+
+    Raises:
+        ConfigurationError: there is no such folder.
+    """
+    if given := environment.get(STREAMS_FOLDER):
+        if Path(given).is_dir():
+            return Path(given).absolute()
+        raise ConfigurationError(
+            f"{STREAMS_FOLDER} names no folder",
+            found=given,
+            remedy="set it to the folder with the files of the streams",
+        )
+    here = (start or Path.cwd()).absolute()
+    for project in (here, *here.parents, CHECKOUT):
+        if (project / "workspace.yaml").is_file():
+            for folder in FOLDERS:
+                if (project / folder).is_dir():
+                    return project / folder
+    raise ConfigurationError(
+        f"no streams folder in {here} or above",
+        remedy=f"run the command in a project (highwater init makes one), or set {STREAMS_FOLDER}",
+    )
+
+
+def load_streams(folder: Path | None = None) -> dict[str, Stream]:
+    """The streams that the files of a folder declare, by name.
+
+    Args:
+        folder: where the files are; see `streams_folder` if None.
+
+    Raises:
+        DeclarationError: a file cannot be read or declares nothing, or two streams share a name or a topic, or a stream
+            names a topic twice. The message names the file.
+    """
+    streams: list[tuple[Path, Stream]] = []
+    for file in sorted((folder or streams_folder()).glob("[!_]*.py")):
+        for stream in _load(file):
+            _see_each_topic_once(file, stream)
+            for earlier, other in streams:
+                _see_apart(file, stream, earlier, other)
+            streams.append((file, stream))
+    return {stream.name: stream for _, stream in streams}
+
+
+def declared(streams: Mapping[str, Stream], name: str) -> Stream:
+    """The declared stream of that name.
+
+    Raises:
+        ConfigurationError: no stream has that name; the error lists the declared ones.
+    """
+    if name not in streams:
+        raise ConfigurationError(
+            f"no stream is named {name!r}",
+            found=f"declared are {', '.join(sorted(streams)) or 'none'}",
+            remedy="name one of them, or declare it in the streams folder",
+        )
+    return streams[name]
+
+
+def _load(file: Path) -> list[Stream]:
+    spec = importlib.util.spec_from_file_location(f"streams.{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise DeclarationError(f"{file.name} is no Python module", remedy="give the file a name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except DeclarationError as error:
+        told = f"{file.name}: {error.problem}"
+        raise DeclarationError(told, stored=error.stored, found=error.found, remedy=error.remedy) from error
+    except Exception as error:
+        raise DeclarationError(
+            f"{file.name} cannot be read as a declaration",
+            stored=f"{file}",
+            found=f"{type(error).__name__}: {error}",
+            remedy="mend the file; docs/streams.md lists what a declaration may say",
+        ) from error
+    one, several = getattr(module, "STREAM", None), getattr(module, "STREAMS", None)
+    if several is None:
+        found, told = [one], f"STREAM is {type(one).__name__}"
+    else:
+        listed = list(several) if isinstance(several, list | tuple) else [several]
+        found = [*listed, *([] if one is None else [one])]
+        told = f"STREAMS has {', '.join(sorted({type(each).__name__ for each in found})) or 'nothing'}"
+    streams = [each for each in found if isinstance(each, Stream)]
+    if not found or len(streams) < len(found):
+        raise DeclarationError(
+            f"{file.name} declares no stream" if several is None else f"{file.name}: STREAMS is no list of streams",
+            stored=f"{file}",
+            found=told,
+            remedy="let the file hold STREAM = Stream(…), or STREAMS = [Stream(…), …]; docs/streams.md has an example",
+        )
+    return streams
+
+
+def _see_apart(file: Path, stream: Stream, earlier: Path, other: Stream) -> None:
+    taken = {"name": {other.name}, "topic": {*other.all_topics}}
+    # Another stream may read what one publishes; two that write to one topic would mix their orders.
+    taken["topic to publish to"] = {other.publishes.topic} if other.publishes else set()
+    mine_by_kind = {
+        "name": (stream.name,),
+        "topic": stream.all_topics,
+        "topic to publish to": (stream.publishes.topic,) if stream.publishes else (),
+    }
+    for what, mine in mine_by_kind.items():
+        for value in mine:
+            if value in taken[what]:
+                raise DeclarationError(
+                    f"the {what} {value!r} is declared twice",
+                    stored=f"in {earlier.name}: stream {other.name} on topic {other.topic}",
+                    found=f"in {file.name}: stream {stream.name} on topic {stream.topic}",
+                    remedy=f"give each stream a {what} of its own",
+                )
+
+
+def _see_each_topic_once(file: Path, stream: Stream) -> None:
+    """A topic that is planned twice would have two slices by the same key."""
+    for topic, times in Counter(stream.all_topics).items():
+        if times > 1:
+            raise DeclarationError(
+                f"{file.name}: stream {stream.name!r} has the topic {topic!r} {times} times",
+                remedy="a foreign topic is none of the stream's own: not its main topic, a tier or the parked topic",
+            )
