@@ -219,7 +219,7 @@ def test_all_clients_of_ours_are_looked_at_here() -> None:
             text = file.read_text()
             assert not re.search(r"\b(Consumer|Producer|AdminClient)\(", text), file
             if opened := re.findall(r"\bopened\((Consumer|Producer|AdminClient)\b", text):
-                found[f"{folder}/{file.name}"] = opened
+                found[str(file.relative_to(root))] = opened
     assert found == {
         "highwater/resources/kafka.py": ["AdminClient", "Consumer"],
         "highwater/resources/live_producer.py": ["Producer"],

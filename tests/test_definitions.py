@@ -55,8 +55,8 @@ print(json.dumps({
 # Kafka is away, which is told within a moment.
 ASKING = """
 import sys
-import highwater.resources.kafka, resources.topic_facts
-resources.kafka.REQUEST_SECONDS = resources.topic_facts.REQUEST_SECONDS = 0.2
+import highwater.resources.kafka, highwater.resources.topic_facts
+highwater.resources.kafka.REQUEST_SECONDS = highwater.resources.topic_facts.REQUEST_SECONDS = 0.2
 from highwater.orchestration.cli.main import main
 main(["status"], standalone_mode=False)
 sys.exit("dagster loaded" if "dagster" in sys.modules else 0)
