@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from bench import noop
 from bench.harness import Result, Row
 from bench.world import World, order_value
-from dev.paths import REPOSITORY
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
 
 RECORDS = 1000
 LONGEST_SECONDS = 300.0
-WORKSPACE = f"""load_from:
-  - python_module: {{module_name: orchestration.definitions, working_directory: {REPOSITORY}, location_name: highwater}}
-  - python_module: {{module_name: bench.noop, working_directory: {REPOSITORY}, location_name: noop}}
-"""
 
 
 def tick_to_commit(world: World, rounds: int, records: int) -> Result:
@@ -52,16 +47,14 @@ def _measure(home: Path, asked: Path, rounds: int) -> Row:
     from dev.dagster_services import DagsterServices
     from dev.stack import SENSORS, Stack
 
-    workspace = home / "workspace.yaml"
-    workspace.write_text(WORKSPACE)
     base = {k: v for k, v in os.environ.items() if not k.startswith(("HIGHWATER_", "SPARK_", "DAGSTER_HOME"))}
     with Stack(home, base=base, on_broker=_make_topics, extra={noop.ASKED: str(asked)}) as stack:
         assert stack.dagster is not None, "a stack has Dagster unless told otherwise"
         stack.dagster.stop()
-        services = DagsterServices(home, {**stack.env, SENSORS: "running"}, workspace=workspace)
-        services.webserver.start()
-        services.daemon.start()
+        services = DagsterServices(home, {**stack.env, SENSORS: "running"}, module="bench.noop")
         try:
+            services.launch_code()
+            services.launch()
             services.wait_ready()
             return _rounds(stack, asked, rounds)
         finally:
