@@ -53,6 +53,7 @@ def _measure(home: Path, asked: Path, rounds: int) -> Row:
         stack.dagster.stop()
         services = DagsterServices(home, {**stack.env, SENSORS: "running"}, module="bench.noop")
         try:
+            services.touch.start()
             services.launch_code()
             services.launch()
             services.wait_ready()
