@@ -41,7 +41,12 @@ def tick_to_commit(world: World, rounds: int, records: int) -> Result:
         ),
         rows=[row],
         verdicts=[
-            Verdict("no-op runs that take as long as a slice", 1 / row.ratio("Highwater", "no-op asset"), 2.5, at_least=False),
+            Verdict(
+                "no-op runs that take as long as a slice",
+                1 / row.ratio("Highwater", "no-op asset"),
+                2.5,
+                at_least=False,
+            ),
         ],
     )
 
