@@ -32,6 +32,6 @@ def noop_sensor() -> dg.SensorResult:
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Both, in one code location: their runs wait for the same queue and start in the same way."""
+    """Both in one code location, so that their runs wait for one queue and start in the same way."""
     peer = dg.Definitions(assets=[noop], jobs=[job], sensors=[noop_sensor])
     return dg.Definitions.merge(build_defs(environment=os.environ), peer)

@@ -73,7 +73,7 @@ def _let_publication_go_on(
 ) -> None:
     if stream.publishes is None:
         raise _not_given_up(key)
-    log(f"{key} is not given up by repair; the sensor publisher may have given it up, which its ticks show")
+    log(f"the sensor repair still retries {key}; whether the sensor publisher still sends it, its ticks show")
     if asked.sure:
         ledger.given_up.let_go(stream.name, key, by=asked.by, because=asked.because, now=now)
         log(f"{key}: recorded; where it is not sent, the sensor publisher requests it and those behind it")
