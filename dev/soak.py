@@ -21,7 +21,7 @@ from dev import paths
 from dev.account import Account, Written, account_file
 from dev.compare import SHAPES, Comparison
 from dev.compare_versions import NUMBERS, OF_THE_DATA, compare_versions, wrong_versions
-from dev.dagster_questions import Ask, slice_states
+from dev.dagster_questions import Ask, DagsterRefusedError, slice_states
 from dev.demo import STREAMS, TooSlowError, fresh_home, without_configuration
 from dev.failing import failing
 from dev.generator import SOURCES, Order, Target, create_topic, generate
@@ -205,7 +205,11 @@ class Soak:
 
     def _left(self, ask: Ask, bootstrap: str) -> list[str]:
         """What is not done yet, of the slices that were planned and of the topics."""
-        known = slice_states(ask, [(stream, table) for stream, tables in STREAMS.items() for table in tables])
+        try:
+            known = slice_states(ask, [(stream, table) for stream, tables in STREAMS.items() for table in tables])
+        except (OSError, DagsterRefusedError) as error:
+            # While the webserver loads the definitions again it knows no asset; what lasts ends in TooSlowError.
+            return [str(error)]
         lacking = {key: None for states in known.values() for key in sorted(states.planned - states.materialised)}
         unread = [stream for stream in STREAMS if not is_covered(bootstrap, self.lake, stream)]
         return [*lacking, *unread, *([] if lacking or unread else self._unsent())]

@@ -473,6 +473,7 @@ def test_an_interruption_ends_everything(tmp_path: Path, number: signal.Signals)
         output, _ = demo.communicate(timeout=300)
     finally:
         demo.kill()
-    assert demo.returncode == 130, output.decode()
+    # A shell reports both as 130. Python ends itself by the signal when it arrived in code compiled from a string.
+    assert demo.returncode in (130, -signal.SIGINT), output.decode()
     assert b"interrupted" in output
     wait_until(lambda: descendants_of(str(home)) == [], 30, "the end of all that it started")
