@@ -19,12 +19,12 @@ from highwater.declaration import Limits, Stream
 from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError
 from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.sensing import rests, rounds
-from highwater.orchestration.sensing.requests import Request
+from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.reporting.stalled_work import skipped_streams
+from highwater.orchestration.sensing import rounds, settled_rounds
 from highwater.orchestration.sensing.rounds import Cursor, limit_runs, visit_all
+from highwater.orchestration.sensing.run_requests import Request
 from highwater.orchestration.sensing.ticks import Tick
-from highwater.orchestration.telling.plan_status import stream_status
-from highwater.orchestration.telling.stopped import skipped_streams
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -289,7 +289,7 @@ def test_a_defect_that_one_stream_meets_is_recorded_without_secrets(
         return replace(found, partitions=broken) if topic == "s001" else found
 
     monkeypatch.setattr(Topics, "_state", damaged)
-    monkeypatch.setattr("highwater.orchestration.sensing.looks.is_caught_up", lambda *_: False)
+    monkeypatch.setattr("highwater.orchestration.sensing.planning_rounds.is_caught_up", lambda *_: False)
     result = ours.tick("planner")
     assert sorted(keys_of(result)) == ["s000_slices", "s002_slices"]
     [fault] = ours.ledger.sensor_faults.all()
@@ -442,7 +442,7 @@ def test_a_settled_stream_rests_until_something_changes(
         looked.append(stream.name)
         return Tick(settled=stream.name != "s002")
 
-    monkeypatch.setattr(rests, "repair", look)
+    monkeypatch.setattr(settled_rounds, "repair", look)
 
     def visited() -> list[str]:
         looked.clear()
@@ -458,14 +458,14 @@ def test_a_settled_stream_rests_until_something_changes(
     run = dg.DagsterRun("s001_slice", tags={"highwater/stream": "s001"}, status=dg.DagsterRunStatus.SUCCESS)
     ours.instance.add_run(run)
     assert visited() == ["s001", "s002"], "a run began or ended"
-    long_ago = rests.Rest(NOW, NOW + rests.REST, "").to_cursor()
+    long_ago = settled_rounds.Rest(NOW, NOW + settled_rounds.REST, "").to_cursor()
     ours.cursors["repair"] = Cursor(streams={"s000": long_ago}).to_json()
     assert visited() == everything, "the rest is over"
 
 
 def test_a_rest_that_cannot_be_read_is_none() -> None:
-    rest = rests.Rest(NOW, NOW + rests.REST, "abc")
-    assert rests.Rest.parse(rest.to_cursor()) == rest
+    rest = settled_rounds.Rest(NOW, NOW + settled_rounds.REST, "abc")
+    assert settled_rounds.Rest.parse(rest.to_cursor()) == rest
     for text in (
         None,
         "",
@@ -477,4 +477,4 @@ def test_a_rest_that_cannot_be_read_is_none() -> None:
         "wait 1 2 c",
         f"rest {10**30} 2 c",
     ):
-        assert rests.Rest.parse(text) is None
+        assert settled_rounds.Rest.parse(text) is None

@@ -11,9 +11,9 @@ import dagster as dg
 
 from highwater.orchestration.checking.checks import stream_checks
 from highwater.orchestration.jobs import IN_PROCESS, publish_job, slice_job
+from highwater.orchestration.maintenance_job import maintenance_job, nightly
 from highwater.orchestration.observation import topic_asset
-from highwater.orchestration.operating.maintenance_job import maintenance_job, nightly
-from highwater.orchestration.operating.operator_jobs import audit_daily, operator_jobs
+from highwater.orchestration.operator_jobs import audit_daily, operator_jobs
 from highwater.orchestration.resources import default_resources
 from highwater.orchestration.sensors import Ticking, alerts_sensor, stream_sensors
 from highwater.orchestration.stream_assets import table_assets

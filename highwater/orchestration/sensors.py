@@ -12,10 +12,10 @@ import dagster as dg
 from highwater.errors import HighwaterError, TemporaryError
 from highwater.log_fields import fields
 from highwater.orchestration.redaction import harmless, secret_values
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting.stalled_work import failing_sensors, skipped_streams
 from highwater.orchestration.resources import settings
-from highwater.orchestration.sensing.history import id_of, place_of_instance
-from highwater.orchestration.sensing.looks import PlannerRound, RetriesRound
-from highwater.orchestration.sensing.rests import MirrorRound, PublisherRound, RepairRound, Rests
+from highwater.orchestration.sensing.planning_rounds import PlannerRound, RetriesRound
 from highwater.orchestration.sensing.rounds import (
     BUDGET_SECONDS,
     MOST_RUNS,
@@ -28,9 +28,9 @@ from highwater.orchestration.sensing.rounds import (
     remedy_of,
     visit_all,
 )
+from highwater.orchestration.sensing.run_history import id_of, place_of_instance
+from highwater.orchestration.sensing.settled_rounds import MirrorRound, PublisherRound, RepairRound, Rests
 from highwater.orchestration.sensing.ticks import Tick, run_requests
-from highwater.orchestration.telling import alerts
-from highwater.orchestration.telling.stopped import failing_sensors, skipped_streams
 from highwater.resources.paused_topics import ALL, PLANNER, PUBLISHER, RETRIES
 from highwater.resources.sensor_faults import SensorFault
 from highwater.resources.webhook import post
