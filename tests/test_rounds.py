@@ -16,11 +16,11 @@ import pytest
 from sqlalchemy import event
 
 from highwater.declaration import Limits, Stream
-from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError
+from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, TopicAbsentError
 from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.reporting.plan_status import stream_status
-from highwater.orchestration.reporting.stalled_work import skipped_streams
+from highwater.orchestration.reporting.stalled_work import skipped_files, skipped_streams
 from highwater.orchestration.sensing import rounds, settled_rounds
 from highwater.orchestration.sensing.rounds import Cursor, limit_runs, visit_all
 from highwater.orchestration.sensing.run_requests import Request
@@ -30,6 +30,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.paused_topics import ALL, PLANNER, RETRIES, Pause
 from highwater.slices import OffsetRange
+from highwater.stream_files import Declarations
 from tests.support import make_stream
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -202,7 +203,9 @@ class Topics:
 class Deployment:
     """Streams on a cluster, whose sensors are ticked as the daemon does: keys, events and the cursor are kept."""
 
-    def __init__(self, root: Path, instance: dg.DagsterInstance, streams: Sequence[Stream]) -> None:
+    def __init__(
+        self, root: Path, instance: dg.DagsterInstance, streams: Sequence[Stream], files: Declarations | None = None
+    ) -> None:
         self.instance, self.streams = instance, streams
         self.ledger = Ledger(f"sqlite:///{root / 'ledger.sqlite'}")
         self.kafka = Topics([stream.topic for stream in streams])
@@ -210,7 +213,7 @@ class Deployment:
         self.cursors: dict[str, str | None] = {}
         resources = {"ledger": self.ledger, "kafka": self.kafka, "lake": self.lake}
         opened = {name: SimpleNamespace(open=lambda one=one: one) for name, one in resources.items()}
-        self.defs = build_defs(streams=streams, resources=opened)
+        self.defs = build_defs(streams=files or streams, resources=opened)
 
     def tick(self, name: str) -> Any:
         sensor = self.defs.get_repository_def().get_sensor_def(name)
@@ -275,6 +278,32 @@ def test_a_stream_with_a_fault_is_skipped_and_the_others_are_planned_in_the_same
     ours.kafka.ends["s042"] = dict.fromkeys(range(PARTITIONS), 5)
     assert keys_of(ours.tick("planner")) == {"s042_slices": ["s042@0000000"]}
     assert ours.ledger.sensor_faults.all() == [], "the fault ends with the first tick that serves the stream"
+
+
+def test_a_stream_file_with_a_fault_is_recorded_and_the_other_streams_are_planned(
+    tmp_path: Path, deployed: Callable[..., Deployment]
+) -> None:
+    """It stopped the whole code location: no sensor ticked for any stream."""
+    plain = deployed(2)
+    folder = tmp_path / "streams"
+    broken = folder / "broken.py"
+    wrong = DeclarationError("broken.py cannot be read as a declaration", remedy="mend the file")
+    streams = {one.name: one for one in plain.streams}
+    of_broken = Declarations(folder, streams, {broken: wrong})
+    ours = Deployment(tmp_path, plain.instance, plain.streams, of_broken)
+    result = ours.tick("planner")
+    assert keys_of(result) == {f"{name}_slices": [f"{one.topic}@0000000"] for name, one in streams.items()}
+    [fault] = ours.ledger.sensor_faults.all()
+    assert (fault.stream, fault.sensor, fault.remedy) == (str(broken), "planner", "mend the file")
+    alert = skipped_files(of_broken)
+    assert (alert.over, str(broken) in str(alert.value)) == (True, True)
+    elsewhere = Declarations(tmp_path / "other", streams)
+    Deployment(tmp_path, plain.instance, plain.streams, elsewhere).tick("planner")
+    assert ours.ledger.sensor_faults.all() == [fault], "another project knows nothing of this file"
+    mended = Declarations(folder, streams)
+    Deployment(tmp_path, plain.instance, plain.streams, mended).tick("planner")
+    assert ours.ledger.sensor_faults.all() == []
+    assert not skipped_files(mended).over
 
 
 def test_a_defect_that_one_stream_meets_is_recorded_without_secrets(

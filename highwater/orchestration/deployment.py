@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from highwater.resources.schema_registry import schema_finder
-from highwater.stream_files import declared, load_streams
+from highwater.stream_files import Declarations, declared, read_streams
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,15 +28,28 @@ class Deployment:
     Args:
         settings: where everything is.
         declarations: the folder of the declared streams; the project's own if None.
+        warn: gets a line for each stream file with a fault, when the files are read.
     """
 
-    def __init__(self, settings: Settings, declarations: Path | None = None) -> None:
+    def __init__(
+        self, settings: Settings, declarations: Path | None = None, warn: Callable[[str], None] | None = None
+    ) -> None:
         self.settings = settings
         self._declarations = declarations
+        self._warn = warn
 
-    def streams(self) -> dict[str, Stream]:
-        """The declared streams by name."""
-        return load_streams(self._declarations)
+    @cached_property
+    def declarations(self) -> Declarations:
+        """The declared streams, and the files with a fault."""
+        found = read_streams(self._declarations)
+        if self._warn is not None:
+            for line in found.lines():
+                self._warn(f"warning: {line}")
+        return found
+
+    def streams(self) -> Mapping[str, Stream]:
+        """The declared streams by name, without those of files with a fault."""
+        return self.declarations.streams
 
     def stream(self, name: str) -> Stream:
         """One declared stream.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,8 @@ def main(context: click.Context, declarations: Path | None) -> None:
     DAGSTER_HOME. Exit status: 0 done, 2 something has to be mended, 75 a service
     is away and trying again may help.
     """
-    context.obj = Deployment(Settings.from_environment(os.environ), declarations)
+    warn = partial(click.echo, err=True)
+    context.obj = Deployment(Settings.from_environment(os.environ), declarations, warn)
 
 
 @main.command()

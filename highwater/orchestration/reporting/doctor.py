@@ -101,7 +101,7 @@ def examine(
         without: what is not started yet, and is not tried; without `Kafka` no stream is.
     """
     parts: dict[str, Try] = {
-        "declarations": lambda: ", ".join(sorted(deployment.streams())),
+        "declarations": lambda: _declarations(deployment),
         "ledger": lambda: _ledger(deployment),
         "lake": lambda: _lake(settings.lake),
         "Spark": lambda: _spark(settings, environment),
@@ -128,6 +128,12 @@ def examine(
         return  # told above
     for stream in streams:
         yield from _stream(deployment, stream)
+
+
+def _declarations(deployment: Deployment) -> str:
+    for error in deployment.declarations.faults.values():
+        raise error
+    return ", ".join(sorted(deployment.streams()))
 
 
 def _declared(deployment: Deployment) -> list[Stream]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
     from highwater.resources.sensor_faults import SensorFault
     from highwater.slices import Slice
+    from highwater.stream_files import Declarations
 
 # An alert names at most this number of faults; `highwater status` has all of them.
 FAULTS_TOLD = 3
@@ -277,6 +278,23 @@ def _skipped(stream: Stream, sensor: str, fault: SensorFault | None, now: dateti
         f"no fault for {span(FAULT_LASTS)}",
         over,
         fault.remedy if fault is not None and over else "nothing is to be done",
+    )
+
+
+def skipped_files(files: Declarations | None) -> Measure:
+    """The measure whether every stream file can be read.
+
+    Args:
+        files: the stream files; None where the definitions were made without files.
+    """
+    lines = [] if files is None else files.lines()
+    return Measure(
+        DEPLOYMENT,
+        "stream files",
+        "; ".join(lines) or "every stream file was read",
+        "no file with a fault",
+        bool(lines),
+        "mend the files; the streams of all others are served" if lines else "nothing is to be done",
     )
 
 
