@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ SCHEMA_REGISTRY_CONFIG = "HIGHWATER_SCHEMA_REGISTRY_CONFIG"
 ALERTS_URL = "HIGHWATER_ALERTS_URL"
 DOCS_URL = "HIGHWATER_DOCS_URL"
 STREAMS_FOLDER = "HIGHWATER_STREAMS"
+CATALOG = "HIGHWATER_CATALOG"
 LOG_FORMAT = "HIGHWATER_LOG_FORMAT"
 SPARK_REMOTE = "SPARK_REMOTE"
 SPARK_MASTER = "HIGHWATER_SPARK_MASTER"
@@ -51,6 +53,7 @@ class Settings:
     alerts_url: str | None = field(default=None, repr=False)
     schema_registry_url: str | None = field(default=None, repr=False)
     schema_registry_config: Mapping[str, Plain] = field(default_factory=dict, repr=False)
+    catalog: str | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -72,12 +75,28 @@ class Settings:
             alerts_url=environment.get(ALERTS_URL) or None,
             schema_registry_url=parse_registry_url(environment.get(SCHEMA_REGISTRY_URL) or ""),
             schema_registry_config=parse_registry_config(environment.get(SCHEMA_REGISTRY_CONFIG) or "{}"),
+            catalog=parse_catalog(environment.get(CATALOG) or ""),
         )
 
 
 def _absolute(lake: str) -> str:
     """The root as every process means it, whatever folder it was started in; a URI stays as it is."""
     return lake if ":" in lake.split("/", maxsplit=1)[0] else str(Path(lake).absolute())
+
+
+def parse_catalog(text: str) -> str | None:
+    """Read the schema of Spark's catalog, `schema` or `catalog.schema`; None without one.
+
+    Raises:
+        ConfigurationError: it is no such name.
+    """
+    if text and not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?", text):
+        raise ConfigurationError(
+            f"{CATALOG} names no schema of a catalog",
+            found=text,
+            remedy="write schema or catalog.schema, of letters, digits and _",
+        )
+    return text or None
 
 
 def log_format(environment: Mapping[str, str]) -> str:

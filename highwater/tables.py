@@ -12,6 +12,17 @@ BY_SLICE = ("raw", "events", "rejects", "dlq")
 # What most streams have.
 COMMON = (*BY_SLICE, "current")
 
+# The comment of each table, in Dagster's pages and in a catalog.
+COMMENTS = {
+    "raw": "Every record of a slice as Kafka gave it: nothing parsed, nothing dropped.",
+    "events": "The records that were parsed, validated and resolved.",
+    "rejects": "The records that were not, each with its reason and its origin.",
+    "dlq": "Which of the rejects were published, and where to: to a tier for a retry, or parked.",
+    "current": "One row a key: the event with the highest version.",
+    "metrics": "One row a minute of event time: events and amounts by status, and the mean amount over a moving hour.",
+    "published": "Which events were sent to the topic of accepted events, each once and in the order of its origin.",
+}
+
 
 def stages_of(stream: Stream) -> tuple[str, ...]:
     """The tables that a run takes its slices through, upstream first."""

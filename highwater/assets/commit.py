@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from highwater.assets.work import SliceReport, Work
 from highwater.commit_records import CommitRecord, with_proof
-from highwater.errors import LeaseHeldError, SupersededAttemptError
+from highwater.errors import HighwaterError, LeaseHeldError, SupersededAttemptError
 from highwater.log_fields import fields
+from highwater.resources.catalog import name_in_catalog, register
 from highwater.resources.commit_log import committed_in
 from highwater.resources.delta import commit_info, rows_by_slice
 from highwater.resources.numbered_commits import Target, close_intents, commit_slices
 from highwater.resources.spark import is_connect
 from highwater.resources.spark_tables import create_table, write_slices
+from highwater.tables import COMMENTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -312,11 +314,31 @@ def have_table(work: Work, table: str, columns: str, searched: Sequence[str]) ->
     What a dead run left open is settled, so that the caller's first look finds its records.
     """
     path = work.lake.path(work.stream.name, table)
-    create_table(work.spark, path, columns, searched, partial(commit_lock, work, table))
+    of_stream = {"highwater.stream": work.stream.name, "highwater.owner": work.stream.owner}
+    absent = create_table(
+        work.spark,
+        path,
+        columns,
+        searched,
+        partial(commit_lock, work, table),
+        comment=COMMENTS.get(table),
+        properties=of_stream,
+    )
+    if absent and work.lake.catalog is not None:
+        _register(work, table, work.lake.catalog)
     if work.ledger.intents.of(work.stream.name, table):
         # A run at work on the table, or one that just committed, leaves nothing to settle.
         with suppress(LeaseHeldError, SupersededAttemptError), commit_turn(work, table, wait=0.0):
             close_intents(target_of(work, table))
+
+
+def _register(work: Work, table: str, catalog: str) -> None:
+    """Register a new table. A catalog that is away fails no slice: maintenance registers what is missing."""
+    name = name_in_catalog(work.stream.name, table)
+    try:
+        register(work.spark, catalog, {name: work.lake.path(work.stream.name, table)})
+    except HighwaterError as error:
+        work.log(f"{catalog}.{name} is not registered: {error}; the next maintenance tries it again")
 
 
 def reports(

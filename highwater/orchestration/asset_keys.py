@@ -7,7 +7,7 @@ import dagster as dg
 
 from highwater.orchestration import metadata
 from highwater.orchestration.run_tags import STREAM_TAG
-from highwater.tables import stages_of
+from highwater.tables import COMMENTS, stages_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -38,18 +38,18 @@ class Table:
 
 # What every stream has.
 TABLES = (
-    Table("raw", "Every record of a slice as Kafka gave it: nothing parsed, nothing dropped.", ("kafka",)),
-    Table("events", "The records that were parsed, validated and resolved.", ("raw",)),
-    Table("rejects", "The records that were not, each with its reason and its origin.", ("raw", "events")),
-    Table("dlq", "Which of the rejects were published, and where to: to a tier for a retry, or parked.", ("rejects",)),
+    Table("raw", COMMENTS["raw"], ("kafka",)),
+    Table("events", COMMENTS["events"], ("raw",)),
+    Table("rejects", COMMENTS["rejects"], ("raw", "events")),
+    Table("dlq", COMMENTS["dlq"], ("rejects",)),
     # Two merges into one table conflict, so they take turns.
-    Table("current", "One row a key: the event with the highest version.", ("events",), pool=True),
+    Table("current", COMMENTS["current"], ("events",), pool=True),
 )
 
 # Commits follow each other anyway; in turn they compute nothing in vain.
 METRICS = Table(
     "metrics",
-    "One row a minute of event time: events and amounts by status, and the mean amount over a moving hour.",
+    COMMENTS["metrics"],
     ("events", "current"),
     pool=True,
     engine="python",
@@ -58,7 +58,7 @@ METRICS = Table(
 # No part of the job that takes slices through the tables: it follows the prefix of slices that are done.
 PUBLISHED = Table(
     "published",
-    "Which events were sent to the topic of accepted events, each once and in the order of its origin.",
+    COMMENTS["published"],
     ("events", "dlq"),
     pool=True,
     engine="python",

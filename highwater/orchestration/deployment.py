@@ -72,7 +72,7 @@ class Deployment:
     def lake(self) -> Lake:
         from highwater.resources.lake import Lake
 
-        return Lake(self.settings.lake)
+        return Lake(self.settings.lake, self.settings.catalog)
 
     def work(self, stream: Stream, spark: SparkSession | None, log: Callable[[str], None]) -> Work:
         """All of them for work on a stream; without a session for what needs none."""

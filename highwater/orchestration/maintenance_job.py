@@ -47,6 +47,7 @@ def maintenance_job(streams: "Mapping[str, Stream]") -> dg.JobDefinition:
             if len(chosen) == 1:
                 context.instance.add_run_tags(context.run_id, {STREAM_TAG: chosen[0].name})
             _maintain_all(context, chosen, sure=not asked.dry_run)
+            _drop_missing(context, sure=not asked.dry_run)
 
     return job_of_one_op(NAME, about, Maintenance, maintain, spark=True)
 
@@ -90,6 +91,16 @@ def _maintain_all(context: dg.OpExecutionContext, streams: Sequence["Stream"], *
             found="; ".join(f"{name}: {text}" for name, text in faults.items()),
             remedy="follow the remedy of each error in the run's log; the other streams are maintained",
         )
+
+
+def _drop_missing(context: dg.OpExecutionContext, *, sure: bool) -> None:
+    """Drop the names of tables that are gone from the catalog."""
+    from highwater.resources.catalog import drop_missing
+
+    lake = context.resources.lake.open()
+    if sure and lake.catalog is not None:
+        gone = drop_missing(context.resources.spark.session(), lake.catalog, lake.root)
+        context.log.info("%s: names of missing tables that were dropped: %s", lake.catalog, ", ".join(gone) or "none")
 
 
 def _maintain(context: dg.OpExecutionContext, stream: "Stream", *, sure: bool) -> None:

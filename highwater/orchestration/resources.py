@@ -129,7 +129,8 @@ class LakeResource(dg.ConfigurableResource["Lake"]):
         """The lake; nothing is read yet."""
         from highwater.resources.lake import Lake
 
-        return Lake(settings().lake)
+        found = settings()
+        return Lake(found.lake, found.catalog)
 
 
 class SparkResource(dg.ConfigurableResource["SparkSession"]):

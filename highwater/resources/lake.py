@@ -21,10 +21,12 @@ class Lake:
 
     Args:
         root: a local path, or a URI that both Spark and delta-rs can open (`file:`, `s3:`, `abfss:`, `gs:`).
+        catalog: the schema of Spark's catalog where tables are registered; None if nowhere.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, catalog: str | None = None) -> None:
         self.root = root.rstrip("/")
+        self.catalog = catalog
 
     def path(self, stream: str, table: str) -> str:
         """Where a stream's table lies."""

@@ -75,6 +75,8 @@ def create(
                 partition_by=list(partition_by),
                 description=description,
                 configuration=configuration,
+                # A property of our own is none of Delta's.
+                raise_if_key_not_exists=False,
                 commit_properties=CommitProperties(max_commit_retries=0),
             )
         except DeltaError:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.errors import DependencyAwayError, SupersededAttemptError
@@ -33,7 +34,16 @@ _SHARES = 1024
 _BITS = 2**32 - 1
 
 
-def create_table(spark: SparkSession, path: str, columns: str, searched: Sequence[str], lock: Lock) -> None:
+def create_table(
+    spark: SparkSession,
+    path: str,
+    columns: str,
+    searched: Sequence[str],
+    lock: Lock,
+    *,
+    comment: str | None = None,
+    properties: Mapping[str, str] = MappingProxyType({}),
+) -> bool:
     """Create a table if it is absent; first commits into a table that is not there yet would race.
 
     One that is there gets the columns that it lacks: a field that was added to the stream, or a column of a newer
@@ -44,21 +54,30 @@ def create_table(spark: SparkSession, path: str, columns: str, searched: Sequenc
         columns: the columns in SQL.
         searched: the columns of which each file keeps the least and the greatest value, so that readers skip files.
         lock: keeps out whoever commits to the table from another driver; it is taken when columns are to be added.
+        comment: the comment of a table that is created.
+        properties: table properties of a table that is created, beside those of Delta.
+
+    Returns:
+        Whether the table was absent.
     """
     lacking = _lacking(path, columns)
-    if lacking is None:
-        _create(path, spark.createDataFrame([], columns).schema.json(), searched)
+    absent = lacking is None
+    if absent:
+        _create(path, spark.createDataFrame([], columns).schema.json(), searched, comment, properties)
         lacking = _lacking(path, columns)
     for tries in range(1, CHANGE_TRIES + 1):
         if not lacking:
-            return
+            break
         with lock():
             # Another run may have added them meanwhile.
             if (lacking := _lacking(path, columns)) and _added(spark, path, lacking, last=tries == CHANGE_TRIES):
-                return
+                break
+    return absent
 
 
-def _create(path: str, schema: str, searched: Sequence[str]) -> None:
+def _create(
+    path: str, schema: str, searched: Sequence[str], comment: str | None, properties: Mapping[str, str]
+) -> None:
     """Write a table's first version, not with Spark.
 
     Spark makes the log's folder first, and refuses a table where there is a folder: the second of two runs at once
@@ -70,7 +89,8 @@ def _create(path: str, schema: str, searched: Sequence[str]) -> None:
         path,
         Schema.from_json(schema),
         partition_by=(),
-        configuration={"delta.dataSkippingStatsColumns": ",".join(searched)},
+        description=comment,
+        configuration={"delta.dataSkippingStatsColumns": ",".join(searched), **properties},
     )
 
 

@@ -37,6 +37,7 @@ from highwater.orchestration.operations.key_retirement import PAGE, Retirement, 
 from highwater.orchestration.operations.old_runs import OldRuns, delete_runs
 from highwater.orchestration.operations.raw_retention import Retained, retain
 from highwater.portions import portions
+from highwater.resources.catalog import name_in_catalog, register
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.commit_log import complete
 from highwater.resources.numbered_commits import Pieces
@@ -116,6 +117,7 @@ class Report:
         done: whether it was done.
         retained: what became of rows that are old enough; None of a stream that keeps them forever.
         groups: what became of consumer groups of publications, in a sentence.
+        catalog: what was registered in the catalog, in a sentence; empty without one.
     """
 
     tables: Sequence[TableReport] = ()
@@ -124,6 +126,7 @@ class Report:
     done: bool = False
     retained: Retained | None = None
     groups: str = ""
+    catalog: str = ""
 
     @property
     def lines(self) -> list[str]:
@@ -132,8 +135,8 @@ class Report:
         keys = ["keys: DAGSTER_HOME is not set, so none was looked at"] if self.keys is None else self.keys.lines
         rows = [] if self.retained is None else self.retained.lines
         runs = [] if self.runs is None else [self.runs.line]
-        groups = [self.groups] if self.groups else []
-        return [*notes, *rows, *keys, *runs, *groups, *([] if self.done else ["a dry run: nothing was done"])]
+        others = [text for text in (self.groups, self.catalog) if text]
+        return [*notes, *rows, *keys, *runs, *others, *([] if self.done else ["a dry run: nothing was done"])]
 
 
 @dataclass
@@ -193,7 +196,18 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
     retained = retain(work, instance, now, sure=sure)
     keys = retire(instance, work.ledger, work.lake, stream, now, sure=sure) if instance else None
     runs = delete_runs(instance, stream, now, sure=sure) if instance else None
-    return Report(found, keys, runs, sure, retained, dlq_marks.clean_up(work, sure=sure))
+    groups, catalog = dlq_marks.clean_up(work, sure=sure), _registered(work, found, sure=sure)
+    return Report(found, keys, runs, sure, retained, groups, catalog)
+
+
+def _registered(work: Work, found: Sequence[TableReport], *, sure: bool) -> str:
+    """Register the tables that a person reads, where the catalog lacks them."""
+    if work.lake.catalog is None or not sure:
+        return ""
+    names = [one.table for one in found if one.table in (*tables_of(work.stream), COMMITS)]
+    paths = {name_in_catalog(work.stream.name, name): work.lake.path(work.stream.name, name) for name in names}
+    fresh = register(work.spark, work.lake.catalog, paths)
+    return f"registered in {work.lake.catalog}: {', '.join(fresh)}" if fresh else ""
 
 
 def horizon_rule(instance: dg.DagsterInstance | None, now: datetime) -> Horizon:

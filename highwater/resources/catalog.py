@@ -1,0 +1,104 @@
+"""Tables of the lake under names in Spark's catalog, so that `SELECT * FROM lake.orders_events` works.
+
+A registered table is external: the catalog has its name and its location, and Delta's log has everything else. Whoever
+drops the name deletes no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from highwater.errors import ConfigurationError
+from highwater.resources.delta import open_table
+from highwater.resources.spark import delta_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOCATION = re.compile(r"^Location: (.+)$", re.MULTILINE)
+
+
+def name_in_catalog(stream: str, table: str) -> str:
+    """The name of a stream's table within the schema: `orders_events`; `_commits` is `orders_commits`."""
+    return f"{stream}_{table.removeprefix('_')}"
+
+
+def register(spark: SparkSession, schema: str, tables: Mapping[str, str]) -> list[str]:
+    """Register tables that the catalog lacks, or has at a location of before.
+
+    Args:
+        spark: a session whose catalog it is.
+        schema: the schema, `lake` or `catalog.lake`; it is created if absent.
+        tables: by name the location of each Delta table, which must exist.
+
+    Returns:
+        The names that were registered now.
+
+    Raises:
+        ConfigurationError: the catalog has a table of another provider or owner under a name.
+        DependencyAwayError: Spark or the catalog is away.
+    """
+    with delta_errors(f"catalog {schema}"):
+        spark.sql(f"CREATE SCHEMA IF NOT EXISTS {_quoted(schema)}")
+        there = _locations(spark, schema)
+        missing = {name: path for name, path in tables.items() if there.get(name.lower()) != _plain(path)}
+        for name, path in missing.items():
+            found = there.get(name.lower())
+            if found is not None and not found.endswith(_ending(path)):
+                raise ConfigurationError(
+                    f"the catalog has another table under the name {schema}.{name}",
+                    stored=found,
+                    found=path,
+                    remedy=f"set HIGHWATER_CATALOG to a schema of its own, or drop {schema}.{name}",
+                )
+            if found is not None:
+                spark.sql(f"DROP TABLE {_quoted(f'{schema}.{name}')}")
+            location = path.replace("\\", "\\\\").replace("'", "\\'")
+            spark.sql(f"CREATE TABLE {_quoted(f'{schema}.{name}')} USING delta LOCATION '{location}'")
+    return [*missing]
+
+
+def drop_missing(spark: SparkSession, schema: str, root: str) -> list[str]:
+    """Drop the names of tables that were in this lake and are gone, such as those of a stream that was renamed.
+
+    Args:
+        spark: a session whose catalog it is.
+        schema: the schema; it is created if absent.
+        root: the lake.
+
+    Returns:
+        The names that were dropped.
+
+    Raises:
+        DependencyAwayError: Spark, the catalog or the lake is away; a table that cannot be read is not gone (I15).
+    """
+    with delta_errors(f"catalog {schema}"):
+        spark.sql(f"CREATE SCHEMA IF NOT EXISTS {_quoted(schema)}")
+        ours = {name: at for name, at in _locations(spark, schema).items() if at.startswith(f"{_plain(root)}/")}
+        gone = [name for name, at in ours.items() if open_table(at) is None]
+        for name in gone:
+            spark.sql(f"DROP TABLE IF EXISTS {_quoted(f'{schema}.{name}')}")
+    return gone
+
+
+def _locations(spark: SparkSession, schema: str) -> dict[str, str]:
+    """By table of a schema its location. Delta is not asked: the files of a table may be gone."""
+    rows = spark.sql(f"SHOW TABLE EXTENDED IN {_quoted(schema)} LIKE '*'").collect()
+    found = {row["tableName"]: _LOCATION.search(row["information"]) for row in rows if not row["isTemporary"]}
+    return {name: "" if match is None else _plain(match[1]) for name, match in found.items()}
+
+
+def _plain(path: str) -> str:
+    """A location as Spark and the settings both write it: a local path has no scheme."""
+    return re.sub(r"^file:/{1,3}", "/", path.strip()).rstrip("/")
+
+
+def _ending(path: str) -> str:
+    """Stream and table, the part of a location that stays when a lake moves."""
+    return "/" + "/".join(_plain(path).split("/")[-2:])
+
+
+def _quoted(name: str) -> str:
+    return ".".join(f"`{part}`" for part in name.split("."))

@@ -1,0 +1,110 @@
+"""Tables under names in Spark's catalog: registered when they are created, and kept up by maintenance."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from assets.streams.orders import STREAM as ORDERS
+from dev.spark_connect import SparkConnect
+from highwater.assets.commit import have_table
+from highwater.assets.work import Work
+from highwater.errors import ConfigurationError
+from highwater.orchestration.operations.maintenance import act
+from highwater.resources.catalog import drop_missing, name_in_catalog, register
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.spark import close, connect, prepare
+from highwater.settings import CATALOG, Settings
+from tests.support import SilentKafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STREAM = replace(ORDERS, metrics=None, publishes=None)
+
+
+@pytest.mark.parametrize("text", ["lake", "unity.lake", "lake_2"])
+def test_a_schema_is_named_with_or_without_its_catalog(text: str) -> None:
+    assert Settings.from_environment({CATALOG: text}).catalog == text
+
+
+@pytest.mark.parametrize("text", ["a.b.c", "la-ke", "lake;", "`lake`", "lake.", " "])
+def test_another_text_is_no_schema(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"HIGHWATER_CATALOG names no schema"):
+        Settings.from_environment({CATALOG: text})
+
+
+def test_without_the_variable_nothing_is_registered() -> None:
+    assert Settings.from_environment({}).catalog is None
+
+
+def test_names_are_of_stream_and_table() -> None:
+    assert [name_in_catalog("orders", one) for one in ("events", "_commits")] == ["orders_events", "orders_commits"]
+
+
+@pytest.fixture
+def hive(tmp_path: Path) -> Iterator[SparkSession]:
+    """A session whose catalog is a Hive Metastore with a Derby database of its own."""
+    conf = {
+        "spark.sql.catalogImplementation": "hive",
+        "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
+        "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={tmp_path}/metastore;create=true",
+        "spark.hadoop.datanucleus.schema.autoCreateAll": "true",
+        "spark.hadoop.hive.metastore.schema.verification": "false",
+    }
+    with SparkConnect(tmp_path / "spark", extra=conf) as server:
+        session = prepare(connect(server.remote))
+        yield session
+        close(session)
+
+
+@pytest.mark.slow
+def test_tables_are_found_by_name_whatever_becomes_of_lake_and_catalog(hive: SparkSession, tmp_path: Path) -> None:
+    lake, ledger = Lake(str(tmp_path / "lake"), "lake"), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    lines: list[str] = []
+    kafka: Any = SilentKafka()
+    work = Work(STREAM, [], hive, lake, ledger, kafka, lines.append)
+    path = lake.path("orders", "events")
+
+    def count() -> int:
+        return int(hive.sql("SELECT count(*) AS n FROM lake.orders_events").collect()[0]["n"])
+
+    have_table(work, "events", "slice STRING, attempt INT", ["slice"])
+    assert lines == []
+    assert count() == 0
+    hive.sql("INSERT INTO lake.orders_events VALUES ('orders@0000000', 1)")
+    described = {
+        row["col_name"]: row["data_type"] for row in hive.sql("DESCRIBE TABLE EXTENDED lake.orders_events").collect()
+    }
+    assert described["Comment"] == "The records that were parsed, validated and resolved."
+    assert (described["slice"], described["attempt"]) == ("string", "int")
+    tags = {row["key"]: row["value"] for row in hive.sql("SHOW TBLPROPERTIES lake.orders_events").collect()}
+    assert (tags["highwater.stream"], tags["highwater.owner"]) == ("orders", ORDERS.owner)
+
+    # A person dropped the name: no file is lost, and maintenance brings it back, with the tables written without Spark.
+    hive.sql("DROP TABLE lake.orders_events")
+    assert act(work, None, datetime.now(UTC), sure=False).catalog == ""
+    assert act(work, None, datetime.now(UTC), sure=True).catalog == "registered in lake: orders_events"
+    assert count() == 1
+    assert act(work, None, datetime.now(UTC), sure=True).catalog == ""
+
+    # The lake moved.
+    shutil.move(tmp_path / "lake", tmp_path / "moved")
+    moved = str(tmp_path / "moved" / "orders" / "events")
+    assert register(hive, "lake", {"orders_events": moved}) == ["orders_events"]
+    assert count() == 1
+
+    # The stream was renamed: the name of a table that is gone is dropped, and others are left alone.
+    hive.sql("CREATE TABLE lake.orders_raw (n INT) USING parquet")
+    shutil.move(tmp_path / "moved" / "orders", tmp_path / "moved" / "sales")
+    assert drop_missing(hive, "lake", str(tmp_path / "moved")) == ["orders_events"]
+    with pytest.raises(ConfigurationError, match=r"another table under the name lake\.orders_raw"):
+        register(hive, "lake", {"orders_raw": path})
+    assert [row["tableName"] for row in hive.sql("SHOW TABLES IN lake").collect()] == ["orders_raw"]
