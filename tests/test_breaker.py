@@ -45,12 +45,10 @@ from highwater.orchestration.stream_assets import table_key
 from highwater.orchestration.telling import alerts
 from highwater.orchestration.telling.plan_status import stream_status
 from highwater.proof import Proof
-from highwater.resources import breakers
-from highwater.resources import ledger_schema as schema
-from highwater.resources.breakers import Acceptance, AcceptedReason, Judgement
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
-from highwater.resources.ledger import Ledger
+from highwater.resources.ledger import Ledger, breakers, schema
+from highwater.resources.ledger.breakers import Acceptance, AcceptedReason, Judgement
 from highwater.slices import Slice
 from tests.commits import commit_current
 from tests.support import SilentKafka, make_stream

@@ -20,8 +20,8 @@ from highwater.orchestration.sensing.requests import PastRun, RepairRules, decid
 from highwater.orchestration.telling import alerts
 from highwater.orchestration.telling.explaining import explain
 from highwater.orchestration.telling.plan_status import StreamStatus
-from highwater.resources.given_up import GivenUp
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.given_up import GivenUp
 from tests.support import failed_by
 from tests.test_breaker import ONE, STREAM, TWO, Repairing, prove
 

@@ -45,10 +45,10 @@ from highwater.orchestration.telling import alerts
 from highwater.orchestration.telling.explaining import explain
 from highwater.orchestration.telling.open_metrics import Metrics, _holds
 from highwater.orchestration.telling.plan_status import stream_status
-from highwater.resources.breakers import Judgement
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.breakers import Judgement
 from highwater.routing import destination
 from highwater.slices import Slice
 from tests.support import SilentKafka, make_stream

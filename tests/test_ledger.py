@@ -31,8 +31,8 @@ from highwater.errors import (
 )
 from highwater.gaps import Gaps
 from highwater.plans import Generation, Loss, Publication
-from highwater.resources.leases import Lease
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.leases import Lease
 from highwater.slices import OffsetRange, Slice
 from tests.support import BOUNDED
 

@@ -23,7 +23,7 @@ from highwater.orchestration.sensing import ticks
 from highwater.orchestration.telling.plan_status import StreamStatus, _dlq
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.paused_topics import ALL, RETRIES, Pause
+from highwater.resources.ledger.pauses import ALL, RETRIES, Pause
 from tests.support import make_stream
 from tests.test_vanished import Topics
 

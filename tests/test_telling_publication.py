@@ -17,7 +17,7 @@ from highwater.orchestration.telling.explaining import explain
 from highwater.orchestration.telling.plan_status import StreamStatus, Waiting, _waiting
 from highwater.orchestration.telling.publication import Behind, behind
 from highwater.plans import Publication
-from highwater.resources.breakers import Judgement
+from highwater.resources.ledger.breakers import Judgement
 from highwater.slices import Slice
 from tests.accepted import NOON, Broken, Event
 from tests.test_publishing import Scene, scene

@@ -24,8 +24,8 @@ from highwater.orchestration.sensing.workers import (
     without_worker,
 )
 from highwater.orchestration.sensors import REPAIR_SECONDS
-from highwater.resources.leases import RENEWALS_A_TERM, Lease
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.leases import RENEWALS_A_TERM, Lease
 from tests.support import make_stream
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

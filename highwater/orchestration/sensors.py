@@ -31,8 +31,8 @@ from highwater.orchestration.sensing.rounds import (
 from highwater.orchestration.sensing.ticks import Tick, run_requests
 from highwater.orchestration.telling import alerts
 from highwater.orchestration.telling.stopped import failing_sensors, skipped_streams
-from highwater.resources.paused_topics import ALL, PLANNER, PUBLISHER, RETRIES
-from highwater.resources.sensor_faults import SensorFault
+from highwater.resources.ledger.pauses import ALL, PLANNER, PUBLISHER, RETRIES
+from highwater.resources.ledger.sensor_faults import SensorFault
 from highwater.resources.webhook import post
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from highwater.alerting import Alert
     from highwater.declaration import Stream
     from highwater.resources.ledger import Ledger
-    from highwater.resources.paused_topics import Pause
+    from highwater.resources.ledger.pauses import Pause
 
     Jobs = Mapping[str, UnresolvedAssetJobDefinition]
 

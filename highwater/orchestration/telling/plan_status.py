@@ -30,11 +30,11 @@ from highwater.orchestration.telling.stopped import expired_errors
 from highwater.orchestration.telling.taken_back import TakenBack, told_of
 from highwater.orchestration.telling.unread import in_raw
 from highwater.plans import Planned
-from highwater.resources.breakers import AcceptedReason, Judgement
-from highwater.resources.given_up import GivenUp
 from highwater.resources.guards import open_error, resting, told
-from highwater.resources.paused_topics import Pause
-from highwater.resources.sensor_faults import SensorFault
+from highwater.resources.ledger.breakers import AcceptedReason, Judgement
+from highwater.resources.ledger.given_up import GivenUp
+from highwater.resources.ledger.pauses import Pause
+from highwater.resources.ledger.sensor_faults import SensorFault
 from highwater.resources.vanished_topics import look_if_there, parked_lost, planned_topic_gone, state_of, vanished
 from highwater.wording import number
 

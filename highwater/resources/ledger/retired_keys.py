@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import delete, func, insert, select, update
 
 from highwater.portions import portions
-from highwater.resources import ledger_schema as schema
+from highwater.resources.ledger import schema
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine

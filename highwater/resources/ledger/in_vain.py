@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from highwater.resources import ledger_schema as schema
+from highwater.resources.ledger import schema
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine

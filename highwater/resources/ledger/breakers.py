@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.breaker import CLOSED, OPEN, Circuit
 from highwater.errors import LeaseHeldError
-from highwater.resources import ledger_schema as schema
+from highwater.resources.ledger import schema
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine

@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from highwater.instances import TERM, Instance, live_together
-from highwater.resources import ledger_schema as schema
+from highwater.resources.ledger import schema
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine

@@ -15,7 +15,7 @@ from sqlalchemy import Float, cast, delete, func, insert, literal, select, updat
 from sqlalchemy.exc import IntegrityError
 
 from highwater.errors import HighwaterError, LeaseHeldError
-from highwater.resources import ledger_schema as schema
+from highwater.resources.ledger import schema
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement

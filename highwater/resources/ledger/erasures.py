@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.erasing import BY_AGE, Erased, Erasure, Recorded
 from highwater.gaps import Ranges, plain_of, ranges_of_plain
-from highwater.resources import ledger_schema as schema
+from highwater.resources.ledger import schema
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine

@@ -16,7 +16,7 @@ from sqlalchemy import func, insert, select
 from highwater.envelope import Origin
 from highwater.portions import portions
 from highwater.reclaims import Reclaim
-from highwater.resources import ledger_schema as schema
+from highwater.resources.ledger import schema
 
 if TYPE_CHECKING:
     from sqlalchemy import Row

@@ -15,16 +15,19 @@ from highwater.alerting import Alert
 from highwater.errors import HighwaterError, LeaseHeldError, UnknownSliceError
 from highwater.plans import Discard, Generation, Loss, Planned, Publication, ensure_recordable
 from highwater.portions import portions
-from highwater.resources import ledger_schema as schema
-from highwater.resources.breakers import Breakers
-from highwater.resources.erasures import Erasures, restore
-from highwater.resources.given_up import GivenUps
-from highwater.resources.holds import Holds
-from highwater.resources.in_vain import InVains
-from highwater.resources.instances import Instances
-from highwater.resources.intents import Intents
-from highwater.resources.leases import Heartbeat, Lease, forget, held, leased
-from highwater.resources.ledger_rows import (
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.breakers import Breakers
+from highwater.resources.ledger.erasures import Erasures, restore
+from highwater.resources.ledger.given_up import GivenUps
+from highwater.resources.ledger.holds import Holds
+from highwater.resources.ledger.in_vain import InVains
+from highwater.resources.ledger.instances import Instances
+from highwater.resources.ledger.intents import Intents
+from highwater.resources.ledger.leases import Heartbeat, Lease, forget, held, leased
+from highwater.resources.ledger.pauses import PausedTopics
+from highwater.resources.ledger.reclaims import Reclaims, reclaim_row
+from highwater.resources.ledger.retired_keys import RetiredKeys
+from highwater.resources.ledger.rows import (
     discard_of,
     discard_row,
     gaps_of,
@@ -37,10 +40,7 @@ from highwater.resources.ledger_rows import (
     slice_row,
     starts_plain,
 )
-from highwater.resources.paused_topics import PausedTopics
-from highwater.resources.reclaims import Reclaims, reclaim_row
-from highwater.resources.retired_keys import RetiredKeys
-from highwater.resources.sensor_faults import SensorFaults
+from highwater.resources.ledger.sensor_faults import SensorFaults
 from highwater.slices import Slice, SliceKey
 
 if TYPE_CHECKING:
