@@ -79,7 +79,7 @@ def test_killed_at_every_point_each_event_goes_out_once_and_in_order(publishing:
     for number, point in enumerate(POINTS):
         assert publishing.children.end(point) == -signal.SIGKILL, f"{point} was not reached"
         if number % 2:
-            with publishing.tables.ledger._writing() as connection:
+            with publishing.tables.ledger.database.writing() as connection:
                 connection.execute(schema.publications.delete())
     assert publishing.children.end() == 0
     publishing.see_each_once_in_order()

@@ -47,7 +47,7 @@ from highwater.orchestration.telling.plan_status import stream_status
 from highwater.proof import Proof
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
-from highwater.resources.ledger import Ledger, breakers, schema
+from highwater.resources.ledger import Ledger, breakers
 from highwater.resources.ledger.breakers import Acceptance, AcceptedReason, Judgement
 from highwater.slices import Slice
 from tests.commits import commit_current
@@ -285,7 +285,7 @@ def test_of_many_that_come_at_once_one_is_the_probe(url: str, ledger: Ledger) ->
 def test_a_change_that_another_made_first_is_made_anew(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """On PostgreSQL nothing locks the row while the change is worked out: the revision tells."""
     opened(ledger)
-    with schema.transaction(ledger._engine, writes=True) as connection:
+    with ledger.database.writing() as connection:
         assert breakers._keep(connection, "stream orders", Circuit(since=NOON), 1)
         assert not breakers._keep(connection, "stream orders", OPEN, 1)
     seen: list[Circuit] = []

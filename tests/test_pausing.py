@@ -41,7 +41,7 @@ class Ours:
         self.kafka: Any = Topics({"orders": ("A", 5), FIRST: ("B", 5), SECOND: ("C", 5)})
 
     def tick(self) -> ticks.Tick:
-        lake = Lake(str(Path(str(self.ledger._url.database)).parent / "lake"))
+        lake = Lake(str(Path(str(self.ledger.database.url.database)).parent / "lake"))
         opened = {"ledger": self.ledger, "kafka": self.kafka, "lake": lake}
         resources = SimpleNamespace(**{n: SimpleNamespace(open=lambda one=one: one) for n, one in opened.items()})
         return ticks.retry(self.instance, resources, STREAM)

@@ -43,7 +43,7 @@ class Publishing:
             "topic": bench.stream.topic,
             "slice": self.piece.key,
             "lake": bench.lake.root,
-            "ledger": str(bench.ledger._url),
+            "ledger": str(bench.ledger.database.url),
             "bootstrap": bench.bootstrap,
         }
         self.children = Children("tests.publish_child", task)
@@ -63,7 +63,7 @@ class Publishing:
 
     def forget(self) -> None:
         """Lose the ledger's copy of the mark."""
-        with self.bench.ledger._writing() as connection:
+        with self.bench.ledger.database.writing() as connection:
             connection.execute(schema.publications.delete())
 
 

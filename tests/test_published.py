@@ -515,7 +515,7 @@ def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is
     with pytest.raises(LeaseHeldError):
         tables.publish(piece)
     assert log.records == []
-    with tables.ledger._writing() as connection:
+    with tables.ledger.database.writing() as connection:
         connection.execute(schema.leases.delete())
     write_down = sent.Book.write_down
 
@@ -713,7 +713,7 @@ def test_a_mark_that_expired_is_known_from_the_ledger_and_one_that_was_lost_ther
     log.breaks, log.commits = "committed 2", 0
     with pytest.raises(Broken):
         tables.publish(piece)
-    with tables.ledger._writing() as connection:
+    with tables.ledger.database.writing() as connection:
         connection.execute(schema.publications.delete())
     tables.publish(piece)
     assert places(log.records) == [(0, n) for n in range(6)]

@@ -232,7 +232,7 @@ class Deployment:
         def count(_: Any, __: Any, statement: str, *___: Any) -> None:
             counts[statement.split(maxsplit=1)[0]] += 1
 
-        event.listen(self.ledger._engine, "before_cursor_execute", count)
+        event.listen(self.ledger.database.engine, "before_cursor_execute", count)
         return counts
 
 
