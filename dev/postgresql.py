@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+import sqlalchemy as sa
+
 from dev import paths
 from dev.jars import one_at_a_time, temporary_folder
 from dev.processes import LOOPBACK, Child, accepts, free_port
@@ -58,15 +60,9 @@ class Server(NamedTuple):
 
     def execute(self, statement: str, database: str = "postgres") -> None:
         """Execute a statement outside of a transaction."""
-        import psycopg2
-
-        connection = psycopg2.connect(self.url(database))
-        try:
-            connection.autocommit = True
-            with connection.cursor() as cursor:
-                cursor.execute(statement)
-        finally:
-            connection.close()
+        engine = sa.create_engine(self.url(database), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            connection.exec_driver_sql(statement)
 
 
 def postgresql_programs() -> Path:
@@ -149,7 +145,18 @@ def postgresql(*settings: str) -> Iterator[Server]:
     programs, port = postgresql_programs(), free_port()
     with _folder() as folder:
         data = folder / "data"
-        made: list[str | Path] = [programs / "initdb", "-D", data, "-U", OWNER, "-A", "trust", "-E", "UTF8", "--no-sync"]
+        made: list[str | Path] = [
+            programs / "initdb",
+            "-D",
+            data,
+            "-U",
+            OWNER,
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-sync",
+        ]
         subprocess.run([*_as_user(), *made], check=True, capture_output=True, cwd=folder)
         # Without fsync: the data does not outlive the test.
         command: list[str | Path] = [programs / "postgres", "-D", data, "-p", str(port), "-h", LOOPBACK, "-k", "", "-F"]
@@ -224,10 +231,8 @@ def _as_user() -> list[str]:
 
 
 def _answers(port: int) -> bool:
-    import psycopg2
-
     try:
-        psycopg2.connect(host=LOOPBACK, port=port, user=OWNER, dbname="postgres").close()
-    except psycopg2.OperationalError:
+        Server(port).execute("SELECT 1")
+    except sa.exc.OperationalError:
         return False
     return True

@@ -162,6 +162,23 @@ def pgbouncer(postgresql_server: Server, pgbouncer_server: Server) -> Iterator[C
         yield lambda: pgbouncer_server.url(create())
 
 
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """A database whose folder is missing yet."""
+    return f"sqlite:///{tmp_path / 'folder' / 'ledger.sqlite'}"
+
+
+SERVERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("postgresql", "pgbouncer")]
+
+
+@pytest.fixture(params=["sqlite", *SERVERS])
+def each_url(request: pytest.FixtureRequest) -> str:
+    """A database of the test's own, once of each kind; PostgreSQL also by way of PgBouncer in transaction mode."""
+    if request.param == "sqlite":
+        return str(request.getfixturevalue("sqlite_url"))
+    return str(request.getfixturevalue(request.param)())
+
+
 @pytest.fixture(scope="session")
 def session_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data and logs of the services that all workers share."""

@@ -36,18 +36,9 @@ NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'folder' / 'ledger.sqlite'}"
-
-
-@pytest.fixture(
-    params=["sqlite", *(pytest.param(name, marks=pytest.mark.slow) for name in ("postgresql", "pgbouncer"))]
-)
-def url(request: pytest.FixtureRequest) -> str:
-    """A database of the test's own, once of each kind; PostgreSQL also by way of PgBouncer in transaction mode."""
-    if request.param == "sqlite":
-        return str(request.getfixturevalue("sqlite_url"))
-    return str(request.getfixturevalue(request.param)())
+def url(each_url: str) -> str:
+    """A database of the test's own, once of each kind."""
+    return each_url
 
 
 @pytest.fixture
@@ -278,16 +269,6 @@ def test_several_processes_may_be_the_first_to_use_a_ledger(url: str) -> None:
     assert outputs(*[python(FIRST_USE, url) for _ in range(6)]) == ["{}\n"] * 6
 
 
-def test_a_ledger_of_a_newer_version_is_refused(url: str, ledger: Ledger) -> None:
-    ledger.counts()
-    with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
-        connection.exec_driver_sql("UPDATE ledger_revisions SET number = 99, additive = false")
-    with pytest.raises(ConfigurationError) as caught:
-        Ledger(url).counts()
-    assert "99" in str(caught.value.stored)
-    assert "newer" in caught.value.remedy
-
-
 @pytest.fixture
 def locked(url: str, ledger: Ledger) -> Iterator[sa.Connection]:
     """Somebody else holds the locks of a writer."""
@@ -472,20 +453,6 @@ def test_a_holder_that_stood_still_learns_that_its_lease_is_gone(url: str) -> No
         time.sleep(1.5)
         output, _ = holder.communicate(timeout=300)
     assert output == "the lease 'commit' ran out before its work was done\n"
-
-
-def test_a_ledger_of_the_first_version_gets_what_it_lacks(url: str, ledger: Ledger) -> None:
-    planned = piece(0)
-    ledger.add([planned])
-    with sa.create_engine(url).begin() as connection:
-        connection.exec_driver_sql("DROP TABLE publications")
-        connection.exec_driver_sql("DROP TABLE gaps")
-        connection.exec_driver_sql("UPDATE ledger_version SET version = 1")
-    again = Ledger(url)
-    again.record_publication("orders", planned.key, Publication(1, 5, NOON))
-    assert again.get([planned.key]) == [planned]
-    assert again.publications([planned.key]) == {planned.key: Publication(1, 5, NOON)}
-    assert again.gaps([planned.key]) == {}
 
 
 def test_what_was_published_never_goes_back(ledger: Ledger) -> None:

@@ -12,12 +12,13 @@ from sqlalchemy.exc import DBAPIError
 
 from highwater.resources.ledger import revisions, schema
 from highwater.resources.ledger.engine import shown, transaction, translate_errors, unusable
-from highwater.resources.ledger.revisions import REVISIONS, Revision, Stored
+from highwater.resources.ledger.revisions import Revision, Stored
 
 # Any constant will do that nothing else in the database uses; the letters "highwate".
 _ADVISORY_LOCK = 0x6869676877617465
 # Dagster's storage has a table `alembic_version`, and may be in the same database.
 VERSION_TABLE = "ledger_alembic_version"
+MIGRATIONS = Path(__file__).with_name("migrations")
 _version = sa.Table(VERSION_TABLE, sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))
 
 
@@ -70,7 +71,7 @@ def upgrade(engine: Engine, wait_seconds: float) -> list[Revision]:
         found = find(engine)
         if found is None:
             _create(engine, wait_seconds)
-            return [*REVISIONS]
+            return [*revisions.REVISIONS]
         if revisions.missing(found):
             return _upgrade(engine)
         revisions.ensure_usable(found, shown(engine.url))
@@ -86,7 +87,7 @@ def _create(engine: Engine, wait_seconds: float) -> None:
             schema.metadata.create_all(connection)
             _version.create(connection)
             connection.execute(_version.insert().values(version_num=name_of(revisions.head())))
-            record(connection, REVISIONS)
+            record(connection, revisions.REVISIONS)
 
 
 def _upgrade(engine: Engine) -> list[Revision]:
@@ -97,7 +98,7 @@ def _upgrade(engine: Engine) -> list[Revision]:
         _lock(connection)
         found = _found(connection) or Stored(0, 0)
         config = Config()
-        config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+        config.set_main_option("script_location", str(MIGRATIONS))
         config.set_main_option("path_separator", "os")
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

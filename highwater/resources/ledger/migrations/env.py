@@ -5,15 +5,14 @@ from __future__ import annotations
 from alembic import context
 from alembic.runtime.migration import MigrationContext, MigrationInfo
 
-from highwater.resources.ledger import schema
+from highwater.resources.ledger import revisions, schema
 from highwater.resources.ledger.creation import VERSION_TABLE, record
-from highwater.resources.ledger.revisions import REVISIONS
 
 
 def _record(ctx: MigrationContext, step: MigrationInfo, heads: object, run_args: object) -> None:
     del heads, run_args
     assert ctx.connection is not None
-    record(ctx.connection, tuple(one for one in REVISIONS if one.number == int(str(step.up_revision_id))))
+    record(ctx.connection, tuple(one for one in revisions.REVISIONS if one.number == int(str(step.up_revision_id))))
 
 
 context.configure(
