@@ -104,7 +104,7 @@ def _copy_of_server(database: Database, file: Path) -> dict[str, int]:
     copy = Database(f"sqlite:///{file.absolute()}", database.wait_seconds)
     with translate_errors(database.engine), database.engine.connect() as connection:
         # Every table as of the first statement's moment.
-        reading = connection.execution_options(isolation_level="REPEATABLE READ", yield_per=ROWS_AT_ONCE)
+        reading = connection.execution_options(isolation_level="REPEATABLE READ")
         with reading.begin(), copy.writing() as writing:
             copied = _copy(reading, writing)
     copy.unchecked.dispose()
@@ -116,7 +116,8 @@ def _copy_of_server(database: Database, file: Path) -> dict[str, int]:
 def _copy(reading: Connection, writing: Connection) -> dict[str, int]:
     expected = _counts(reading)
     for table in _TABLES:
-        for rows in reading.execute(sa.select(table)).mappings().partitions(ROWS_AT_ONCE):
+        found = reading.execute(sa.select(table).execution_options(yield_per=ROWS_AT_ONCE))
+        for rows in found.mappings().partitions():
             writing.execute(table.insert(), [dict(row) for row in rows])
         _continue_numbers(writing, table)
     copied = _counts(writing)
