@@ -23,6 +23,11 @@ class Revision(NamedTuple):
     additive: bool
 
 
+_NUMBER, _ADDITIVE = schema.revisions.c.number, schema.revisions.c.additive
+_STORED = sa.select(
+    sa.func.coalesce(sa.func.max(_NUMBER), 0),
+    sa.func.coalesce(sa.func.max(sa.case((_ADDITIVE.is_(False), _NUMBER))), 0),
+)
 # In order. Each has a file in `migrations/versions`.
 REVISIONS = (Revision(1, additive=True),)
 
@@ -51,10 +56,7 @@ def missing(found: Stored) -> list[Revision]:
 
 def stored(connection: Connection) -> Stored:
     """The revision of a database whose revisions are recorded."""
-    number, additive = schema.revisions.c.number, schema.revisions.c.additive
-    newest, breaking = sa.func.max(number), sa.func.max(sa.case((additive.is_(False), number)))
-    row = connection.execute(sa.select(sa.func.coalesce(newest, 0), sa.func.coalesce(breaking, 0))).one()
-    return Stored(*row)
+    return Stored(*connection.execute(_STORED).one())
 
 
 def ensure_usable(found: Stored, where: str) -> None:
