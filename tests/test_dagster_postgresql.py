@@ -1,5 +1,6 @@
 """Dagster on PostgreSQL, configured by our dagster.yaml: directly, and through PgBouncer in transaction mode."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import sqlalchemy as sa
 import yaml
 
 from dev import postgresql as servers
+from dev.dagster_services import DagsterServices
 from dev.postgresql import Server
+from dev.processes import accepts, free_port, wait_until
+from highwater.resources.ledger import Ledger
 from tests import test_queue as queue
 
 pytestmark = pytest.mark.slow
@@ -85,6 +89,66 @@ def test_a_pool_has_one_place(instance: dg.DagsterInstance) -> None:
     assert (first.is_claimed, second.is_claimed) == (True, False)
     storage.free_concurrency_slots_for_run("a")
     assert storage.claim_concurrency_slot("orders", "b", "step").is_claimed
+
+
+# A sensor requests a run, which writes to the ledger as a step of ours does.
+PLANNING = """
+import dagster as dg
+from datetime import UTC, datetime
+from highwater.orchestration.resources import LedgerResource
+from highwater.slices import OffsetRange, Slice
+
+
+@dg.op(required_resource_keys={"ledger"})
+def plan(context):
+    planned = Slice("orders", "orders", "A", 0, 0, {0: OffsetRange(0, 5)}, datetime.now(UTC))
+    assert context.resources.ledger.open().add([planned])
+
+
+@dg.job
+def planning():
+    plan()
+
+
+@dg.sensor(job=planning, minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
+def planner(context):
+    return dg.RunRequest(run_key="once")
+
+
+defs = dg.Definitions(jobs=[planning], sensors=[planner], resources={"ledger": LedgerResource()})
+"""
+
+
+def test_daemon_code_server_and_worker_share_pgbouncer_with_the_ledger(
+    postgresql_server: Server, pgbouncer_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue's daemon launches the sensor's run; storage and ledger are one database, in transaction mode."""
+    (tmp_path / "planning.py").write_text(PLANNING)
+    home = tmp_path / "dagster"
+    home.mkdir()
+    with postgresql_server.databases() as create:
+        database = create()
+        url = pgbouncer_server.url(database)
+        configure(pgbouncer_server, database, home, monkeypatch)
+        variables = {"DAGSTER_HOME": str(home), "HIGHWATER_LEDGER_URL": url}
+        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, **variables, "PYTHONPATH": path}
+        services = DagsterServices(tmp_path, environment, ui_port=free_port(), module="planning")
+        try:
+            services.touch.start()
+            services.launch_code()
+            assert services.code is not None
+            services.code.wait_healthy(lambda: accepts(services._code_port), 120)
+            services._launch(services.daemon)
+            with dg.DagsterInstance.from_config(str(home)) as instance:
+                ended = dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE])
+                wait_until(lambda: instance.get_runs_count(ended) > 0, 120, "the end of the run")
+                [run] = instance.get_runs()
+                assert run.status == dg.DagsterRunStatus.SUCCESS, services.daemon.tail()
+        finally:
+            services.stop()
+        ledger = Ledger(url)
+        assert ledger.counts() == {("orders", "orders"): 1}
 
 
 def test_a_webserver_leaves_its_timeout_on_connections_that_others_get(

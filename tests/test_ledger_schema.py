@@ -79,7 +79,7 @@ def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Newer:
         number = revisions.head() + 1
         change = "op.add_column('slices', sa.Column('note', sa.Text()))"
         if not additive:
-            change = "op.execute('ALTER TABLE slices RENAME COLUMN lag TO lag_at_plan')"
+            change = "op.execute('ALTER TABLE slices RENAME COLUMN topic_id TO id_of_topic')"
         (folder / "versions" / f"r{number:04}_newer.py").write_text(
             textwrap.dedent(
                 f"""
@@ -181,6 +181,9 @@ def test_an_old_process_writes_nothing_into_a_schema_it_does_not_know(each_url: 
         assert f"knows schema revision {revisions.head()}" in str(caught.value.found)
         assert "newer Highwater" in caught.value.remedy
     assert rows(each_url, "SELECT slice_key FROM slices") == [(FIRST.key,)]
+    with pytest.raises(ConfigurationError, match="another schema") as caught:
+        old.get([FIRST.key])
+    assert "restart this process" in caught.value.remedy
 
 
 def test_a_revision_that_breaks_stays_one_behind_a_later_additive_one(sqlite_url: str, newer: Newer) -> None:

@@ -154,7 +154,7 @@ def translate_errors(engine: Engine) -> Iterator[None]:
 
 
 # SQLite's words where waiting does not help.
-_UNUSABLE = ("readonly", "unable to open", "not a database", "malformed", "no such column", "permission denied")
+_UNUSABLE = ("readonly", "unable to open", "not a database", "malformed", "permission denied")
 
 
 def _translated(engine: Engine, error: SQLAlchemyError) -> HighwaterError:
@@ -162,6 +162,12 @@ def _translated(engine: Engine, error: SQLAlchemyError) -> HighwaterError:
     password = engine.url.password
     if password:
         reason = reason.replace(str(password), "***")
+    if _lacks_something(error, reason):
+        return ConfigurationError(
+            f"the ledger {shown(engine.url)} has another schema than this process knows",
+            found=reason,
+            remedy="restart this process with the Highwater that upgraded it; highwater ledger verify says more",
+        )
     if engine.dialect.name == "sqlite" and any(sign in reason for sign in _UNUSABLE):
         return unusable(engine, reason)
     if "permission denied" in reason:
@@ -175,6 +181,12 @@ def _translated(engine: Engine, error: SQLAlchemyError) -> HighwaterError:
         found=reason,
         remedy="look for a process that holds its lock, or whether its server runs; nothing was decided, so try again",
     )
+
+
+def _lacks_something(error: SQLAlchemyError, reason: str) -> bool:
+    """Whether a table or a column is missing; a server that lacks the whole database says so in another error."""
+    absent = isinstance(error, sa.exc.ProgrammingError) and "does not exist" in reason
+    return absent or "no such column" in reason or "no such table" in reason
 
 
 def _first_line(error: SQLAlchemyError) -> str:

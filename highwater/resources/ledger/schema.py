@@ -85,11 +85,19 @@ losses = sa.Table(
     sa.UniqueConstraint("stream", "topic", "generation", "partition", "start", "end"),
 )
 
+
+def _slice_of_stream() -> list[sa.Column[Any]]:
+    """The columns of a table with one row for each slice."""
+    return [
+        sa.Column("slice_key", sa.String(300), primary_key=True),
+        sa.Column("stream", sa.String(249), nullable=False),
+    ]
+
+
 publications = sa.Table(
     "publications",
     metadata,
-    sa.Column("slice_key", sa.String(300), primary_key=True),
-    sa.Column("stream", sa.String(249), nullable=False),
+    *_slice_of_stream(),
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("sent", sa.BigInteger, nullable=False),
     sa.Column("published_at", Utc, nullable=False),
@@ -119,8 +127,7 @@ discards = sa.Table(
 gaps = sa.Table(
     "gaps",
     metadata,
-    sa.Column("slice_key", sa.String(300), primary_key=True),
-    sa.Column("stream", sa.String(249), nullable=False),
+    *_slice_of_stream(),
     sa.Column("topic_id", sa.String(40), nullable=False),
     sa.Column("digest", sa.String(64), nullable=False),
     sa.Column("aborted", sa.BigInteger, nullable=False),
@@ -166,8 +173,7 @@ breakers = sa.Table(
 judgements = sa.Table(
     "judgements",
     metadata,
-    sa.Column("slice_key", sa.String(300), primary_key=True),
-    sa.Column("stream", sa.String(249), nullable=False),
+    *_slice_of_stream(),
     sa.Column("run", sa.String(64), nullable=False),
     sa.Column("records", sa.BigInteger, nullable=False),
     sa.Column("rejects", sa.BigInteger, nullable=False),
@@ -180,8 +186,7 @@ judgements = sa.Table(
 acceptances = sa.Table(
     "acceptances",
     metadata,
-    sa.Column("slice_key", sa.String(300), primary_key=True),
-    sa.Column("stream", sa.String(249), nullable=False),
+    *_slice_of_stream(),
     sa.Column("because", sa.Text, nullable=False),
     sa.Column("accepted_by", sa.String(249), nullable=False),
     sa.Column("accepted_at", Utc, nullable=False),
@@ -225,8 +230,7 @@ instances = sa.Table(
 holds = sa.Table(
     "holds",
     metadata,
-    sa.Column("slice_key", sa.String(300), primary_key=True),
-    sa.Column("stream", sa.String(249), nullable=False),
+    *_slice_of_stream(),
     sa.Column("since", Utc, nullable=False),
     sa.Column("reason", sa.String(40), nullable=False),
     sa.Column("detail", sa.Text, nullable=False),
@@ -247,8 +251,7 @@ holds = sa.Table(
 given_up = sa.Table(
     "given_up",
     metadata,
-    sa.Column("slice_key", sa.String(300), primary_key=True),
-    sa.Column("stream", sa.String(249), nullable=False),
+    *_slice_of_stream(),
     sa.Column("since", Utc, nullable=False),
     sa.Column("runs", sa.Integer, nullable=False),
     sa.Column("released_at", Utc),
@@ -313,8 +316,7 @@ reclaims = sa.Table(
 retired_keys = sa.Table(
     "retired_keys",
     metadata,
-    sa.Column("slice_key", sa.String(300), primary_key=True),
-    sa.Column("stream", sa.String(249), nullable=False),
+    *_slice_of_stream(),
     sa.Column("retired_at", Utc, nullable=False),
     # A key that was brought back is live, and its row says since when.
     sa.Column("recalled_at", Utc),
