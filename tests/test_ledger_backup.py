@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner
 
+from dev.processes import wait_until
 from highwater.errors import ConfigurationError
 from highwater.orchestration.checking.ledger_check import compare
 from highwater.orchestration.cli.main import main
@@ -84,6 +87,34 @@ def test_a_backup_moves_a_ledger_to_a_server(pgbouncer: Callable[[], str], sqlit
     loss = Loss("orders", "orders", 0, 0, OffsetRange(900, 901), "expired", "ann", NOON)
     assert Ledger(url).record_loss([loss]), "its number is a new one"
     assert problems(Database(url, 5.0)) == []
+
+
+def test_a_backup_is_of_one_moment(each_url: str, tmp_path: Path) -> None:
+    """Each transaction of the writer adds a row to two tables; a copy has as many of both."""
+    database, done = Database(each_url, 5.0), threading.Event()
+
+    def write() -> None:
+        for number in itertools.count():
+            if done.is_set():
+                return
+            with database.writing() as connection:
+                connection.execute(schema.leases.insert().values(name=f"l{number}", owner="o", until=1.0))
+                connection.execute(schema.watched.insert().values(name=f"w{number}", at=NOON))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        wait_until(lambda: _count(database, schema.watched) > 5, 30, "the writer to write")
+        copies = [back_up(Database(each_url, 5.0), tmp_path / f"{number}.sqlite") for number in range(3)]
+    finally:
+        done.set()
+        writer.join()
+    assert all(copy["leases"] == copy["watched"] > 5 for copy in copies)
+
+
+def _count(database: Database, table: sa.Table) -> int:
+    with database.reading() as connection:
+        return int(connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one())
 
 
 @pytest.mark.slow

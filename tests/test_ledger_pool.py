@@ -25,7 +25,7 @@ from tests.support import BOUNDED
 pytestmark = pytest.mark.slow
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-PIECE = Slice("orders", "orders", "A", 0, 0, {0: OffsetRange(0, 5)}, NOON)
+PLANNED = Slice("orders", "orders", "A", 0, 0, {0: OffsetRange(0, 5)}, NOON)
 PAGE = Path(__file__).parents[1] / "docs" / "deployment" / "postgresql.md"
 
 
@@ -50,7 +50,7 @@ def test_a_connection_that_the_server_closed_is_replaced(postgresql: Callable[[]
     ledger = Ledger(url)
     before = backend(ledger)
     assert ask(url, f"SELECT pg_terminate_backend({before}, 5000)") is True
-    assert ledger.add([PIECE])
+    assert ledger.add([PLANNED])
     assert backend(ledger) != before
 
 
@@ -96,11 +96,11 @@ def test_pgbouncer_refuses_what_the_ledger_once_sent(pgbouncer: Callable[[], str
 
 
 def test_nothing_of_the_ledger_is_left_on_a_connection(postgresql_server: Server) -> None:
-    """With one connection to the server, whoever comes next gets the one that the ledger had."""
+    """With one connection to the server, the next client gets the one that the ledger had."""
     with servers.pgbouncer(postgresql_server, pool_size=1) as bouncer, postgresql_server.databases() as create:
         url = bouncer.url(create())
         ledger = Ledger(url)
-        ledger.add([PIECE])
+        ledger.add([PLANNED])
         with ledger.lease("commit", seconds=30):
             used = backend(ledger)
         assert ask(url, "SELECT pg_backend_pid()") == used
@@ -147,7 +147,7 @@ def test_the_grants_of_the_page_are_enough_for_work_and_too_few_for_the_schema(p
             made = Database(owner, 5.0)
             creation.upgrade(made.unchecked, 5.0)
             ledger = Ledger(writer)
-            assert ledger.add([PIECE])
+            assert ledger.add([PLANNED])
             assert ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(9, 12), "expired", "ann", NOON)])
             with ledger.lease("commit", seconds=30) as lease:
                 lease.check()

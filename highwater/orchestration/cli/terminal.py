@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -72,6 +73,11 @@ class Deployment:
         return declared(self.streams(), name)
 
     def ledger(self) -> Ledger:
+        """The ledger; the same one for the whole command, so that there is one pool of connections."""
+        return self._ledger
+
+    @cached_property
+    def _ledger(self) -> Ledger:
         from highwater.resources.ledger import Ledger
 
         return Ledger(self.settings.ledger_url)
