@@ -94,6 +94,10 @@ class InconsistentRecordError(PermanentError):
     """A generation or a loss that no topic can have, such as one that begins below offset 0; it was not recorded."""
 
 
+class LedgerDiffersError(PermanentError):
+    """The ledger differs from its schema, or from the commits of the tables in the lake."""
+
+
 class UnbalancedError(PermanentError):
     """Raw, events and rejects of a slice do not add up: rows were changed by somebody else (I5)."""
 

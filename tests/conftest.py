@@ -22,6 +22,7 @@ from highwater import settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dev.postgresql import Server
     from dev.spark_connect import SparkConnect
     from highwater.resources.ledger import Ledger
     from tests.support import Bench
@@ -119,6 +120,63 @@ def ledger(url: str) -> Ledger:
     from highwater.resources.ledger import Ledger
 
     return Ledger(url)
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[Server]:
+    """A PostgreSQL server of this worker."""
+    from dev import postgresql
+
+    try:
+        postgresql.postgresql_programs()
+    except postgresql.NotThereError as error:
+        pytest.skip(str(error))
+    with postgresql.postgresql("max_connections=300") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pgbouncer_server(postgresql_server: Server) -> Iterator[Server]:
+    """PgBouncer in transaction mode, in front of the server."""
+    from dev import postgresql
+
+    try:
+        postgresql.pgbouncer_program()
+    except postgresql.NotThereError as error:
+        pytest.skip(str(error))
+    with postgresql.pgbouncer(postgresql_server) as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql(postgresql_server: Server) -> Iterator[Callable[[], str]]:
+    """Makes databases and gives their URLs; they go with the test."""
+    with postgresql_server.databases() as create:
+        yield lambda: postgresql_server.url(create())
+
+
+@pytest.fixture
+def pgbouncer(postgresql_server: Server, pgbouncer_server: Server) -> Iterator[Callable[[], str]]:
+    """Makes databases and gives their URLs at PgBouncer; they go with the test."""
+    with postgresql_server.databases() as create:
+        yield lambda: pgbouncer_server.url(create())
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """A database whose folder is missing yet."""
+    return f"sqlite:///{tmp_path / 'folder' / 'ledger.sqlite'}"
+
+
+SERVERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("postgresql", "pgbouncer")]
+
+
+@pytest.fixture(params=["sqlite", *SERVERS])
+def each_url(request: pytest.FixtureRequest) -> str:
+    """A database of the test's own, once of each kind; PostgreSQL also by way of PgBouncer in transaction mode."""
+    if request.param == "sqlite":
+        return str(request.getfixturevalue("sqlite_url"))
+    return str(request.getfixturevalue(request.param)())
 
 
 @pytest.fixture(scope="session")

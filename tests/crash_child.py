@@ -34,7 +34,7 @@ from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.orchestration.sensing import ticks
 from highwater.resources import spark
 from highwater.resources.kafka import Kafka
-from highwater.resources.leases import Lease
+from highwater.resources.ledger.leases import Lease
 from tests.crash_support import stream_on
 from tests.support import PAGE_SECONDS
 

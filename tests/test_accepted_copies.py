@@ -22,10 +22,10 @@ from highwater.orchestration.operations import rebuilding_accepted
 from highwater.orchestration.operations.rebuilding_accepted import OnAccepted, keep
 from highwater.orchestration.operations.rebuilding_all import see_nothing_there
 from highwater.publishing import Judged, Known, Late, State, judge
-from highwater.resources.breakers import Acceptance
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.breakers import Acceptance
 from highwater.resources.transactions import Mark
 from highwater.slices import OffsetRange, Slice
 from tests.accepted import NOON, TARGET, Broken, Event, Log, Sent, Tables

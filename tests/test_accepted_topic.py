@@ -17,9 +17,9 @@ from highwater.assets import dlq, events, published, rejects
 from highwater.declaration import Accepted
 from highwater.errors import RetractionError
 from highwater.orchestration.checking.published_checks import events_published
-from highwater.resources import ledger_schema
-from highwater.resources.breakers import Acceptance
 from highwater.resources.dlq_topics import ensure_accepted, see_accepted
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.breakers import Acceptance
 from tests.accept_child import FENCED, LAPSED, POINTS
 from tests.accepted import Event, Tables
 from tests.conftest import create_topic
@@ -79,8 +79,8 @@ def test_killed_at_every_point_each_event_goes_out_once_and_in_order(publishing:
     for number, point in enumerate(POINTS):
         assert publishing.children.end(point) == -signal.SIGKILL, f"{point} was not reached"
         if number % 2:
-            with publishing.tables.ledger._writing() as connection:
-                connection.execute(ledger_schema.publications.delete())
+            with publishing.tables.ledger.database.writing() as connection:
+                connection.execute(schema.publications.delete())
     assert publishing.children.end() == 0
     publishing.see_each_once_in_order()
     shape = ensure_accepted(publishing.tables.kafka, publishing.tables.stream)

@@ -46,12 +46,10 @@ from highwater.orchestration.sensing.repairing import repair
 from highwater.orchestration.sensing.run_requests import PastRun, forgiven, last_tries, stop
 from highwater.orchestration.sensing.step_breaker import watched
 from highwater.proof import Proof
-from highwater.resources import breakers
-from highwater.resources import ledger_schema as schema
-from highwater.resources.breakers import Acceptance, AcceptedReason, Judgement
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
-from highwater.resources.ledger import Ledger
+from highwater.resources.ledger import Ledger, breakers
+from highwater.resources.ledger.breakers import Acceptance, AcceptedReason, Judgement
 from highwater.slices import Slice
 from tests.commits import commit_current
 from tests.support import SilentKafka, make_stream
@@ -288,7 +286,7 @@ def test_of_many_that_come_at_once_one_is_the_probe(url: str, ledger: Ledger) ->
 def test_a_change_that_another_made_first_is_made_anew(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """On PostgreSQL nothing locks the row while the change is worked out: the revision tells."""
     opened(ledger)
-    with schema.transaction(ledger._engine, writes=True) as connection:
+    with ledger.database.writing() as connection:
         assert breakers._keep(connection, "stream orders", Circuit(since=NOON), 1)
         assert not breakers._keep(connection, "stream orders", OPEN, 1)
     seen: list[Circuit] = []

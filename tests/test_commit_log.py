@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
-    from highwater.resources.intents import Intent
+    from highwater.resources.ledger.intents import Intent
 
 ONE, TWO = "orders@0000000", "orders@0000001"
 PIECE = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 9)}, datetime(2026, 3, 1, tzinfo=UTC))

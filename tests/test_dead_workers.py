@@ -18,8 +18,8 @@ from highwater.orchestration.sensing import dead_workers
 from highwater.orchestration.sensing.dead_workers import LOOK_AGAIN_SECONDS, end_runs_without_worker, without_worker
 from highwater.orchestration.sensors import REPAIR_SECONDS
 from highwater.orchestration.worker_leases import LEASE_SECONDS, lease_name, living
-from highwater.resources.leases import RENEWALS_A_TERM, Lease
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.leases import RENEWALS_A_TERM, Lease
 from tests.support import make_stream
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -100,9 +100,9 @@ def test_a_run_whose_worker_is_gone_fails_and_lets_go_of_its_pool(instance: dg.D
     pools = instance.event_log_storage
     pools.initialize_concurrency_limit_to_default("orders_current")
     assert pools.claim_concurrency_slot("orders_current", dead, "step").is_claimed
-    Lease(ledger._engine, f"run orders/{dead}", seconds=-1).take()
+    Lease(ledger.database, f"run orders/{dead}", seconds=-1).take()
     assert end_runs_without_worker(instance, ledger, [STREAM], datetime.now(UTC)) == [], "they began just now"
-    Lease(ledger._engine, f"run orders/{alive}", seconds=600).take()
+    Lease(ledger.database, f"run orders/{alive}", seconds=600).take()
     later = datetime.now(UTC) + timedelta(seconds=61)
     assert end_runs_without_worker(instance, ledger, [STREAM], later) == [dead]
     assert status(instance, dead) == dg.DagsterRunStatus.FAILURE
@@ -123,7 +123,7 @@ def test_a_worker_that_tells_again_after_the_ledger_was_away_keeps_its_run(
 ) -> None:
     """While the ledger is away for more than a term all leases run out; the first tick after it ended every run."""
     dead, alive = started(instance), started(instance)
-    leases = {run: Lease(ledger._engine, f"run orders/{run}", seconds=-1) for run in (dead, alive)}
+    leases = {run: Lease(ledger.database, f"run orders/{run}", seconds=-1) for run in (dead, alive)}
     for lease in leases.values():
         lease.take()
     waited: list[float] = []
@@ -256,10 +256,10 @@ def test_a_ledger_that_is_away_does_a_worker_no_harm(tmp_path: Path) -> None:
 
 def test_old_leases_are_forgotten(ledger: Ledger) -> None:
     """Each run has a name of its own; without this the table would grow with every worker that dies."""
-    Lease(ledger._engine, "run orders/long ago", seconds=-100).take()
-    Lease(ledger._engine, "run orders/just now", seconds=-1).take()
-    Lease(ledger._engine, "run orders/held", seconds=60).take()
+    Lease(ledger.database, "run orders/long ago", seconds=-100).take()
+    Lease(ledger.database, "run orders/just now", seconds=-1).take()
+    Lease(ledger.database, "run orders/held", seconds=60).take()
     ledger.forget_leases(50)
-    with ledger._reading() as connection:
+    with ledger.database.reading() as connection:
         names = {row.name for row in connection.exec_driver_sql("SELECT name FROM leases")}
     assert names == {"run orders/just now", "run orders/held"}

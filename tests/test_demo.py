@@ -41,8 +41,8 @@ from dev.reconcile import report
 from dev.shipments import ADDED, BATCH, STREAM, first_batch, second_batch
 from highwater.breaker import Circuit
 from highwater.errors import ConfigurationError
-from highwater.resources.breakers import Judgement
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.breakers import Judgement
 from highwater.slices import OffsetRange, Slice
 from highwater.stream_files import load_streams
 

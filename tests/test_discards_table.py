@@ -136,7 +136,7 @@ def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
 def test_nothing_is_given_up_in_a_lake_whose_folder_is_gone(tmp_path: Path) -> None:
     """The table would be all that a lake holds which was made anew there."""
     world = World(tmp_path)
-    with world.ledger._writing() as connection:
+    with world.ledger.database.writing() as connection:
         connection.exec_driver_sql("UPDATE slices SET attempt = 1")
     gone = Lake(str(tmp_path / "elsewhere"))
     with pytest.raises(DependencyAwayError, match=r"folder .* is not there"):

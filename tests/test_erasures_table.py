@@ -246,7 +246,7 @@ def test_a_ledger_that_was_restored_learns_what_its_backup_lacks(world: World, t
     world.ledger.erasures.done([FIRST.key], O5, NOON)
     keep(world.ledger, world.lake, "orders")
     backup, _ = fresh(world)
-    with backup._writing() as connection:
+    with backup.database.writing() as connection:
         for table in ("erased_slices", "erasures"):
             connection.exec_driver_sql(f"DELETE FROM {table}")
     assert backup.erasures.of("orders") == []
@@ -261,7 +261,7 @@ def test_what_is_done_in_the_table_alone_is_not_written_again_and_again(world: W
     number = world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
     world.ledger.erasures.begin(number, [Erased(FIRST.key, {}, {}, NOON)])
     keep(world.ledger, world.lake, "orders")
-    with world.ledger._writing() as connection:
+    with world.ledger.database.writing() as connection:
         connection.exec_driver_sql("UPDATE erased_slices SET done_at = NULL")
     assert [keep(world.ledger, world.lake, "orders") for _ in range(2)] == [0, 0]
 
@@ -269,7 +269,7 @@ def test_what_is_done_in_the_table_alone_is_not_written_again_and_again(world: W
 @pytest.mark.parametrize("what", ["maintain", "erase"])
 def test_a_lake_whose_folder_is_gone_is_not_made_anew(world: World, what: str) -> None:
     world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
-    with world.ledger._writing() as connection:
+    with world.ledger.database.writing() as connection:
         connection.exec_driver_sql("UPDATE slices SET attempt = 1")
     root = Path(world.lake.root)
     root.rename(root.with_name("elsewhere"))

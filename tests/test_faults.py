@@ -31,7 +31,7 @@ from highwater.orchestration.sensing.run_requests import RepairRules
 from highwater.resources.guards import COOL_DOWN, FAILURES
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
-from highwater.resources.sensor_faults import SensorFault
+from highwater.resources.ledger.sensor_faults import SensorFault
 from highwater.slices import OffsetRange, Slice
 from tests.conftest import create_topic
 from tests.crash_support import PARTITIONS, TABLES, Deployment

@@ -20,8 +20,8 @@ from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import StreamStatus
 from highwater.orchestration.sensing import repairing
 from highwater.orchestration.sensing.run_requests import PastRun, RepairRules, decide_repair
-from highwater.resources.given_up import GivenUp
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.given_up import GivenUp
 from tests.support import failed_by
 from tests.test_breaker import ONE, STREAM, TWO, Repairing, prove
 

@@ -27,12 +27,12 @@ from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing import repairing, ticks
 from highwater.orchestration.sensing.run_requests import stop
 from highwater.resources import guards
-from highwater.resources.breakers import Dependency
 from highwater.resources.delta import open_table, query
 from highwater.resources.guards import COOL_DOWN, FAILURES, Guard, guarded
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.breakers import Dependency
 from tests.support import customers, make_stream
 from tests.test_audit import a_slice
 from tests.test_breaker import OPEN, UNDECIDED, UNREAD, Repairing, prove

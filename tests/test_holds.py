@@ -46,10 +46,10 @@ from highwater.orchestration.sensing import ticks
 from highwater.orchestration.sensing.ordered_processing import LOOK_BACK, behind, hold_lines, see_in_turn, take_turn
 from highwater.orchestration.sensing.run_requests import PastRun, RepairRules
 from highwater.orchestration.sensing.step_breaker import watched
-from highwater.resources.breakers import Judgement
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.breakers import Judgement
 from highwater.routing import destination
 from highwater.slices import Slice
 from tests.support import SilentKafka, make_stream

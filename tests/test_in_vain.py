@@ -14,8 +14,8 @@ import pytest
 from highwater.alerting import Alert
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.sensing import repairing
-from highwater.resources.in_vain import InVain
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.in_vain import InVain
 from tests.support import failed_by
 from tests.test_breaker import OPEN, Repairing, opened, prove
 from tests.test_given_up import NAMED, NOW

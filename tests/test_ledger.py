@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +18,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from dev.processes import free_port, wait_until
 from highwater.errors import (
     ConfigurationError,
     DependencyAwayError,
@@ -31,70 +27,18 @@ from highwater.errors import (
 )
 from highwater.gaps import Gaps
 from highwater.plans import Generation, Loss, Publication
-from highwater.resources.leases import Lease
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.leases import Lease
 from highwater.slices import OffsetRange, Slice
 from tests.support import BOUNDED
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[Callable[[], str]]:
-    """A PostgreSQL server of the session, where the machine has one; makes databases and gives their URLs."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found:
-        pytest.skip("no PostgreSQL on this machine")
-    programs = found[-1].parent
-    user = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
-    with tempfile.TemporaryDirectory() as folder:
-        if user:
-            shutil.chown(folder, user)
-        data, port = f"{folder}/data", free_port()
-        subprocess.run(
-            [programs / "initdb", "-D", data, "-U", "high", "-A", "trust"], user=user, check=True, capture_output=True
-        )
-        server = subprocess.Popen(
-            [programs / "postgres", "-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", folder, "-F"],
-            user=user,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            address = f"postgresql://high@127.0.0.1:{port}"
-            engine = sa.create_engine(f"{address}/postgres", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
-            wait_until(lambda: _answers(engine), 60, "PostgreSQL to answer")
-
-            def make() -> str:
-                name = f"ledger_{uuid.uuid4().hex}"
-                with engine.connect() as connection:
-                    connection.exec_driver_sql(f"CREATE DATABASE {name}")
-                return f"{address}/{name}"
-
-            yield make
-        finally:
-            server.send_signal(signal.SIGQUIT)  # at once: its data is thrown away
-            server.wait(60)
-
-
-def _answers(engine: sa.Engine) -> bool:
-    try:
-        engine.connect().close()
-    except sa.exc.OperationalError:
-        return False
-    return True
-
-
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'folder' / 'ledger.sqlite'}"
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def url(request: pytest.FixtureRequest) -> str:
+def url(each_url: str) -> str:
     """A database of the test's own, once of each kind."""
-    if request.param == "sqlite":
-        return str(request.getfixturevalue("sqlite_url"))
-    return str(request.getfixturevalue("postgresql")())
+    return each_url
 
 
 @pytest.fixture
@@ -325,16 +269,6 @@ def test_several_processes_may_be_the_first_to_use_a_ledger(url: str) -> None:
     assert outputs(*[python(FIRST_USE, url) for _ in range(6)]) == ["{}\n"] * 6
 
 
-def test_a_ledger_of_a_newer_version_is_refused(url: str, ledger: Ledger) -> None:
-    ledger.counts()
-    with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
-        connection.exec_driver_sql("UPDATE ledger_version SET version = 99")
-    with pytest.raises(ConfigurationError) as caught:
-        Ledger(url).counts()
-    assert "99" in str(caught.value.stored)
-    assert "newer" in caught.value.remedy
-
-
 @pytest.fixture
 def locked(url: str, ledger: Ledger) -> Iterator[sa.Connection]:
     """Somebody else holds the locks of a writer."""
@@ -419,7 +353,7 @@ def test_a_lease_keeps_others_out_until_it_is_given_back(url: str, ledger: Ledge
 
 
 def test_a_lease_is_told_while_it_is_held_and_not_when_its_holder_died(ledger: Ledger) -> None:
-    Lease(ledger._engine, "of one that died", seconds=-1).take()
+    Lease(ledger.database, "of one that died", seconds=-1).take()
     before = datetime.now(UTC)
     with ledger.lease("commit", seconds=30):
         [(name, ends)] = ledger.leases().items()
@@ -475,7 +409,7 @@ def test_the_lease_of_a_process_that_died_ends_by_itself(url: str, ledger: Ledge
 
 def test_a_lease_that_another_had_meanwhile_is_not_renewed(ledger: Ledger) -> None:
     """Its holder stood still, and what it had looked at may have changed, although the other gave it back."""
-    lease, other = (Lease(ledger._engine, "commit", 30) for _ in range(2))
+    lease, other = (Lease(ledger.database, "commit", 30) for _ in range(2))
     assert lease.take()
     let_run_out(ledger)
     assert lease.renew(), "nobody came in between"
@@ -490,7 +424,7 @@ def test_a_lease_that_another_had_meanwhile_is_not_renewed(ledger: Ledger) -> No
 
 def let_run_out(ledger: Ledger) -> None:
     """Let the term of all leases end now, as the database sees it."""
-    with ledger._writing() as connection:
+    with ledger.database.writing() as connection:
         connection.exec_driver_sql("UPDATE leases SET until = 0")
 
 
@@ -519,20 +453,6 @@ def test_a_holder_that_stood_still_learns_that_its_lease_is_gone(url: str) -> No
         time.sleep(1.5)
         output, _ = holder.communicate(timeout=300)
     assert output == "the lease 'commit' ran out before its work was done\n"
-
-
-def test_a_ledger_of_the_first_version_gets_what_it_lacks(url: str, ledger: Ledger) -> None:
-    planned = piece(0)
-    ledger.add([planned])
-    with sa.create_engine(url).begin() as connection:
-        connection.exec_driver_sql("DROP TABLE publications")
-        connection.exec_driver_sql("DROP TABLE gaps")
-        connection.exec_driver_sql("UPDATE ledger_version SET version = 1")
-    again = Ledger(url)
-    again.record_publication("orders", planned.key, Publication(1, 5, NOON))
-    assert again.get([planned.key]) == [planned]
-    assert again.publications([planned.key]) == {planned.key: Publication(1, 5, NOON)}
-    assert again.gaps([planned.key]) == {}
 
 
 def test_what_was_published_never_goes_back(ledger: Ledger) -> None:

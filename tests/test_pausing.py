@@ -23,7 +23,7 @@ from highwater.orchestration.reporting.plan_status import StreamStatus, _dlq
 from highwater.orchestration.sensing import ticks
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.paused_topics import ALL, RETRIES, Pause
+from highwater.resources.ledger.pauses import ALL, RETRIES, Pause
 from tests.support import make_stream
 from tests.test_vanished import Topics
 
@@ -41,7 +41,7 @@ class Ours:
         self.kafka: Any = Topics({"orders": ("A", 5), FIRST: ("B", 5), SECOND: ("C", 5)})
 
     def tick(self) -> ticks.Tick:
-        lake = Lake(str(Path(str(self.ledger._url.database)).parent / "lake"))
+        lake = Lake(str(Path(str(self.ledger.database.url.database)).parent / "lake"))
         opened = {"ledger": self.ledger, "kafka": self.kafka, "lake": lake}
         resources = SimpleNamespace(**{n: SimpleNamespace(open=lambda one=one: one) for n, one in opened.items()})
         return ticks.retry(self.instance, resources, STREAM)

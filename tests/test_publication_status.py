@@ -13,9 +13,9 @@ import pytest
 from highwater.assets import dlq, dlq_marks, events, raw, rejects
 from highwater.errors import ConfigurationError
 from highwater.mirroring import Mark as GroupMark
-from highwater.resources import ledger_schema
 from highwater.resources.dlq_topics import ensure
 from highwater.resources.groups import commit
+from highwater.resources.ledger import schema
 from highwater.resources.transactions import Mark, Transactions
 from tests.publish_child import FENCED, POINTS
 from tests.support import Bench, Children, order_message, read_topic
@@ -43,7 +43,7 @@ class Publishing:
             "topic": bench.stream.topic,
             "slice": self.piece.key,
             "lake": bench.lake.root,
-            "ledger": str(bench.ledger._url),
+            "ledger": str(bench.ledger.database.url),
             "bootstrap": bench.bootstrap,
         }
         self.children = Children("tests.publish_child", task)
@@ -63,8 +63,8 @@ class Publishing:
 
     def forget(self) -> None:
         """Lose the ledger's copy of the mark."""
-        with self.bench.ledger._writing() as connection:
-            connection.execute(ledger_schema.publications.delete())
+        with self.bench.ledger.database.writing() as connection:
+            connection.execute(schema.publications.delete())
 
 
 def test_killed_at_every_point_each_reject_is_published_once(bench: Bench) -> None:

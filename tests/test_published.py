@@ -36,11 +36,11 @@ from highwater.errors import (
 from highwater.orchestration.checking.published_checks import events_published
 from highwater.plans import Publication
 from highwater.publishing import Judged, State
-from highwater.resources import ledger_schema
-from highwater.resources.breakers import Acceptance
 from highwater.resources.delta import query
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.kafka import TopicState
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.breakers import Acceptance
 from highwater.slices import Slice
 from tests.accepted import NOON, Broken, Event, Log, Sent, Tables, said
 
@@ -521,8 +521,8 @@ def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is
     with pytest.raises(LeaseHeldError):
         tables.publish(piece)
     assert log.records == []
-    with tables.ledger._writing() as connection:
-        connection.execute(ledger_schema.leases.delete())
+    with tables.ledger.database.writing() as connection:
+        connection.execute(schema.leases.delete())
     write_down = publication_log.Book.write_down
 
     def land(book: publication_log.Book) -> None:
@@ -724,8 +724,8 @@ def test_a_mark_that_expired_is_known_from_the_ledger_and_one_that_was_lost_ther
     log.breaks, log.commits = "committed 2", 0
     with pytest.raises(Broken):
         tables.publish(piece)
-    with tables.ledger._writing() as connection:
-        connection.execute(ledger_schema.publications.delete())
+    with tables.ledger.database.writing() as connection:
+        connection.execute(schema.publications.delete())
     tables.publish(piece)
     assert places(log.records) == [(0, n) for n in range(6)]
 

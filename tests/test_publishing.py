@@ -30,10 +30,10 @@ from highwater.orchestration.sensing.run_requests import Repair, Request
 from highwater.orchestration.sensing.ticks import Tick, run_requests
 from highwater.plans import Generation
 from highwater.publishing import Copy, second_deliveries
-from highwater.resources.breakers import Acceptance
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.delta import query
 from highwater.resources.dlq_topics import Shape
+from highwater.resources.ledger.breakers import Acceptance
 from highwater.slices import Slice
 from tests.accepted import NOON, Broken, Event, Log, Tables
 from tests.support import failed_by, make_stream

@@ -40,9 +40,9 @@ from highwater.orchestration.reporting.locating import locate
 from highwater.plans import Discard
 from highwater.proof import Proof
 from highwater.reclaims import Reclaim
-from highwater.resources.erasures import Erasures
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.erasures import Erasures
 from highwater.resources.table_maintenance import Stock
 from highwater.retention import AGED_FROM, Needed, aged, free, old_enough, planned_before, records
 from highwater.slices import Slice

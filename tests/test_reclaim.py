@@ -303,7 +303,7 @@ def test_what_waits_is_counted_by_one_question_to_the_ledger(taking: Taking) -> 
     def listen(*seen: Any) -> None:
         asked.append(seen[2])
 
-    event.listen(world.ledger._engine, "before_cursor_execute", listen)
+    event.listen(world.ledger.database.engine, "before_cursor_execute", listen)
     found = pending_reprocessing.waiting(world.ledger, world.lake, STREAM)
     assert found == [
         TakenBack(FIRST.key, 2, NOW + timedelta(minutes=1), "ann", retired=False),

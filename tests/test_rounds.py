@@ -28,7 +28,7 @@ from highwater.orchestration.sensing.ticks import Tick
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.paused_topics import ALL, PLANNER, RETRIES, Pause
+from highwater.resources.ledger.pauses import ALL, PLANNER, RETRIES, Pause
 from highwater.slices import OffsetRange
 from highwater.stream_files import Declarations
 from tests.support import make_stream
@@ -235,7 +235,7 @@ class Deployment:
         def count(_: Any, __: Any, statement: str, *___: Any) -> None:
             counts[statement.split(maxsplit=1)[0]] += 1
 
-        event.listen(self.ledger._engine, "before_cursor_execute", count)
+        event.listen(self.ledger.database.engine, "before_cursor_execute", count)
         return counts
 
 
@@ -243,7 +243,7 @@ class Deployment:
 def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Deployment]]:
     # On a machine that stands still a tick takes longer, and the instance is recorded again.
     monkeypatch.setattr(sensors, "BUDGET_SECONDS", 3_600.0)
-    monkeypatch.setattr("highwater.resources.instances.WRITE_EVERY", timedelta(hours=1))
+    monkeypatch.setattr("highwater.resources.ledger.instances.WRITE_EVERY", timedelta(hours=1))
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
 
         def make(many: int = MANY, **changes: Any) -> Deployment:

@@ -167,7 +167,7 @@ def _later(ours: Ticking) -> None:
     from sqlalchemy import create_engine, text
 
     hour_ago = datetime.now(UTC) - timedelta(hours=1)
-    with create_engine(ours.ledger._url).begin() as connection:
+    with create_engine(ours.ledger.database.url).begin() as connection:
         connection.execute(text("UPDATE slices SET planned_at = :at"), {"at": _as_stored(hour_ago)})
 
 
@@ -285,14 +285,14 @@ def test_two_instances_on_one_ledger_are_noticed_and_one_that_replaces_another_i
         again = Ticking(ours.stream, other, tmp_path)
         again.tick("repair")
         assert found() == ([], False, False), "the first one may have been stopped before"
-        with create_engine(ours.ledger._url).begin() as connection:
+        with create_engine(ours.ledger.database.url).begin() as connection:
             minute_ago = _as_stored(datetime.now(UTC) - timedelta(minutes=1))
             connection.execute(text("UPDATE instances SET last_seen = :at, first_seen = :at"), {"at": minute_ago})
         ours.tick("planner")
         again.tick("repair")
         both, told, over = found()
         assert (len({*both}), told, over) == (2, True, True)
-        with create_engine(ours.ledger._url).begin() as connection:
+        with create_engine(ours.ledger.database.url).begin() as connection:
             long_ago = _as_stored(datetime.now(UTC) - timedelta(minutes=6))
             mine = {"at": long_ago, "id": both[0]}
             connection.execute(text("UPDATE instances SET last_seen = :at WHERE instance_id = :id"), mine)

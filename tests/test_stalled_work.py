@@ -47,7 +47,7 @@ from highwater.resources import expired
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.paused_topics import Pause
+from highwater.resources.ledger.pauses import Pause
 from highwater.slices import OffsetRange
 from tests.conftest import TopicFactory
 from tests.scene import Scene

@@ -17,7 +17,7 @@ from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import StreamStatus, Waiting, _waiting
 from highwater.orchestration.reporting.publication_status import Behind, behind
 from highwater.plans import Publication
-from highwater.resources.breakers import Judgement
+from highwater.resources.ledger.breakers import Judgement
 from highwater.slices import Slice
 from tests.accepted import NOON, Broken, Event
 from tests.test_publishing import Scene, scene

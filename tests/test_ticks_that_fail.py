@@ -22,7 +22,7 @@ from highwater.orchestration.sensing import ticks
 from highwater.plans import Generation
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.ledger import Ledger
-from highwater.resources.paused_topics import Pause
+from highwater.resources.ledger.pauses import Pause
 from highwater.slices import OffsetRange, Slice
 from tests.test_breaker import OPEN
 from tests.test_vanished import NOW

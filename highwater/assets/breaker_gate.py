@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from highwater.breaker import Circuit, Outcome, admit, done, judge
 from highwater.errors import BreakerOpenError, RejectsOverLimitError
-from highwater.resources.breakers import Judgement
+from highwater.resources.ledger.breakers import Judgement
 
 if TYPE_CHECKING:
     from highwater.assets.work import Work
     from highwater.proof import Proof
-    from highwater.resources.breakers import AcceptedReason
+    from highwater.resources.ledger.breakers import AcceptedReason
     from highwater.slices import Slice
 
 # The number of rejects in the numbers of a split; those for a reason have its name behind an underscore.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from highwater.proof import Proof
     from highwater.resources.commit_log import Committed
-    from highwater.resources.leases import Lease
+    from highwater.resources.ledger.leases import Lease
     from highwater.slices import Slice
 
 # Conflicts with writers of other slices (compaction, a change of the table) pass; five tries are 1 + 2 + 4 + 8 s.

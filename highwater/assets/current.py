@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.proof import Proof
     from highwater.resources.commit_log import Committed
-    from highwater.resources.leases import Lease
+    from highwater.resources.ledger.leases import Lease
 
 TABLE = "current"
 SEARCHED = ("key", "version", "event_time", "updated_by_slice")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from highwater.assets.work import Work
     from highwater.proof import Proof
-    from highwater.resources.leases import Lease
+    from highwater.resources.ledger.leases import Lease
 
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 # So many are looked at before an error names some of them.

@@ -60,6 +60,11 @@ class Deployment:
         return declared(self.streams(), name)
 
     def ledger(self) -> Ledger:
+        """The ledger; the same one for the whole command, so that there is one pool of connections."""
+        return self._ledger
+
+    @cached_property
+    def _ledger(self) -> Ledger:
         from highwater.resources.ledger import Ledger
 
         return Ledger(self.settings.ledger_url)

@@ -31,8 +31,8 @@ from highwater.orchestration.sensing.rounds import (
 from highwater.orchestration.sensing.run_history import id_of, place_of_instance
 from highwater.orchestration.sensing.settled_rounds import MirrorRound, PublisherRound, RepairRound, Rests
 from highwater.orchestration.sensing.ticks import Tick, run_requests
-from highwater.resources.paused_topics import ALL, PLANNER, PUBLISHER, RETRIES
-from highwater.resources.sensor_faults import NAME_LENGTH, SensorFault
+from highwater.resources.ledger.pauses import ALL, PLANNER, PUBLISHER, RETRIES
+from highwater.resources.ledger.sensor_faults import NAME_LENGTH, SensorFault
 from highwater.resources.webhook import post
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.errors import DeclarationError
     from highwater.resources.ledger import Ledger
-    from highwater.resources.paused_topics import Pause
+    from highwater.resources.ledger.pauses import Pause
     from highwater.stream_files import Declarations
 
     Jobs = Mapping[str, UnresolvedAssetJobDefinition]

@@ -15,7 +15,7 @@ import pybreaker
 from highwater.errors import BreakerOpenError, DependencyAwayError, HighwaterError
 
 if TYPE_CHECKING:
-    from highwater.resources.breakers import Breakers, Dependency
+    from highwater.resources.ledger.breakers import Breakers, Dependency
 
 # Three looks at a broker that is away are half a minute of one planner's ticks.
 FAILURES = 3

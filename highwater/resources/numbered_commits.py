@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
-    from highwater.resources.intents import Intent
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.resources.ledger.intents import Intent
     from highwater.slices import Slice
 
 _SESSION = {

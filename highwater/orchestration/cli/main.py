@@ -17,6 +17,7 @@ from highwater.orchestration.cli.deciding import accept_rejects, release_hold, r
 from highwater.orchestration.cli.doctor import doctor
 from highwater.orchestration.cli.erase import erase
 from highwater.orchestration.cli.infer import infer
+from highwater.orchestration.cli.ledger import ledger
 from highwater.orchestration.cli.maintenance import maintain, recall_keys
 from highwater.orchestration.cli.metrics import metrics
 from highwater.orchestration.cli.parked import discard_parked, reclaim, redrive_parked
@@ -261,6 +262,7 @@ for _command in (
     resume,
     pause_tier,
     resume_tier,
+    ledger,
     rebuild_ledger,
     rebuild_current,
     rebuild_all,

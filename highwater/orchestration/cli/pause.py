@@ -20,7 +20,7 @@ from highwater.orchestration.cli.terminal import (
 )
 from highwater.orchestration.deployment import Deployment
 from highwater.orchestration.operations.pausing import Asked, AskedPart, act, act_on_part
-from highwater.resources.paused_topics import ALL, PARTS
+from highwater.resources.ledger.pauses import ALL, PARTS
 
 _because_option = click.option("--because", default="", help="Why; goes into the record.")
 _resumed_by_option = click.option(

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
 from highwater.orchestration.operations.named_slices import slices_of
-from highwater.resources.breakers import Acceptance, AcceptedReason
+from highwater.resources.ledger.breakers import Acceptance, AcceptedReason
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.resources.breakers import Judgement
     from highwater.resources.ledger import Ledger
+    from highwater.resources.ledger.breakers import Judgement
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from highwater.assets.work import Work
     from highwater.declaration import Stream
     from highwater.erasing import Erased
-    from highwater.resources.erasures import Erasures
+    from highwater.resources.ledger.erasures import Erasures
 
 CURRENT = "current"
 LEASE_SECONDS = 60

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
-from highwater.resources.paused_topics import ALL, PARTS, Pause, name_of
+from highwater.resources.ledger.pauses import ALL, PARTS, Pause, name_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream

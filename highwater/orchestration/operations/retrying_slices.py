@@ -16,8 +16,8 @@ from highwater.orchestration.operations.named_slices import slices_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.resources.given_up import GivenUp
     from highwater.resources.ledger import Ledger
+    from highwater.resources.ledger.given_up import GivenUp
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from highwater.plans import Loss, Publication
     from highwater.proof import Proof
     from highwater.reclaims import Reclaim
-    from highwater.resources.given_up import GivenUp
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.resources.ledger.given_up import GivenUp
     from highwater.slices import Slice
 
 MOST_RUNS = 10

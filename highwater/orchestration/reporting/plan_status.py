@@ -30,12 +30,12 @@ from highwater.orchestration.sensing.slice_planner import positions, see_same_to
 from highwater.orchestration.sensing.topic_inspection import judge
 from highwater.orchestration.worker_leases import living
 from highwater.plans import Planned
-from highwater.resources.breakers import AcceptedReason, Judgement
 from highwater.resources.deleted_topics import look_if_there, parked_lost, planned_topic_gone, state_of, vanished
-from highwater.resources.given_up import GivenUp
 from highwater.resources.guards import open_error, resting, told
-from highwater.resources.paused_topics import Pause
-from highwater.resources.sensor_faults import SensorFault
+from highwater.resources.ledger.breakers import AcceptedReason, Judgement
+from highwater.resources.ledger.given_up import GivenUp
+from highwater.resources.ledger.pauses import Pause
+from highwater.resources.ledger.sensor_faults import SensorFault
 from highwater.wording import number
 
 if TYPE_CHECKING:

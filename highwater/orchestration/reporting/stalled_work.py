@@ -13,7 +13,7 @@ from highwater.orchestration.sensing.planning import Planner, Tick
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.plans import RECORDED_BY_DECLARATION
 from highwater.resources.expired import expired_slices
-from highwater.resources.paused_topics import ALL, RETRIES
+from highwater.resources.ledger.pauses import ALL, RETRIES
 from highwater.routing import option_for
 from highwater.wording import span
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from highwater.orchestration.reporting.alerts import Asked
     from highwater.resources.kafka import Kafka
     from highwater.resources.ledger import Ledger
-    from highwater.resources.sensor_faults import SensorFault
+    from highwater.resources.ledger.sensor_faults import SensorFault
     from highwater.slices import Slice
     from highwater.stream_files import Declarations
 

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from highwater.orchestration.checking.verdicts import Attempts
     from highwater.orchestration.sensing.ordered_processing import Turn
     from highwater.orchestration.sensing.run_requests import PastRun, Repair, Request, Stopped
-    from highwater.resources.given_up import GivenUp
-    from highwater.resources.in_vain import InVain
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.resources.ledger.given_up import GivenUp
+    from highwater.resources.ledger.in_vain import InVain
     from highwater.slices import Slice
 
 RULES = RepairRules()

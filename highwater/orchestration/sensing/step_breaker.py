@@ -21,7 +21,7 @@ from highwater.errors import (
 )
 from highwater.orchestration.checking.slice_status import attempts
 from highwater.orchestration.failures import is_last_try
-from highwater.resources.breakers import Judgement
+from highwater.resources.ledger.breakers import Judgement
 
 if TYPE_CHECKING:
     from highwater.assets.work import Work

@@ -6,7 +6,7 @@ out, and the checks know what its gaps are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -16,30 +16,23 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.erasing import BY_AGE, Erased, Erasure, Recorded
 from highwater.gaps import Ranges, plain_of, ranges_of_plain
-from highwater.resources import ledger_schema as schema
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import LedgerPart
+from highwater.resources.ledger.engine import rows_of
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.engine import Connection
 
 _KEYS, _SLICES = schema.erasures, schema.erased_slices
 
 
-class Erasures:
-    """The record of a ledger.
-
-    Args:
-        engine: opens the ledger's database.
-
-    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
-    """
-
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+class Erasures(LedgerPart):
+    """The record of a ledger."""
 
     def of(self, stream: str) -> list[Erasure]:
         """All erasures of a stream, oldest first."""
         query = select(_KEYS).where(_KEYS.c.stream == stream).order_by(_KEYS.c.id)
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return [
                 Erasure(row.stream, row.digest, row.reason, row.erased_by, row.erased_at, row.id)
                 for row in connection.execute(query)
@@ -47,14 +40,14 @@ class Erasures:
 
     def add(self, erasure: Erasure) -> int:
         """Keep an erasure; returns its number. From now on no reader takes the older records of the key."""
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             return _insert(connection, erasure)
 
     def learn(self, recorded: Sequence[Recorded]) -> None:
         """Keep erasures that the ledger does not know, as after a backup was restored; of slices that it knows."""
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             taken = sorted({key for one in recorded for key in one.slices})
-            planned = {row.slice_key for row in schema.rows_of(connection, schema.slices, taken)}
+            planned = {row.slice_key for row in rows_of(connection, schema.slices, taken)}
             restore(
                 connection,
                 [
@@ -76,7 +69,7 @@ class Erasures:
             query = query.where(_KEYS.c.digest != BY_AGE)
         taken: dict[int, dict[str, Erased]] = {}
         # The slices first: one that is begun in between belongs to an erasure that is read then.
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             for row in connection.execute(query):
                 taken.setdefault(row.erasure, {})[row.slice_key] = _erased(row)
         return [Recorded(one, taken.get(one.number, {})) for one in self.of(stream) if not (of_keys and one.by_age)]
@@ -84,8 +77,8 @@ class Erasures:
     def slices(self, keys: Sequence[str]) -> dict[str, list[Erased]]:
         """What was erased of slices, by slice; those of which nothing was are left out."""
         found: dict[str, list[Erased]] = {}
-        with schema.transaction(self._engine(), writes=False) as connection:
-            for row in sorted(schema.rows_of(connection, _SLICES, keys), key=lambda row: int(row.erasure)):
+        with self._database.reading() as connection:
+            for row in sorted(rows_of(connection, _SLICES, keys), key=lambda row: int(row.erasure)):
                 found.setdefault(row.slice_key, []).append(_erased(row))
         return found
 
@@ -94,14 +87,14 @@ class Erasures:
         mine = _SLICES.c.erasure == _KEYS.c.id
         query = select(_SLICES).join(_KEYS, mine).where(_KEYS.c.stream == stream, _KEYS.c.digest == digest)
         found: dict[str, list[Erased]] = {}
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             for row in connection.execute(query.order_by(_SLICES.c.slice_key, _SLICES.c.erasure)):
                 found.setdefault(row.slice_key, []).append(_erased(row))
         return found
 
     def begin(self, number: int, slices: Sequence[Erased]) -> None:
         """Keep what an erasure is about to take from slices; of one that was begun before, that stays."""
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             for one in slices:
                 if not _there(connection, number, one.slice_key):
                     connection.execute(insert(_SLICES).values(_values(number, one)))
@@ -116,7 +109,7 @@ class Erasures:
     def done(self, slices: Sequence[str], digest: str, now: datetime) -> None:
         """Keep that all rows of the key are gone from slices."""
         mine = select(_KEYS.c.id).where(_KEYS.c.digest == digest)
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             for key in slices:
                 open_ = update(_SLICES).where(
                     _SLICES.c.slice_key == key, _SLICES.c.done_at.is_(None), _SLICES.c.erasure.in_(mine)

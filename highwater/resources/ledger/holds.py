@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,43 +12,36 @@ from sqlalchemy.exc import IntegrityError
 from highwater.envelope import Origin
 from highwater.errors import LeaseHeldError
 from highwater.holds import Found, Hold, Release, found_again
-from highwater.resources import ledger_schema as schema
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import LedgerPart
+from highwater.resources.ledger.engine import rows_of
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.engine import Connection
 
 TRIES = 5
 
 
-class Holds:
-    """The holds of a deployment.
-
-    Args:
-        engine: gives the ledger's database.
-
-    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
-    """
-
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+class Holds(LedgerPart):
+    """The holds of a deployment."""
 
     def of(self, keys: Sequence[str]) -> dict[str, Hold]:
         """The holds of these slices, the released ones among them."""
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return _of(connection, keys)
 
     def open(self, stream: str) -> list[Hold]:
         """The slices of a stream that are held and nobody released, the oldest hold first."""
         table = schema.holds
         query = select(table).where(table.c.stream == stream, table.c.released_at.is_(None))
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return [_hold(row) for row in connection.execute(query.order_by(table.c.since, table.c.slice_key))]
 
     def held_streams(self) -> set[str]:
         """The streams with a held slice."""
         table = schema.holds
         query = select(table.c.stream).where(table.c.released_at.is_(None)).distinct()
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return set(connection.execute(query).scalars())
 
     def note(self, stream: str, key: str, found: Found, now: datetime) -> Hold:
@@ -59,7 +52,7 @@ class Holds:
         """
         for _ in range(TRIES):
             try:
-                with schema.transaction(self._engine(), writes=True) as connection:
+                with self._database.writing() as connection:
                     hold = found_again(_of(connection, [key]).get(key), key, stream, found, now)
                     connection.execute(delete(schema.holds).where(schema.holds.c.slice_key == key))
                     connection.execute(insert(schema.holds).values(_row(hold)))
@@ -76,7 +69,7 @@ class Holds:
         table = schema.holds
         open_ = [key for key, hold in self.of(keys).items() if hold.release is None]
         if open_:
-            with schema.transaction(self._engine(), writes=True) as connection:
+            with self._database.writing() as connection:
                 for key in open_:
                     connection.execute(delete(table).where(table.c.slice_key == key, table.c.released_at.is_(None)))
         return len(open_)
@@ -91,12 +84,12 @@ class Holds:
             "park": release.park,
         }
         held = (table.c.slice_key == key) & table.c.released_at.is_(None)
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             return connection.execute(update(table).where(held).values(values)).rowcount == 1
 
 
 def _of(connection: Connection, keys: Sequence[str]) -> dict[str, Hold]:
-    return {row.slice_key: _hold(row) for row in schema.rows_of(connection, schema.holds, keys)}
+    return {row.slice_key: _hold(row) for row in rows_of(connection, schema.holds, keys)}
 
 
 def _row(hold: Hold) -> dict[str, Any]:

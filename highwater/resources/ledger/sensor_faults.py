@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from highwater.resources import ledger_schema as schema
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import LedgerPart
 
 _TABLE = schema.sensor_faults
 # The length of a name in the ledger.
@@ -48,22 +46,13 @@ class SensorFault:
         return {**vars(self), "since": self.since.isoformat()}
 
 
-class SensorFaults:
-    """The faults that sensors of a deployment found.
-
-    Args:
-        engine: gives the ledger's database.
-
-    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
-    """
-
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+class SensorFaults(LedgerPart):
+    """The faults that sensors of a deployment found."""
 
     def all(self) -> list[SensorFault]:
         """The faults of all streams, the oldest first."""
         query = select(_TABLE).order_by(_TABLE.c.since, _TABLE.c.stream, _TABLE.c.sensor)
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return [SensorFault(**row._mapping) for row in connection.execute(query)]  # noqa: SLF001 - SQLAlchemy's public name
 
     def replace(self, sensor: str, found: Collection[SensorFault], ended: Collection[str]) -> None:
@@ -78,7 +67,7 @@ class SensorFaults:
         if not gone:
             return
         try:
-            with schema.transaction(self._engine(), writes=True) as connection:
+            with self._database.writing() as connection:
                 for stream in gone:
                     connection.execute(delete(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.sensor == sensor))
                 if found:

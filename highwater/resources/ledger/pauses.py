@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import delete, insert, select, true
 from sqlalchemy.exc import IntegrityError
 
-from highwater.resources import ledger_schema as schema
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import LedgerPart
 
 _TABLE = schema.paused_topics
 # The parts of a stream that are paused by themselves. ALL pauses each of them, and repair.
@@ -50,17 +47,8 @@ class Pause:
         return {"at": self.at.isoformat(), "by": self.by, "because": self.because}
 
 
-class PausedTopics:
-    """The pauses of a deployment.
-
-    Args:
-        engine: gives the ledger's database.
-
-    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
-    """
-
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+class PausedTopics(LedgerPart):
+    """The pauses of a deployment."""
 
     def of(self, stream: str) -> dict[str, Pause]:
         """The paused topics of a stream."""
@@ -101,14 +89,14 @@ class PausedTopics:
 
     def _read(self, stream: str | None) -> dict[tuple[str, str], Pause]:
         where = true() if stream is None else _TABLE.c.stream == stream
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(select(_TABLE).where(where))
             return {(r.stream, r.topic): Pause(r.topic, r.paused_at, r.paused_by, r.because) for r in rows}
 
     def _add(self, stream: str, of: str, pause: Pause) -> bool:
         row = {"paused_at": pause.at, "paused_by": pause.by, "because": pause.because}
         try:
-            with schema.transaction(self._engine(), writes=True) as connection:
+            with self._database.writing() as connection:
                 connection.execute(insert(_TABLE).values(stream=stream, topic=of, **row))
         except IntegrityError:
             return False
@@ -116,7 +104,7 @@ class PausedTopics:
 
     def _end(self, stream: str, of: str) -> bool:
         mine = delete(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.topic == of)
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             return connection.execute(mine).rowcount == 1
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from highwater.resources import ledger_schema as schema
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import LedgerPart
+from highwater.resources.ledger.engine import rows_of
 
 _TABLE = schema.in_vain
 
@@ -41,29 +39,20 @@ class InVain:
         )
 
 
-class InVains:
-    """The slices of a deployment that are requested on, in vain so far.
-
-    Args:
-        engine: gives the ledger's database.
-
-    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
-    """
-
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+class InVains(LedgerPart):
+    """The slices of a deployment that are requested on, in vain so far."""
 
     def open(self, stream: str) -> list[InVain]:
         """Those of a stream, the longest ago first."""
         query = select(_TABLE).where(_TABLE.c.stream == stream).order_by(_TABLE.c.since, _TABLE.c.slice_key)
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return [InVain(row.slice_key, row.since, row.runs) for row in connection.execute(query)]
 
     def add(self, stream: str, runs: Mapping[str, int], now: datetime) -> None:
         """Keep slices that so many runs left undone; of one that is known the first time stays."""
         try:
-            with schema.transaction(self._engine(), writes=True) as connection:
-                known = {row.slice_key for row in schema.rows_of(connection, _TABLE, [*runs])}
+            with self._database.writing() as connection:
+                known = {row.slice_key for row in rows_of(connection, _TABLE, [*runs])}
                 rows = [
                     {"slice_key": key, "stream": stream, "since": now, "runs": count}
                     for key, count in runs.items()
@@ -76,6 +65,6 @@ class InVains:
 
     def end(self, keys: Sequence[str]) -> None:
         """Forget slices that are done, or wait for something else by now."""
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             for key in keys:
                 connection.execute(delete(_TABLE).where(_TABLE.c.slice_key == key))

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, insert, select
 
-from highwater.resources import ledger_schema as schema
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import LedgerPart
 
 
 @dataclass(frozen=True)
@@ -30,17 +26,8 @@ class Intent:
     opened_at: datetime
 
 
-class Intents:
-    """The open intents of a deployment.
-
-    Args:
-        engine: gives the ledger's database.
-
-    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
-    """
-
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+class Intents(LedgerPart):
+    """The open intents of a deployment."""
 
     def open(self, batch: str, stream: str, table: str, user_metadata: str, now: datetime) -> None:
         """Record an intent; the write that follows carries its name.
@@ -53,18 +40,18 @@ class Intents:
             now: in UTC.
         """
         values = {"batch": batch, "stream": stream, "table_name": table, "user_metadata": user_metadata}
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             connection.execute(insert(schema.intents).values(**values, opened_at=now))
 
     def of(self, stream: str, table: str) -> list[Intent]:
         """The open intents of a table, oldest first."""
         columns = schema.intents.c
         query = select(schema.intents).where(columns.stream == stream, columns.table_name == table)
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(query.order_by(columns.opened_at, columns.batch))
             return [Intent(row.batch, row.user_metadata, row.opened_at) for row in rows]
 
     def remove(self, batch: str) -> None:
         """Forget an intent that ended; one that is gone already is no error."""
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             connection.execute(delete(schema.intents).where(schema.intents.c.batch == batch))

@@ -5,63 +5,52 @@ Only the key goes: data, plan and proofs stay. A key that a person brings back k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, func, insert, select, update
 
 from highwater.portions import portions
-from highwater.resources import ledger_schema as schema
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import LedgerPart
+from highwater.resources.ledger.engine import KEYS_A_STATEMENT, rows_of
 
 _TABLE = schema.retired_keys
 
 
-class RetiredKeys:
-    """The marks of a ledger.
-
-    Args:
-        engine: opens the ledger's database.
-
-    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
-    """
-
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+class RetiredKeys(LedgerPart):
+    """The marks of a ledger."""
 
     def among(self, keys: Sequence[str]) -> set[str]:
         """Those of the keys that are retired now."""
         if not keys:
             return set()
-        with schema.transaction(self._engine(), writes=False) as connection:
-            return {row.slice_key for row in schema.rows_of(connection, _TABLE, keys) if row.recalled_at is None}
+        with self._database.reading() as connection:
+            return {row.slice_key for row in rows_of(connection, _TABLE, keys) if row.recalled_at is None}
 
     def count(self, stream: str) -> int:
         """How many keys of a stream are retired now."""
         query = select(func.count()).where(_TABLE.c.stream == stream, _TABLE.c.recalled_at.is_(None))
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return int(connection.execute(query).scalar_one())
 
     def recalled(self, stream: str) -> dict[str, datetime]:
         """The keys of a stream that were brought back, and when."""
         query = select(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.recalled_at.is_not(None))
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return {row.slice_key: row.recalled_at for row in connection.execute(query)}
 
     def retire(self, stream: str, keys: Sequence[str], now: datetime) -> None:
         """Mark keys as retired; one that was brought back before is retired anew."""
-        with schema.transaction(self._engine(), writes=True) as connection:
-            for some in portions(keys, schema.KEYS_A_STATEMENT):
+        with self._database.writing() as connection:
+            for some in portions(keys, KEYS_A_STATEMENT):
                 connection.execute(delete(_TABLE).where(_TABLE.c.slice_key.in_(some)))
                 rows = [{"slice_key": key, "stream": stream, "retired_at": now} for key in some]
                 connection.execute(insert(_TABLE), rows)
 
     def recall(self, keys: Sequence[str], now: datetime) -> None:
         """Mark retired keys as brought back; of others nothing is kept."""
-        with schema.transaction(self._engine(), writes=True) as connection:
-            for some in portions(keys, schema.KEYS_A_STATEMENT):
+        with self._database.writing() as connection:
+            for some in portions(keys, KEYS_A_STATEMENT):
                 mine = update(_TABLE).where(_TABLE.c.slice_key.in_(some), _TABLE.c.recalled_at.is_(None))
                 connection.execute(mine.values(recalled_at=now))

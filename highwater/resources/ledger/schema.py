@@ -1,31 +1,16 @@
-"""The ledger's tables, and how its database is opened."""
+"""The ledger's tables."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import URL, Connection, Dialect, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
-
-from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
-from highwater.portions import portions
-
-VERSION = 9
-# Any constant will do that nothing else in the database uses; the letters "highwate".
-_ADVISORY_LOCK = 0x6869676877617465
-_WRITES = "highwater_writes"
-# SQLite takes 32,766 parameters in a statement, and some builds 999.
-KEYS_A_STATEMENT = 500
+from sqlalchemy.engine import Dialect
 
 
 class Utc(sa.TypeDecorator[datetime]):
-    """A moment in UTC. SQLite forgets the zone, so it is stored without and given back with it."""
+    """A moment in UTC. SQLite forgets the zone, so it is stored without and returned with it."""
 
     impl = sa.DateTime
     cache_ok = True
@@ -41,7 +26,14 @@ class Utc(sa.TypeDecorator[datetime]):
 
 metadata = sa.MetaData()
 
-versions = sa.Table("ledger_version", metadata, sa.Column("version", sa.Integer, primary_key=True))
+# The revisions of the schema that were applied, for processes that run other code than the one that applied them.
+revisions = sa.Table(
+    "ledger_revisions",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("additive", sa.Boolean, nullable=False),
+    sa.Column("applied_at", Utc, nullable=False),
+)
 
 slices = sa.Table(
     "slices",
@@ -93,11 +85,19 @@ losses = sa.Table(
     sa.UniqueConstraint("stream", "topic", "generation", "partition", "start", "end"),
 )
 
+
+def _slice_of_stream() -> list[sa.Column[Any]]:
+    """The columns of a table with one row for each slice."""
+    return [
+        sa.Column("slice_key", sa.String(300), primary_key=True),
+        sa.Column("stream", sa.String(249), nullable=False),
+    ]
+
+
 publications = sa.Table(
     "publications",
     metadata,
-    sa.Column("slice_key", sa.String(300), primary_key=True),
-    sa.Column("stream", sa.String(249), nullable=False),
+    *_slice_of_stream(),
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("sent", sa.BigInteger, nullable=False),
     sa.Column("published_at", Utc, nullable=False),
@@ -127,8 +127,7 @@ discards = sa.Table(
 gaps = sa.Table(
     "gaps",
     metadata,
-    sa.Column("slice_key", sa.String(300), primary_key=True),
-    sa.Column("stream", sa.String(249), nullable=False),
+    *_slice_of_stream(),
     sa.Column("topic_id", sa.String(40), nullable=False),
     sa.Column("digest", sa.String(64), nullable=False),
     sa.Column("aborted", sa.BigInteger, nullable=False),
@@ -174,8 +173,7 @@ breakers = sa.Table(
 judgements = sa.Table(
     "judgements",
     metadata,
-    sa.Column("slice_key", sa.String(300), primary_key=True),
-    sa.Column("stream", sa.String(249), nullable=False),
+    *_slice_of_stream(),
     sa.Column("run", sa.String(64), nullable=False),
     sa.Column("records", sa.BigInteger, nullable=False),
     sa.Column("rejects", sa.BigInteger, nullable=False),
@@ -188,8 +186,7 @@ judgements = sa.Table(
 acceptances = sa.Table(
     "acceptances",
     metadata,
-    sa.Column("slice_key", sa.String(300), primary_key=True),
-    sa.Column("stream", sa.String(249), nullable=False),
+    *_slice_of_stream(),
     sa.Column("because", sa.Text, nullable=False),
     sa.Column("accepted_by", sa.String(249), nullable=False),
     sa.Column("accepted_at", Utc, nullable=False),
@@ -233,8 +230,7 @@ instances = sa.Table(
 holds = sa.Table(
     "holds",
     metadata,
-    sa.Column("slice_key", sa.String(300), primary_key=True),
-    sa.Column("stream", sa.String(249), nullable=False),
+    *_slice_of_stream(),
     sa.Column("since", Utc, nullable=False),
     sa.Column("reason", sa.String(40), nullable=False),
     sa.Column("detail", sa.Text, nullable=False),
@@ -255,8 +251,7 @@ holds = sa.Table(
 given_up = sa.Table(
     "given_up",
     metadata,
-    sa.Column("slice_key", sa.String(300), primary_key=True),
-    sa.Column("stream", sa.String(249), nullable=False),
+    *_slice_of_stream(),
     sa.Column("since", Utc, nullable=False),
     sa.Column("runs", sa.Integer, nullable=False),
     sa.Column("released_at", Utc),
@@ -321,8 +316,7 @@ reclaims = sa.Table(
 retired_keys = sa.Table(
     "retired_keys",
     metadata,
-    sa.Column("slice_key", sa.String(300), primary_key=True),
-    sa.Column("stream", sa.String(249), nullable=False),
+    *_slice_of_stream(),
     sa.Column("retired_at", Utc, nullable=False),
     # A key that was brought back is live, and its row says since when.
     sa.Column("recalled_at", Utc),
@@ -362,199 +356,3 @@ erased_slices = sa.Table(
     sa.Column("done_at", Utc),
     sa.Index("erased_slices_by_slice", "slice_key"),
 )
-
-
-def parse_url(text: str) -> URL:
-    """Read the ledger's URL.
-
-    Raises:
-        ConfigurationError: it is none, or names a database that the ledger does not know. The text is not repeated: it
-            may hold a password (I13).
-    """
-    remedy = "set HIGHWATER_LEDGER_URL to sqlite:////folder/ledger.sqlite or postgresql://user@host/database"
-    try:
-        url = make_url(text)
-    except ArgumentError:
-        raise ConfigurationError("the ledger's URL cannot be read", remedy=remedy) from None
-    if url.get_backend_name() not in {"sqlite", "postgresql"}:
-        raise ConfigurationError(f"the ledger knows no database {url.get_backend_name()!r}", remedy=remedy)
-    if url.get_backend_name() == "sqlite" and url.database in {None, "", ":memory:"}:
-        raise ConfigurationError("the ledger's SQLite database must be a file", remedy=remedy)
-    return url
-
-
-def shown(url: URL) -> str:
-    """The URL without anything secret: no password, and no query, which may hold one too."""
-    return url.set(query={}).render_as_string(hide_password=True)
-
-
-def open_engine(url: URL, wait_seconds: float) -> Engine:
-    """An engine that connects when it is first used.
-
-    Connections are not pooled: one costs 0.2 ms on SQLite, and a pooled one does not survive a fork.
-
-    Args:
-        url: the database.
-        wait_seconds: how long a connection, or a lock of another process, is waited for.
-    """
-    sqlite = url.get_backend_name() == "sqlite"
-    arguments: dict[str, Any] = {"timeout": wait_seconds} if sqlite else _postgresql_arguments(wait_seconds)
-    engine = sa.create_engine(
-        url,
-        poolclass=sa.NullPool,
-        connect_args=arguments,
-        hide_parameters=True,
-        json_serializer=_compact,
-    )
-    if sqlite:
-        sa.event.listen(engine, "connect", _no_implicit_transactions)
-        sa.event.listen(engine, "begin", _begin)
-    return engine
-
-
-def _postgresql_arguments(wait_seconds: float) -> dict[str, Any]:
-    milliseconds = int(wait_seconds * 1000)
-    return {
-        "connect_timeout": max(2, round(wait_seconds)),  # libpq takes whole seconds, 2 at least
-        "application_name": "highwater",
-        "options": f"-c lock_timeout={milliseconds} -c statement_timeout={4 * milliseconds}",
-    }
-
-
-def _compact(plain: object) -> str:
-    import json
-
-    return json.dumps(plain, separators=(",", ":"))
-
-
-def _no_implicit_transactions(connection: Any, record: object) -> None:
-    """Python's sqlite3 begins transactions by rules of its own; `_begin` does it instead."""
-    del record
-    connection.isolation_level = None
-
-
-def _begin(connection: Connection) -> None:
-    """A writer takes the write lock at once: one that takes it later may fail at once, without any wait."""
-    writes = connection.get_execution_options().get(_WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-@contextmanager
-def transaction(engine: Engine, *, writes: bool) -> Iterator[Connection]:
-    """A transaction, with database errors in our words."""
-    with told(engine), engine.connect().execution_options(**{_WRITES: writes}) as connection, connection.begin():
-        yield connection
-
-
-def rows_of(connection: Connection, table: sa.Table, keys: Sequence[str]) -> Iterator[Any]:
-    """The rows of slices, however many, in a table that has a column `slice_key`."""
-    for some in portions(keys, KEYS_A_STATEMENT):
-        yield from connection.execute(sa.select(table).where(table.c.slice_key.in_(some)))
-
-
-def create(engine: Engine, wait_seconds: float) -> None:
-    """Create what is missing; any number of processes may do so at once.
-
-    Raises:
-        ConfigurationError: the database was written by a newer version, or cannot be written.
-        DependencyAwayError: the database cannot be reached, or stayed locked.
-    """
-    with told(engine):
-        if _stored_version(engine) != VERSION:
-            _create(engine, wait_seconds)
-
-
-def _create(engine: Engine, wait_seconds: float) -> None:
-    if engine.dialect.name == "sqlite":
-        _make_file(engine, wait_seconds)
-    with transaction(engine, writes=True) as connection:
-        if engine.dialect.name == "postgresql":
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
-        # Every version so far only added tables.
-        metadata.create_all(connection)
-        if connection.execute(sa.select(versions.c.version)).first() is None:
-            connection.execute(versions.insert().values(version=VERSION))
-        else:
-            connection.execute(versions.update().values(version=VERSION))
-
-
-def _stored_version(engine: Engine) -> int | None:
-    path = engine.url.database
-    if engine.dialect.name == "sqlite" and not Path(str(path)).exists():
-        return None
-    with engine.connect() as connection:
-        if not sa.inspect(connection).has_table(versions.name):
-            return None
-        found: int | None = connection.execute(sa.select(versions.c.version)).scalar()
-    if found is not None and found > VERSION:
-        raise ConfigurationError(
-            f"the ledger {shown(engine.url)} was written by a newer Highwater",
-            stored=f"schema version {found}",
-            found=f"this Highwater knows schema version {VERSION}",
-            remedy="install the newer Highwater",
-        )
-    return found
-
-
-def _make_file(engine: Engine, wait_seconds: float) -> None:
-    """The folder, and write-ahead logging: readers and a writer do not wait for each other."""
-    path = Path(str(engine.url.database))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unusable(engine, error.strerror or str(error)) from error
-    deadline = time.monotonic() + wait_seconds
-    while True:
-        try:
-            with engine.connect() as connection:
-                connection.exec_driver_sql("COMMIT")  # the mode cannot be changed within a transaction
-                connection.exec_driver_sql("PRAGMA journal_mode=WAL")
-                connection.exec_driver_sql("BEGIN")
-            return
-        except DBAPIError as error:
-            # The change of the mode does not wait for another process that is making it, as other statements do.
-            if "locked" not in str(error.orig) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-
-
-@contextmanager
-def told(engine: Engine) -> Iterator[None]:
-    """Say database errors in our words; `IntegrityError` passes, since callers tell by it that another was first."""
-    try:
-        yield
-    except (HighwaterError, sa.exc.IntegrityError):
-        raise
-    except SQLAlchemyError as error:
-        raise _translated(engine, error) from None  # the chain would repeat statement and address
-
-
-# What SQLite says when waiting does not help.
-_UNUSABLE = ("readonly", "unable to open", "not a database", "malformed", "no such column", "permission denied")
-
-
-def _translated(engine: Engine, error: SQLAlchemyError) -> HighwaterError:
-    reason = _first_line(error)
-    password = engine.url.password
-    if password:
-        reason = reason.replace(str(password), "***")
-    if engine.dialect.name == "sqlite" and any(sign in reason for sign in _UNUSABLE):
-        return _unusable(engine, reason)
-    return DependencyAwayError(
-        f"the ledger {shown(engine.url)} does not answer",
-        found=reason,
-        remedy="look for a process that holds its lock, or whether its server runs; nothing was decided, so try again",
-    )
-
-
-def _first_line(error: SQLAlchemyError) -> str:
-    text = str(error.orig) if isinstance(error, DBAPIError) else str(error)
-    return next(iter(text.strip().splitlines()), type(error).__name__)
-
-
-def _unusable(engine: Engine, reason: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the ledger {shown(engine.url)} cannot be used",
-        found=reason,
-        remedy="make its folder and file writable for this user, or set HIGHWATER_LEDGER_URL to another database",
-    )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 from sqlalchemy import bindparam, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from highwater.instances import TERM, Instance, live_together
-from highwater.resources import ledger_schema as schema
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import LedgerPart
 
 _TABLE = schema.instances
 # Sensors tick every 10 to 30 s for all streams: the ledger gets one write a minute, whatever the number of streams.
@@ -22,22 +19,13 @@ WRITE_EVERY = timedelta(minutes=1)
 KEPT = timedelta(days=30)
 
 
-class Instances:
-    """The Dagster instances of a deployment.
-
-    Args:
-        engine: gives the ledger's database.
-
-    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
-    """
-
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+class Instances(LedgerPart):
+    """The Dagster instances of a deployment."""
 
     def of(self, stream: str) -> list[Instance]:
         """The instances that worked on a stream within the last days."""
         query = select(_TABLE).where(_TABLE.c.stream == stream).order_by(_TABLE.c.first_seen)
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return [Instance(r.instance_id, r.place, r.first_seen, r.last_seen) for r in connection.execute(query)]
 
     def live_together(self, stream: str, now: datetime) -> list[Instance]:
@@ -47,7 +35,7 @@ class Instances:
     def record(self, streams: Collection[str], instance_id: str, place: str, now: datetime) -> None:
         """Record that an instance's sensors tick for these streams, with one write for all of them."""
         query = select(_TABLE).where(_TABLE.c.instance_id == instance_id)
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             known = {row.stream: row for row in connection.execute(query)}
         fresh = {name for name, row in known.items() if row.place == place and now - row.last_seen < WRITE_EVERY}
         due = [name for name in streams if name not in fresh]
@@ -65,7 +53,7 @@ class Instances:
             for name in due
         ]
         try:
-            with schema.transaction(self._engine(), writes=True) as connection:
+            with self._database.writing() as connection:
                 connection.execute(delete(_TABLE).where(_TABLE.c.last_seen < now - KEPT))
                 mine = (_TABLE.c.stream == bindparam("of")) & (_TABLE.c.instance_id == instance_id)
                 connection.execute(delete(_TABLE).where(mine), [{"of": name} for name in due])

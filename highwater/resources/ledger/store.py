@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, and_, cast, delete, func, insert, literal, select, tuple_, update
@@ -15,16 +14,21 @@ from highwater.alerting import Alert
 from highwater.errors import HighwaterError, LeaseHeldError, UnknownSliceError
 from highwater.plans import Discard, Generation, Loss, Planned, Publication, ensure_recordable
 from highwater.portions import portions
-from highwater.resources import ledger_schema as schema
-from highwater.resources.breakers import Breakers
-from highwater.resources.erasures import Erasures, restore
-from highwater.resources.given_up import GivenUps
-from highwater.resources.holds import Holds
-from highwater.resources.in_vain import InVains
-from highwater.resources.instances import Instances
-from highwater.resources.intents import Intents
-from highwater.resources.leases import Heartbeat, Lease, forget, held, leased
-from highwater.resources.ledger_rows import (
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.breakers import Breakers
+from highwater.resources.ledger.database import Database
+from highwater.resources.ledger.engine import KEYS_A_STATEMENT, rows_of
+from highwater.resources.ledger.erasures import Erasures, restore
+from highwater.resources.ledger.given_up import GivenUps
+from highwater.resources.ledger.holds import Holds
+from highwater.resources.ledger.in_vain import InVains
+from highwater.resources.ledger.instances import Instances
+from highwater.resources.ledger.intents import Intents
+from highwater.resources.ledger.leases import Heartbeat, Lease, forget, held, leased
+from highwater.resources.ledger.pauses import PausedTopics
+from highwater.resources.ledger.reclaims import Reclaims, reclaim_row
+from highwater.resources.ledger.retired_keys import RetiredKeys
+from highwater.resources.ledger.rows import (
     discard_of,
     discard_row,
     gaps_of,
@@ -37,17 +41,14 @@ from highwater.resources.ledger_rows import (
     slice_row,
     starts_plain,
 )
-from highwater.resources.paused_topics import PausedTopics
-from highwater.resources.reclaims import Reclaims, reclaim_row
-from highwater.resources.retired_keys import RetiredKeys
-from highwater.resources.sensor_faults import SensorFaults
+from highwater.resources.ledger.sensor_faults import SensorFaults
 from highwater.slices import Slice, SliceKey
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from sqlalchemy import Select
-    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.engine import Connection
 
     from highwater.erasing import Recorded
     from highwater.gaps import Gaps
@@ -71,23 +72,10 @@ class Ledger:
     """
 
     def __init__(self, url: str, wait_seconds: float = WAIT_SECONDS) -> None:
-        self._url = schema.parse_url(url)
-        self._wait_seconds = wait_seconds
+        self.database = Database(url, wait_seconds)
 
     def __repr__(self) -> str:
-        return f"Ledger({schema.shown(self._url)!r})"
-
-    @cached_property
-    def _engine(self) -> Engine:
-        engine = schema.open_engine(self._url, self._wait_seconds)
-        schema.create(engine, self._wait_seconds)
-        return engine
-
-    def _reading(self) -> AbstractContextManager[Connection]:
-        return schema.transaction(self._engine, writes=False)
-
-    def _writing(self) -> AbstractContextManager[Connection]:
-        return schema.transaction(self._engine, writes=True)
+        return f"Ledger({self.database.shown!r})"
 
     # Slices
 
@@ -108,7 +96,7 @@ class Ledger:
         """
         ensure_recordable([], losses, seen)
         try:
-            with self._writing() as connection:
+            with self.database.writing() as connection:
                 if seen is not None and not _move_on(connection, seen):
                     return False
                 if slices:
@@ -126,8 +114,8 @@ class Ledger:
         """
         if not keys:
             return []
-        with self._reading() as connection:
-            found = {row.slice_key: slice_of(row) for row in schema.rows_of(connection, schema.slices, keys)}
+        with self.database.reading() as connection:
+            found = {row.slice_key: slice_of(row) for row in rows_of(connection, schema.slices, keys)}
         for key in keys:
             if key not in found:
                 raise self._unknown(key)
@@ -140,7 +128,7 @@ class Ledger:
             return UnknownSliceError(error.problem, stored="no slice of that key", found=text, remedy=error.remedy)
         table = schema.slices
         newest = select(table).where(table.c.topic == key.topic).order_by(table.c.ordinal.desc()).limit(1)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             row = connection.execute(newest).first()
         return UnknownSliceError(
             f"slice {text} was never planned",
@@ -180,7 +168,7 @@ class Ledger:
             query = query.order_by(*[column.desc() for column in order]).limit(newest)
         else:
             query = query.order_by(*order).limit(limit)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             found = [slice_of(row) for row in connection.execute(query)]
         return found if newest is None else found[::-1]
 
@@ -196,7 +184,7 @@ class Ledger:
         query = select(table.c.slice_key, table.c.attempt).where(
             table.c.stream == stream, table.c.topic == topic, table.c.topic_id == topic_id
         )
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             # 100,000 rows by the names of their columns would take twice as long.
             return dict(connection.execute(query.order_by(table.c.ordinal)).tuples().all())
 
@@ -220,19 +208,19 @@ class Ledger:
         table = schema.slices
         start, end = (cast(table.c.ranges[str(partition), at].as_string(), BigInteger) for at in (0, 1))
         query = select(table).where(table.c.stream == stream, table.c.topic == topic, start <= offset, end > offset)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return [slice_of(row) for row in connection.execute(query.order_by(table.c.ordinal))]
 
     def last(self, stream: str, topic: str) -> Slice | None:
         """The newest slice of a topic, of whatever generation; found by index."""
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return _last(connection, stream, topic)
 
     def last_of_other(self, stream: str, topic: str) -> Slice | None:
         """The newest slice of a topic that another stream planned; the same key cannot be planned a second time."""
         table = schema.slices
         query = select(table).where(table.c.topic == topic, table.c.stream != stream)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
         return None if row is None else slice_of(row)
 
@@ -245,7 +233,7 @@ class Ledger:
             table.c.generation == piece.generation,
             table.c.ordinal < piece.ordinal,
         )
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
         return None if row is None else slice_of(row)
 
@@ -253,7 +241,7 @@ class Ledger:
         """The newest so many slices of a topic before this ordinal, of whatever generation, oldest first."""
         table = schema.slices
         query = select(table).where(table.c.stream == stream, table.c.topic == topic, table.c.ordinal < ordinal)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             rows = connection.execute(query.order_by(table.c.ordinal.desc()).limit(many))
             return [slice_of(row) for row in rows][::-1]
 
@@ -265,9 +253,9 @@ class Ledger:
         """
         table = schema.slices
         found: dict[str, int] = {}
-        with self._writing() as connection:
+        with self.database.writing() as connection:
             for some in portions(
-                sorted(set(keys)), schema.KEYS_A_STATEMENT
+                sorted(set(keys)), KEYS_A_STATEMENT
             ):  # in one order, so that two callers cannot wait for each other
                 counted = (
                     update(table)
@@ -287,15 +275,15 @@ class Ledger:
         """Whether an attempt at any slice was ever about to commit."""
         table = schema.slices
         query = select(table.c.slice_key).where(table.c.attempt > 0).limit(1)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return connection.execute(query).first() is not None
 
     def planned_at(self, keys: Sequence[str]) -> dict[str, datetime]:
         """When slices were planned; keys that never were are left out."""
         table = schema.slices
         found: dict[str, datetime] = {}
-        with self._reading() as connection:
-            for some in portions(keys, schema.KEYS_A_STATEMENT):
+        with self.database.reading() as connection:
+            for some in portions(keys, KEYS_A_STATEMENT):
                 query = select(table.c.slice_key, table.c.planned_at).where(table.c.slice_key.in_(some))
                 found.update({row.slice_key: row.planned_at for row in connection.execute(query)})
         return found
@@ -304,14 +292,14 @@ class Ledger:
         """Planned slices by stream and topic."""
         table = schema.slices
         query = select(table.c.stream, table.c.topic, func.count()).group_by(table.c.stream, table.c.topic)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return {(stream, topic): count for stream, topic, count in connection.execute(query)}
 
     # Topics
 
     def planned(self, stream: str, topic: str) -> Planned | None:
         """How far a topic is planned, or None if it never was; costs the same after any number of slices."""
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             generation = _generation(connection, stream, topic)
             if generation is None:
                 return None
@@ -324,7 +312,7 @@ class Ledger:
 
     def all_planned(self) -> dict[tuple[str, str], Planned]:
         """How far each planned topic of each stream is planned, by stream and topic, with three queries for all."""
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             newest = {(one.stream, one.topic): one for one in _newest_generations(connection)}
             last = {(piece.stream, piece.topic): piece for piece in _newest_slices(connection)}
             losses: dict[tuple[str, str], list[Loss]] = {}
@@ -334,7 +322,7 @@ class Ledger:
 
     def revisions(self) -> dict[str, str]:
         """For each stream a text that changes with everything that is planned or accepted of its topics."""
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             found: dict[str, list[str]] = {}
             for one in _newest_generations(connection):
                 found.setdefault(one.stream, []).append(f"{one.topic} {one.number}.{one.revision}")
@@ -352,7 +340,7 @@ class Ledger:
         """All generations of a topic, oldest first."""
         table = schema.topics
         query = select(table).where(table.c.stream == stream, table.c.topic == topic).order_by(table.c.generation)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return [generation_of(row) for row in connection.execute(query)]
 
     def open_generation(
@@ -370,7 +358,7 @@ class Ledger:
         """
         ensure_recordable([generation], losses, seen)
         try:
-            with self._writing() as connection:
+            with self.database.writing() as connection:
                 if seen is not None and not _move_on(connection, seen):
                     return False
                 connection.execute(insert(schema.topics).values(generation_row(generation)))
@@ -382,7 +370,7 @@ class Ledger:
     def decide_starts(self, seen: Generation, starts: dict[int, int]) -> bool:
         """Settle where partitions begin that had no leader when the generation was opened; False if not the first."""
         table = schema.topics
-        with self._writing() as connection:
+        with self.database.writing() as connection:
             if not _move_on(connection, seen):
                 return False
             merged = {**seen.starts, **starts}
@@ -404,15 +392,15 @@ class Ledger:
             query = query.where(table.c.stream == stream)
         if topic is not None:
             query = query.where(table.c.topic == topic)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return [loss_of(row) for row in connection.execute(query)]
 
     # Publications
 
     def publications(self, keys: Sequence[str]) -> dict[str, Publication]:
         """What was published of these slices' rejects; those of which nothing was are left out."""
-        with self._reading() as connection:
-            rows = schema.rows_of(connection, schema.publications, keys)
+        with self.database.reading() as connection:
+            rows = rows_of(connection, schema.publications, keys)
             return {row.slice_key: Publication(row.attempt, row.sent, row.published_at) for row in rows}
 
     def ever_published(self, stream: str) -> bool:
@@ -421,7 +409,7 @@ class Ledger:
         # What was sent to the topic of accepted events is kept under that topic's name, which has no @.
         of_slice = table.c.slice_key.contains("@", autoescape=True)
         query = select(table.c.slice_key).where(table.c.stream == stream, of_slice, table.c.sent > 0).limit(1)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return connection.execute(query).first() is not None
 
     def record_publication(self, stream: str, key: str, publication: Publication) -> None:
@@ -435,7 +423,7 @@ class Ledger:
         }
         less = tuple_(table.c.attempt, table.c.sent) <= tuple_(literal(publication.attempt), literal(publication.sent))
         older = and_(table.c.slice_key == key, less)
-        with self._writing() as connection:
+        with self.database.writing() as connection:
             if connection.execute(update(table).where(older).values(values)).rowcount:
                 return
             if connection.execute(select(table.c.attempt).where(table.c.slice_key == key)).first() is None:
@@ -449,14 +437,14 @@ class Ledger:
         known = {discard.origin for discard in self.discards(stream)}
         fresh = {discard.origin: discard for discard in discards if discard.origin not in known}
         if fresh:
-            with self._writing() as connection:
+            with self.database.writing() as connection:
                 connection.execute(insert(table), [discard_row(stream, discard) for discard in fresh.values()])
         return len(fresh)
 
     def discarded_until(self, stream: str) -> datetime | None:
         """When a record of a stream was given up last, in UTC; None if none ever was."""
         table = schema.discards
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return connection.execute(
                 select(func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
             ).scalar()
@@ -465,7 +453,7 @@ class Ledger:
         """How many records of a stream were given up, and when the last was, in UTC."""
         table = schema.discards
         told = select(func.count(), func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             many, last = connection.execute(told).one()
             return many, last
 
@@ -480,7 +468,7 @@ class Ledger:
         query = select(table).where(table.c.stream == stream).order_by(table.c.discarded_at)
         if within is not None:
             query = query.where(table.c.origin_offset.between(*within))
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return [discard_of(row) for row in connection.execute(query)]
 
     def restore(
@@ -513,7 +501,7 @@ class Ledger:
         ensure_recordable(generations, losses, None)
         streams = {piece.key: piece.stream for piece in slices}
         try:
-            with self._writing() as connection:
+            with self.database.writing() as connection:
                 for table, rows in (
                     (schema.topics, [generation_row(one) for one in generations]),
                     (schema.slices, [{**slice_row(p), "attempt": attempts.get(p.key, 0)} for p in slices]),
@@ -541,13 +529,13 @@ class Ledger:
 
     def gaps(self, keys: Sequence[str]) -> dict[str, Gaps]:
         """What explained the gaps of these slices when they were first looked at; those that were not are left out."""
-        with self._reading() as connection:
-            return {row.slice_key: gaps_of(row) for row in schema.rows_of(connection, schema.gaps, keys)}
+        with self.database.reading() as connection:
+            return {row.slice_key: gaps_of(row) for row in rows_of(connection, schema.gaps, keys)}
 
     def keep_gaps(self, piece: Slice, gaps: Gaps) -> bool:
         """Keep what explains the gaps of a slice; False if it was kept before, which stays: evidence vanishes."""
         try:
-            with self._writing() as connection:
+            with self.database.writing() as connection:
                 connection.execute(insert(schema.gaps).values(gaps_row(piece, gaps)))
                 return True
         except IntegrityError:
@@ -557,7 +545,7 @@ class Ledger:
         """The values of `cleanup.policy` that the topic was seen with when gaps of its slices were looked at."""
         table = schema.gaps
         query = select(table.c.cleanup_policy).where(table.c.topic_id == topic_id).distinct()
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return set(connection.execute(query).scalars())
 
     # Alerts
@@ -565,27 +553,27 @@ class Ledger:
     def alerts(self) -> dict[tuple[str, str], Alert]:
         """The open alerts of all streams by stream and condition, the oldest first."""
         table = schema.alerts
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             found = [Alert(**row._mapping) for row in connection.execute(select(table).order_by(table.c.since))]  # noqa: SLF001 - SQLAlchemy's public name
         return {(alert.stream, alert.what): alert for alert in found}
 
     def keep_alerts(self, open_: Mapping[tuple[str, str], Alert]) -> None:
         """Keep these alerts, and no others."""
         table = schema.alerts
-        with self._writing() as connection:
+        with self.database.writing() as connection:
             connection.execute(delete(table))
             if open_:
                 connection.execute(insert(table), [vars(alert) for alert in open_.values()])
 
     def watched(self) -> dict[str, datetime]:
         """What alerts are about, by name, and when somebody last watched over it, in UTC."""
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return {row.name: row.at for row in connection.execute(select(schema.watched))}
 
     def watch(self, names: Collection[str], now: datetime) -> None:
         """Keep that these are watched over now."""
         table = schema.watched
-        with self._writing() as connection:
+        with self.database.writing() as connection:
             for name in names:
                 if connection.execute(update(table).where(table.c.name == name).values(at=now)).rowcount == 0:
                     connection.execute(insert(table).values(name=name, at=now))
@@ -595,75 +583,75 @@ class Ledger:
     @property
     def breakers(self) -> Breakers:
         """The breakers of all streams."""
-        return Breakers(lambda: self._engine)
+        return Breakers(self.database)
 
     # Holds
 
     @property
     def holds(self) -> Holds:
         """The slices of all streams that are held."""
-        return Holds(lambda: self._engine)
+        return Holds(self.database)
 
     # Slices that were given up
 
     @property
     def given_up(self) -> GivenUps:
         """The slices of all streams that repair gave up."""
-        return GivenUps(lambda: self._engine)
+        return GivenUps(self.database)
 
     @property
     def in_vain(self) -> InVains:
         """The slices of all streams that runs leave undone again and again, and that are requested on."""
-        return InVains(lambda: self._engine)
+        return InVains(self.database)
 
     # Dagster instances
 
     @property
     def instances(self) -> Instances:
         """The Dagster instances that work on the streams."""
-        return Instances(lambda: self._engine)
+        return Instances(self.database)
 
     # Pauses
 
     @property
     def paused(self) -> PausedTopics:
         """What a person paused of all streams: sensors, and topics whose records are retried."""
-        return PausedTopics(lambda: self._engine)
+        return PausedTopics(self.database)
 
     # Faults of sensors
 
     @property
     def sensor_faults(self) -> SensorFaults:
         """Why sensors skip streams until a person acts."""
-        return SensorFaults(lambda: self._engine)
+        return SensorFaults(self.database)
 
     # Reclaims
 
     @property
     def reclaims(self) -> Reclaims:
         """What was taken back from the DLQ, of all streams."""
-        return Reclaims(lambda: self._engine)
+        return Reclaims(self.database)
 
     # Retired keys
 
     @property
     def retired(self) -> RetiredKeys:
         """The keys that maintenance took from Dagster."""
-        return RetiredKeys(lambda: self._engine)
+        return RetiredKeys(self.database)
 
     # Intents
 
     @property
     def intents(self) -> Intents:
         """The numbered commits of all streams that were begun and are not known to have ended."""
-        return Intents(lambda: self._engine)
+        return Intents(self.database)
 
     # Erasures
 
     @property
     def erasures(self) -> Erasures:
         """What was erased of all streams."""
-        return Erasures(lambda: self._engine)
+        return Erasures(self.database)
 
     # Leases
 
@@ -680,11 +668,11 @@ class Ledger:
         Raises:
             LeaseHeldError: another holder kept it for `wait` seconds.
         """
-        return leased(lambda: self._engine, name, seconds, wait)
+        return leased(self.database, name, seconds, wait)
 
     def leases(self) -> dict[str, datetime]:
         """The leases that somebody holds now, and when each ends unless it is renewed."""
-        with self._reading() as connection:
+        with self.database.reading() as connection:
             return held(connection)
 
     def heartbeat(self, name: str, seconds: float) -> Heartbeat:
@@ -694,11 +682,11 @@ class Ledger:
             name: what is told to be alive; nobody else uses it.
             seconds: how long it is told so after the last sign.
         """
-        return Heartbeat(lambda: self._engine, name, seconds)
+        return Heartbeat(self.database, name, seconds)
 
     def forget_leases(self, over_for: float) -> None:
         """Delete the leases that ran out so many seconds ago."""
-        with self._writing() as connection:
+        with self.database.writing() as connection:
             forget(connection, over_for)
 
 

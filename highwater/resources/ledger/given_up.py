@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from highwater.resources import ledger_schema as schema
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import LedgerPart
+from highwater.resources.ledger.engine import rows_of
 
 _TABLE = schema.given_up
 
@@ -45,28 +44,19 @@ class GivenUp:
         return {"slice": self.slice_key, "since": self.since.isoformat(), "runs": self.runs, "released_at": released}
 
 
-class GivenUps:
-    """The slices of a deployment that were given up.
-
-    Args:
-        engine: gives the ledger's database.
-
-    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
-    """
-
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+class GivenUps(LedgerPart):
+    """The slices of a deployment that were given up."""
 
     def open(self, stream: str) -> list[GivenUp]:
         """The slices of a stream that are given up now, the longest ago first."""
         query = select(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.released_at.is_(None))
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return [_of(row) for row in connection.execute(query.order_by(_TABLE.c.since, _TABLE.c.slice_key))]
 
     def of(self, keys: Sequence[str]) -> dict[str, GivenUp]:
         """What is known of these slices, the released ones among them."""
-        with schema.transaction(self._engine(), writes=False) as connection:
-            return {row.slice_key: _of(row) for row in schema.rows_of(connection, _TABLE, keys)}
+        with self._database.reading() as connection:
+            return {row.slice_key: _of(row) for row in rows_of(connection, _TABLE, keys)}
 
     def released(self, keys: Sequence[str]) -> dict[str, datetime]:
         """Those of the slices that a person lets be tried again, and since when."""
@@ -75,8 +65,8 @@ class GivenUps:
     def add(self, stream: str, runs: Mapping[str, int], now: datetime) -> None:
         """Keep that slices are given up after so many runs; of one that is given up already the first time stays."""
         try:
-            with schema.transaction(self._engine(), writes=True) as connection:
-                known = schema.rows_of(connection, _TABLE, [*runs])
+            with self._database.writing() as connection:
+                known = rows_of(connection, _TABLE, [*runs])
                 before = {row.slice_key for row in known if row.released_at is None}
                 if fresh := [key for key in runs if key not in before]:
                     connection.execute(delete(_TABLE).where(_TABLE.c.slice_key.in_(fresh)))
@@ -87,14 +77,14 @@ class GivenUps:
 
     def end(self, keys: Sequence[str]) -> None:
         """Forget slices that are done, or whose failures count no more; what a person released stays as a record."""
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             for key in keys:
                 connection.execute(delete(_TABLE).where(_TABLE.c.slice_key == key, _TABLE.c.released_at.is_(None)))
 
     def release(self, key: str, *, by: str, because: str, now: datetime) -> bool:
         """Keep that a person lets a slice be tried again; False if it is not given up."""
         mine = update(_TABLE).where(_TABLE.c.slice_key == key, _TABLE.c.released_at.is_(None))
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             values = {"released_at": now, "released_by": by, "because": because}
             return connection.execute(mine.values(values)).rowcount == 1
 
@@ -105,7 +95,7 @@ class GivenUps:
         row = {"slice_key": key, "stream": stream, "since": now, "runs": 0}
         row |= {"released_at": now, "released_by": by, "because": because}
         try:
-            with schema.transaction(self._engine(), writes=True) as connection:
+            with self._database.writing() as connection:
                 connection.execute(delete(_TABLE).where(_TABLE.c.slice_key == key))
                 connection.execute(insert(_TABLE), [row])
         except IntegrityError:

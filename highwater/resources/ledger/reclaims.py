@@ -7,7 +7,7 @@ the lease of the stream's retries (`highwater.assets.events`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,11 +16,11 @@ from sqlalchemy import func, insert, select
 from highwater.envelope import Origin
 from highwater.portions import portions
 from highwater.reclaims import Reclaim
-from highwater.resources import ledger_schema as schema
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import LedgerPart
 
 if TYPE_CHECKING:
     from sqlalchemy import Row
-    from sqlalchemy.engine import Engine
 
 # SQLite takes 32,766 parameters in a statement, and a row has 11.
 ROWS_A_STATEMENT = 1_000
@@ -42,23 +42,14 @@ class Act(NamedTuple):
     by: str
 
 
-class Reclaims:
-    """The reclaims of all streams.
-
-    Args:
-        engine: gives the ledger's engine.
-
-    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
-    """
-
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+class Reclaims(LedgerPart):
+    """The reclaims of all streams."""
 
     def acts(self, stream: str) -> int:
         """The number of the last act; 0 if nothing was ever taken back."""
         table = schema.reclaims
         query = select(func.coalesce(func.max(table.c.act), 0)).where(table.c.stream == stream)
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return int(connection.execute(query).scalar_one())
 
     def by_slice(self, stream: str) -> dict[str, list[Act]]:
@@ -68,7 +59,7 @@ class Reclaims:
         query = select(table.c.slice_key, table.c.act, *told).where(table.c.stream == stream)
         query = query.group_by(table.c.slice_key, table.c.act).order_by(table.c.act)
         found: dict[str, list[Act]] = {}
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             for key, *act in connection.execute(query):
                 found.setdefault(key, []).append(Act(*act))
         return found
@@ -89,7 +80,7 @@ class Reclaims:
         query = query if acts is None else query.where(table.c.act <= acts)
         query = query.where(table.c.act > after) if after else query
         query = query if slice_key is None else query.where(table.c.slice_key == slice_key)
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return [_reclaim_of(row) for row in connection.execute(query.order_by(table.c.act))]
 
     def add(self, stream: str, reclaims: Sequence[Reclaim], *, after: int = 0) -> None:
@@ -105,7 +96,7 @@ class Reclaims:
         """
         table = schema.reclaims
         newest = select(func.coalesce(func.max(table.c.act), 0)).where(table.c.stream == stream)
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             act = max(int(connection.execute(newest).scalar_one()), after) + 1
             for some in portions(reclaims, ROWS_A_STATEMENT):
                 connection.execute(insert(table), [reclaim_row(stream, act, one) for one in some])

@@ -15,11 +15,13 @@ from sqlalchemy import Float, cast, delete, func, insert, literal, select, updat
 from sqlalchemy.exc import IntegrityError
 
 from highwater.errors import HighwaterError, LeaseHeldError
-from highwater.resources import ledger_schema as schema
+from highwater.resources.ledger import schema
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
-    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.engine import Connection
+
+    from highwater.resources.ledger.database import Database
 
 _TABLE = schema.leases
 # Four renewals fit into a term, so that two which fail do no harm: a term of 60 s is renewed every 15 s.
@@ -30,15 +32,15 @@ class Lease:
     """A lease that this process holds.
 
     Args:
-        engine: the ledger's database.
+        database: the ledger's.
         name: what is locked.
         seconds: its term.
     """
 
-    def __init__(self, engine: Engine, name: str, seconds: float) -> None:
+    def __init__(self, database: Database, name: str, seconds: float) -> None:
         self.name = name
         self.seconds = seconds
-        self._engine = engine
+        self._database = database
         self._owner = uuid.uuid4().hex
         self._sure_until = 0.0
         # Whether it is left to run out at the end of its block: what it protects may go on without its holder.
@@ -54,15 +56,14 @@ class Lease:
 
     def _sure_after(self, asked: Callable[[], bool]) -> bool:
         before = time.monotonic()
-        with schema.told(self._engine):
-            ours = asked()
+        ours = asked()
         # Counted from before the call: in the database the term began later.
         self._sure_until = before + self.seconds if ours else 0.0
         return ours
 
     def _take(self) -> bool:
         try:
-            with schema.transaction(self._engine, writes=True) as connection:
+            with self._database.writing() as connection:
                 now = _now(connection)
                 if self._updated(connection, (_TABLE.c.owner == self._owner) | (_TABLE.c.until < now)):
                     return True
@@ -75,7 +76,7 @@ class Lease:
             return False
 
     def _prolong(self) -> bool:
-        with schema.transaction(self._engine, writes=True) as connection:
+        with self._database.writing() as connection:
             return self._updated(connection, _TABLE.c.owner == self._owner)
 
     def _updated(self, connection: Connection, where: ColumnElement[bool]) -> bool:
@@ -85,7 +86,7 @@ class Lease:
     def give_back(self) -> None:
         """Let go of it, if it is still ours."""
         self._sure_until = 0.0
-        with schema.transaction(self._engine, writes=True) as connection:
+        with self._database.writing() as connection:
             connection.execute(delete(_TABLE).where(_TABLE.c.name == self.name, _TABLE.c.owner == self._owner))
 
     @property
@@ -131,13 +132,13 @@ class Heartbeat:
     A ledger that is away does the work no harm, and the lease runs out. Nothing is protected by it: see `leased`.
 
     Args:
-        engine: gives the ledger's database, when it is first needed.
+        database: the ledger's, which connects when it is first needed.
         name: what is told to be alive.
         seconds: its term.
     """
 
-    def __init__(self, engine: Callable[[], Engine], name: str, seconds: float) -> None:
-        self._engine, self._name, self._seconds = engine, name, seconds
+    def __init__(self, database: Database, name: str, seconds: float) -> None:
+        self._database, self._name, self._seconds = database, name, seconds
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"heartbeat {name}", daemon=True)
 
@@ -154,7 +155,7 @@ class Heartbeat:
         lease: Lease | None = None
         while not self._done.is_set():
             try:
-                lease = lease or Lease(self._engine(), self._name, self._seconds)
+                lease = lease or Lease(self._database, self._name, self._seconds)
                 lease.take()
             except HighwaterError:
                 pass  # tried again at the next beat; whoever looks meanwhile sees it run out
@@ -162,9 +163,9 @@ class Heartbeat:
 
 
 @contextmanager
-def leased(engine: Callable[[], Engine], name: str, seconds: float, wait: float) -> Iterator[Lease]:
+def leased(database: Database, name: str, seconds: float, wait: float) -> Iterator[Lease]:
     """Hold a lease while the block runs; see `Ledger.lease`."""
-    lease = Lease(engine(), name, seconds)
+    lease = Lease(database, name, seconds)
     _wait_for(lease, wait)
     done = threading.Event()
     renewing = threading.Thread(target=_renew, args=(lease, done), name=f"lease {name}", daemon=True)

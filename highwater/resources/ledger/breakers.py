@@ -12,10 +12,12 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.breaker import CLOSED, OPEN, Circuit
 from highwater.errors import LeaseHeldError
-from highwater.resources import ledger_schema as schema
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import LedgerPart
+from highwater.resources.ledger.engine import rows_of
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.engine import Connection
 
 # Each time somebody else changed the same breaker meanwhile: more than ever run at once.
 TRIES = 20
@@ -131,28 +133,19 @@ class Dependency:
 Decide = Callable[[Circuit, Mapping[str, Judgement]], tuple[Circuit, Sequence[Judgement]]]
 
 
-class Breakers:
-    """The breakers of a deployment.
-
-    Args:
-        engine: gives the ledger's database.
-
-    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
-    """
-
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
+class Breakers(LedgerPart):
+    """The breakers of a deployment."""
 
     def circuit(self, stream: str) -> Circuit:
         """The state of a stream's breaker."""
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return _circuit(connection, stream)[0]
 
     def not_closed(self) -> set[str]:
         """The streams whose breaker is not closed."""
         table, begin = schema.breakers, _of_stream("")
         query = select(table.c.name).where(table.c.name.startswith(begin), table.c.state != CLOSED)
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return {name.removeprefix(begin) for name in connection.execute(query).scalars()}
 
     def settle(self, stream: str, keys: Sequence[str], decide: Decide) -> Circuit:
@@ -168,7 +161,7 @@ class Breakers:
         """
         for _ in range(TRIES):
             try:
-                with schema.transaction(self._engine(), writes=True) as connection:
+                with self._database.writing() as connection:
                     before, revision = _circuit(connection, stream)
                     after, judgements = decide(before, _judgements(connection, keys))
                     if after != before and not _keep(connection, _of_stream(stream), after, revision):
@@ -184,14 +177,14 @@ class Breakers:
 
     def dependency(self, name: str) -> Dependency:
         """The state of a dependency's breaker."""
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return _dependency(connection, name)[0]
 
     def dependencies(self) -> list[Dependency]:
         """All dependencies whose breakers were ever changed."""
         table = schema.breakers
         query = select(table.c.value).where(table.c.name.startswith(_of_dependency(""))).order_by(table.c.name)
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return [Dependency.from_plain(value) for value in connection.execute(query).scalars()]
 
     def change(self, name: str, change: Callable[[Dependency], Dependency]) -> Dependency:
@@ -202,7 +195,7 @@ class Breakers:
         """
         for _ in range(TRIES):
             try:
-                with schema.transaction(self._engine(), writes=True) as connection:
+                with self._database.writing() as connection:
                     before, revision = _dependency(connection, name)
                     after = change(before)
                     if after == before or _keep(connection, _of_dependency(name), after, revision):
@@ -215,21 +208,21 @@ class Breakers:
 
     def judgements(self, keys: Sequence[str]) -> dict[str, Judgement]:
         """How slices were judged the last time; those that never were are left out."""
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return _judgements(connection, keys)
 
     def refused(self, stream: str) -> list[Judgement]:
         """The slices that were over the limit and are undecided, in the order in which they were tried last."""
         table = schema.judgements
         query = select(table).where(table.c.stream == stream, table.c.refused.is_(True))
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return _with_reasons(connection, connection.execute(query.order_by(table.c.judged_at)).all())
 
     def accept(self, stream: str, acceptances: Iterable[Acceptance]) -> int:
         """Keep that slices are let through; returns how many were not before. What is given again counts from then."""
         table = schema.acceptances
         given = {one.slice_key: one for one in acceptances}
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             known = _accepted(connection, list(given))
             for key in known:
                 connection.execute(delete(table).where(table.c.slice_key == key))
@@ -239,7 +232,7 @@ class Breakers:
 
     def accepted(self, keys: Sequence[str]) -> dict[str, Acceptance]:
         """Which of these slices a person lets through."""
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return _accepted(connection, keys)
 
     def accept_reason(self, stream: str, accepted: AcceptedReason) -> None:
@@ -249,7 +242,7 @@ class Breakers:
         """
         table = schema.accepted_reasons
         mine = (table.c.stream == stream) & (table.c.reason == accepted.reason)
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             connection.execute(delete(table).where(mine))
             connection.execute(insert(table).values(stream=stream, **vars(accepted)))
 
@@ -262,14 +255,14 @@ class Breakers:
         """Store that a reason is accepted no more; False if it was not."""
         table = schema.accepted_reasons
         mine = (table.c.stream == stream) & (table.c.reason == reason) & table.c.revoked_at.is_(None)
-        with schema.transaction(self._engine(), writes=True) as connection:
+        with self._database.writing() as connection:
             return connection.execute(update(table).where(mine).values(revoked_by=by, revoked_at=at)).rowcount == 1
 
     def accepted_reasons(self, stream: str) -> dict[str, AcceptedReason]:
         """The reasons that are accepted for a stream, revoked ones left out."""
         table = schema.accepted_reasons
         query = select(table).where(table.c.stream == stream, table.c.revoked_at.is_(None)).order_by(table.c.reason)
-        with schema.transaction(self._engine(), writes=False) as connection:
+        with self._database.reading() as connection:
             return {
                 r.reason: AcceptedReason(
                     r.reason, r.from_slice, r.from_ordinal, r.because, r.accepted_by, r.accepted_at
@@ -311,7 +304,7 @@ def _of_dependency(name: str) -> str:
 
 def _with_reasons(connection: Connection, rows: Sequence[Any]) -> list[Judgement]:
     reasons: dict[str, dict[str, int]] = {row.slice_key: {} for row in rows}
-    for row in schema.rows_of(connection, schema.judged_reasons, [*reasons]):
+    for row in rows_of(connection, schema.judged_reasons, [*reasons]):
         reasons[row.slice_key][row.reason] = row.rejects
     return [
         Judgement(**row._mapping, reasons=reasons[row.slice_key])  # noqa: SLF001 - SQLAlchemy's public name
@@ -320,7 +313,7 @@ def _with_reasons(connection: Connection, rows: Sequence[Any]) -> list[Judgement
 
 
 def _judgements(connection: Connection, keys: Sequence[str]) -> dict[str, Judgement]:
-    found = _with_reasons(connection, [*schema.rows_of(connection, schema.judgements, keys)])
+    found = _with_reasons(connection, [*rows_of(connection, schema.judgements, keys)])
     return {one.slice_key: one for one in found}
 
 
@@ -342,5 +335,5 @@ def _replace(connection: Connection, judgements: Sequence[Judgement]) -> None:
 
 
 def _accepted(connection: Connection, keys: Sequence[str]) -> dict[str, Acceptance]:
-    rows = schema.rows_of(connection, schema.acceptances, keys)
+    rows = rows_of(connection, schema.acceptances, keys)
     return {r.slice_key: Acceptance(r.slice_key, r.because, r.accepted_by, r.accepted_at) for r in rows}

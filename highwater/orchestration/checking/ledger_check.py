@@ -1,0 +1,73 @@
+"""Whether the ledger holds all that the lake's commits say of its slices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from highwater.orchestration.checking.orphan_rows import NAMED, slices_there, strangers
+from highwater.orchestration.checking.slice_status import attempts_of, committed
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.proof import Proof
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+
+def compare(ledger: Ledger, lake: Lake, stream: Stream) -> list[str]:
+    """What the ledger lacks, or holds otherwise than the commits of a stream's tables say, in sentences.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    # The lake first: whatever is committed was planned before.
+    there, proofs = slices_there(lake, stream), committed(lake, stream)
+    seen = attempts_of(lake, stream, proofs).tables().values()
+    plans = {piece.key: piece for piece in ledger.slices(stream.name)}
+    issued: dict[str, int] = {}
+    for topic, topic_id in {(piece.topic, piece.topic_id) for piece in plans.values()}:
+        issued |= ledger.attempts_at(stream.name, topic, topic_id)
+    return [
+        *strangers(there, plans, stream.name),
+        *_differing(plans, proofs["raw"]),
+        *_issued_again(issued, {key: max(table.get(key, 0) for table in seen) for key in plans}),
+    ]
+
+
+def _differing(plans: Mapping[str, Slice], read: Mapping[str, Proof]) -> list[str]:
+    def facts(piece: Slice) -> tuple[object, ...]:
+        return piece.topic_id, piece.generation, piece.ranges
+
+    wrong = [key for key, proof in sorted(read.items()) if key in plans and facts(plans[key]) != facts(proof.piece)]
+    if not wrong:
+        return []
+    first, proof = plans[wrong[0]], read[wrong[0]].piece
+    return [
+        _sentence(
+            wrong,
+            "were committed with other offsets than the ledger plans",
+            f"the ledger says {first.offsets:,} offsets of {first.topic_id}, raw {proof.offsets:,} of {proof.topic_id}",
+            "restore the ledger that planned them",
+        )
+    ]
+
+
+def _issued_again(issued: Mapping[str, int], seen: Mapping[str, int]) -> list[str]:
+    behind = sorted(key for key, attempt in seen.items() if attempt > issued.get(key, 0))
+    if not behind:
+        return []
+    first = behind[0]
+    return [
+        _sentence(
+            behind,
+            "were committed under attempts that the ledger did not issue",
+            f"the lake has attempt {seen[first]} of the first, the ledger issued {issued.get(first, 0)}",
+            "the ledger is older than the lake: restore a newer backup, or highwater rebuild-ledger into an empty one",
+        )
+    ]
+
+
+def _sentence(keys: Sequence[str], problem: str, values: str, remedy: str) -> str:
+    return f"{len(keys):,} slices {problem}: {', '.join(keys[:NAMED])}; {values}; remedy: {remedy}"

@@ -1,0 +1,82 @@
+"""The ledger's database: its schema is ensured at the first use, and before each transaction that writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+
+from sqlalchemy.engine import Connection, Engine
+
+from highwater.resources.ledger import creation, revisions
+from highwater.resources.ledger.engine import open_engine, parse_url, shown, transaction, translate_errors
+
+
+class Database:
+    """The ledger's database. An instance connects at its first use, which creates what is missing.
+
+    Args:
+        url: an SQLAlchemy URL of SQLite or PostgreSQL.
+        wait_seconds: the longest wait for a connection, or for a lock of another process.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+    """
+
+    def __init__(self, url: str, wait_seconds: float) -> None:
+        self.url = parse_url(url)
+        self.wait_seconds = wait_seconds
+
+    def __repr__(self) -> str:
+        return f"Database({self.shown!r})"
+
+    @property
+    def shown(self) -> str:
+        """The URL without anything secret."""
+        return shown(self.url)
+
+    @cached_property
+    def unchecked(self) -> Engine:
+        """The engine, whatever schema the database has."""
+        return open_engine(self.url, self.wait_seconds)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine of a database whose schema this code can use.
+
+        Raises:
+            ConfigurationError: the schema is older or newer than this code can use, or cannot be created.
+            DependencyAwayError: the database cannot be reached, or stayed locked.
+        """
+        with translate_errors(self.unchecked):
+            creation.prepare(self.unchecked, self.wait_seconds)
+        return self.unchecked
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """A transaction that reads."""
+        return transaction(self.engine, writes=False)
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that writes.
+
+        Raises:
+            ConfigurationError: the schema was changed since, and this code must not write into it.
+        """
+        with transaction(self.engine, writes=True) as connection:
+            # An upgrade takes this table for itself first. So it ends before this statement, or waits for this commit.
+            revisions.ensure_usable(revisions.stored(connection), self.shown)
+            yield connection
+
+
+class LedgerPart:
+    """Some tables of the ledger.
+
+    Args:
+        database: the ledger's.
+
+    Every method may raise DependencyAwayError: the database cannot be reached or stayed locked; nothing was written.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database

@@ -1,0 +1,1 @@
+"""Migrations of the ledger's schema; Alembic runs them."""

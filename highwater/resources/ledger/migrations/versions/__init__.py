@@ -1,0 +1,1 @@
+"""One module for each revision of the ledger's schema."""
