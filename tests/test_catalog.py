@@ -49,6 +49,13 @@ def test_names_are_of_stream_and_table() -> None:
     assert [name_in_catalog("orders", one) for one in ("events", "_commits")] == ["orders_events", "orders_commits"]
 
 
+class NoGroups(SilentKafka):
+    """A cluster without consumer groups."""
+
+    def groups(self) -> dict[str, str]:
+        return {}
+
+
 @pytest.fixture
 def hive(tmp_path: Path) -> Iterator[SparkSession]:
     """A session whose catalog is a Hive Metastore with a Derby database of its own."""
@@ -69,7 +76,7 @@ def hive(tmp_path: Path) -> Iterator[SparkSession]:
 def test_tables_are_found_by_name_whatever_becomes_of_lake_and_catalog(hive: SparkSession, tmp_path: Path) -> None:
     lake, ledger = Lake(str(tmp_path / "lake"), "lake"), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     lines: list[str] = []
-    kafka: Any = SilentKafka()
+    kafka: Any = NoGroups()
     work = Work(STREAM, [], hive, lake, ledger, kafka, lines.append)
     path = lake.path("orders", "events")
 
