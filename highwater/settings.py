@@ -21,6 +21,7 @@ ALERTS_URL = "HIGHWATER_ALERTS_URL"
 DOCS_URL = "HIGHWATER_DOCS_URL"
 STREAMS_FOLDER = "HIGHWATER_STREAMS"
 LOG_FORMAT = "HIGHWATER_LOG_FORMAT"
+OPERATORS = "HIGHWATER_OPERATORS"
 SPARK_REMOTE = "SPARK_REMOTE"
 SPARK_MASTER = "HIGHWATER_SPARK_MASTER"
 
@@ -51,6 +52,7 @@ class Settings:
     alerts_url: str | None = field(default=None, repr=False)
     schema_registry_url: str | None = field(default=None, repr=False)
     schema_registry_config: Mapping[str, Plain] = field(default_factory=dict, repr=False)
+    operators: frozenset[str] | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -58,7 +60,8 @@ class Settings:
 
         Raises:
             ConfigurationError: `HIGHWATER_KAFKA_CONFIG` or `HIGHWATER_SCHEMA_REGISTRY_CONFIG` is not a JSON object of
-                plain values, or `HIGHWATER_SCHEMA_REGISTRY_URL` is not an HTTP address.
+                plain values, `HIGHWATER_SCHEMA_REGISTRY_URL` is not an HTTP address, or `HIGHWATER_OPERATORS` has no
+                name.
         """
         home = Path(environment.get(HOME) or ".highwater").absolute()
         return cls(
@@ -72,6 +75,7 @@ class Settings:
             alerts_url=environment.get(ALERTS_URL) or None,
             schema_registry_url=parse_registry_url(environment.get(SCHEMA_REGISTRY_URL) or ""),
             schema_registry_config=parse_registry_config(environment.get(SCHEMA_REGISTRY_CONFIG) or "{}"),
+            operators=parse_operators(environment.get(OPERATORS) or ""),
         )
 
 
@@ -106,6 +110,22 @@ def docs_url(environment: Mapping[str, str]) -> str | None:
             f"{DOCS_URL} is no address of a page", found=found, remedy="begin it with https://, or leave it out"
         )
     return found or None
+
+
+def parse_operators(text: str) -> frozenset[str] | None:
+    """Read the names of the operators, separated by commas; None for an empty text, which lets everybody decide.
+
+    Raises:
+        ConfigurationError: the text has commas and no name.
+    """
+    if not text.strip():
+        return None
+    names = frozenset(name.strip() for name in text.split(",")) - {""}
+    if not names:
+        raise ConfigurationError(
+            f"{OPERATORS} has no name", found=text, remedy="list names, separated by commas, or leave it out"
+        )
+    return names
 
 
 def parse_kafka_config(text: str) -> dict[str, str]:

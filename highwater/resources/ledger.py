@@ -17,6 +17,7 @@ from highwater.plans import Discard, Generation, Loss, Planned, Publication, ens
 from highwater.portions import portions
 from highwater.resources import ledger_schema as schema
 from highwater.resources.breakers import Breakers
+from highwater.resources.decisions import Decisions
 from highwater.resources.erasures import Erasures, restore
 from highwater.resources.given_up import GivenUps
 from highwater.resources.holds import Holds
@@ -622,6 +623,13 @@ class Ledger:
     def instances(self) -> Instances:
         """The Dagster instances that work on the streams."""
         return Instances(lambda: self._engine)
+
+    # Decisions
+
+    @property
+    def decisions(self) -> Decisions:
+        """What operators decided: who, when and why."""
+        return Decisions(lambda: self._engine)
 
     # Pauses
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.portions import portions
 
-VERSION = 9
+VERSION = 10
 # Any constant will do that nothing else in the database uses; the letters "highwate".
 _ADVISORY_LOCK = 0x6869676877617465
 _WRITES = "highwater_writes"
@@ -293,6 +293,21 @@ sensor_faults = sa.Table(
     sa.Column("since", Utc, nullable=False),
     sa.Column("problem", sa.Text, nullable=False),
     sa.Column("remedy", sa.Text, nullable=False),
+)
+
+# Who decided an action of an operator, when and why; keys of records are not among what was asked.
+decisions = sa.Table(
+    "decisions",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    sa.Column("stream", sa.String(249), nullable=False, index=True),
+    sa.Column("action", sa.String(40), nullable=False),
+    sa.Column("asked", sa.JSON, nullable=False),
+    sa.Column("decided_by", sa.String(249), nullable=False),
+    sa.Column("because", sa.Text, nullable=False),
+    sa.Column("through", sa.String(249), nullable=False),
+    sa.Column("decided_at", Utc, nullable=False),
+    sa.Column("outcome", sa.String(100)),
 )
 
 leases = sa.Table(
