@@ -22,12 +22,15 @@ DOCS_URL = "HIGHWATER_DOCS_URL"
 STREAMS_FOLDER = "HIGHWATER_STREAMS"
 LOG_FORMAT = "HIGHWATER_LOG_FORMAT"
 OPERATORS = "HIGHWATER_OPERATORS"
+METRICS_LISTEN = "HIGHWATER_METRICS_LISTEN"
 SPARK_REMOTE = "SPARK_REMOTE"
 SPARK_MASTER = "HIGHWATER_SPARK_MASTER"
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 DEFAULT_MASTER = "local[*]"
 DEFAULT_LOG_FORMAT = "text"
+# The port of Prometheus exporters in OpenTelemetry's specification.
+DEFAULT_METRICS_LISTEN = "127.0.0.1:9464"
 LOG_FORMATS = (DEFAULT_LOG_FORMAT, "json")
 
 # The values of properties.
@@ -96,6 +99,22 @@ def log_format(environment: Mapping[str, str]) -> str:
             f"{LOG_FORMAT} names no format of log lines", found=found, remedy=f"set it to {' or '.join(LOG_FORMATS)}"
         )
     return found
+
+
+def metrics_listen(text: str) -> tuple[str, int]:
+    """Where `highwater serve-metrics` listens: host and port; an address of IPv6 is in brackets.
+
+    Raises:
+        ConfigurationError: the text is no host and port.
+    """
+    host, _, port = (text or DEFAULT_METRICS_LISTEN).rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(
+            f"{METRICS_LISTEN} is no address to listen on",
+            found=text,
+            remedy=f"write host and port, as {DEFAULT_METRICS_LISTEN} or 0.0.0.0:9464",
+        )
+    return host.strip("[]"), int(port)
 
 
 def docs_url(environment: Mapping[str, str]) -> str | None:

@@ -23,6 +23,7 @@ from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.cli.parked import discard_parked, reclaim, redrive_parked
 from highwater.orchestration.cli.pause import pause, pause_tier, resume, resume_tier
 from highwater.orchestration.cli.rebuild import rebuild_all, rebuild_current, rebuild_ledger
+from highwater.orchestration.cli.serve_metrics import serve_metrics
 from highwater.orchestration.cli.terminal import (
     Deployment,
     as_json_option,
@@ -250,6 +251,7 @@ for _command in (
     explain,
     locate,
     metrics,
+    serve_metrics,
     decisions,
     redrive_parked,
     discard_parked,
