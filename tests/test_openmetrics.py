@@ -310,7 +310,8 @@ def test_an_error_of_one_stream_hides_no_number_of_the_others(
         holds(found, ledger, stream)
 
     monkeypatch.setattr(open_metrics, "_holds", broken)
-    found = measure(written.ledger, broker(), written.lake, [other, STREAM], nobody)
+    kafka: Any = broker()
+    found = measure(written.ledger, kafka, written.lake, [other, STREAM], nobody)
     numbers = read(found.text)
     assert numbers["highwater_stream_measured"] == {("others",): 0, ("orders",): 1}
     assert numbers["highwater_slices"]["orders", "orders"] == 3

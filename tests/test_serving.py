@@ -164,10 +164,18 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
 
 
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as made:
+@pytest.fixture(scope="module")
+def shared_instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster"))) as made:
         yield made
+
+
+@pytest.fixture
+def instance(shared_instance: dg.DagsterInstance) -> dg.DagsterInstance:
+    """An instance without heartbeats and ticks."""
+    shared_instance.wipe_daemon_heartbeats()
+    shared_instance.wipe_all_schedules()
+    return shared_instance
 
 
 def tick(instance: dg.DagsterInstance, sensor: str, at: datetime, *, running: bool = True) -> None:
@@ -187,7 +195,6 @@ def beat(instance: dg.DagsterInstance, at: datetime) -> None:
 
 def failing(ledger: Ledger, instance: dg.DagsterInstance, now: datetime) -> dict[str, str]:
     found = examine(ledger, lambda: nullcontext(instance), now)
-    assert found.ok == all(one.ok for one in found.findings)
     return {one.name: one.reason for one in found.findings if not one.ok}
 
 
@@ -217,14 +224,13 @@ def test_what_never_worked_fails(ledger: Ledger, instance: dg.DagsterInstance) -
     assert "no tick of a running sensor planner" in failing(ledger, instance, now)["planner"]
 
 
-def test_a_ledger_that_cannot_be_used_fails(tmp_path: Path) -> None:
+def test_a_ledger_that_cannot_be_used_fails() -> None:
     """Its password is in no reason."""
     url = f"postgresql+psycopg2://highwater:hunter2@{LOOPBACK}:{free_port()}/none"
     found = examine(Ledger(url), nobody, datetime.now(UTC))
     assert not found.ok
     assert [one.ok for one in found.findings] == [False, None, None]
     assert "hunter2" not in json.dumps(found.to_plain())
-    del tmp_path
 
 
 def test_the_sensors_are_those_of_the_definitions() -> None:
@@ -235,6 +241,7 @@ def test_the_sensors_are_those_of_the_definitions() -> None:
 # The command
 
 
+@pytest.mark.slow
 def test_the_command_serves_both_until_it_is_ended(tmp_path: Path) -> None:
     port = free_port()
     environment = {

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Samples = list[tuple[tuple[str, ...], float]]
+# Failing checks by stream, heartbeats by daemon, ticks by sensor.
+_Answered = tuple[dict[str, dict[str, int]], Mapping[str, float | None], Mapping[str, float]]
 
 _PARTITION = ("stream", "topic", "partition")
 # Name, labels and help of each; a name that ends with a unit has it in the text.
@@ -323,9 +325,7 @@ def _ends(found: Metrics, stream: Stream, ends: Ends | None) -> None:
 def _dagster(found: Metrics, opened: Opened, streams: Sequence[Stream]) -> bool:
     """Count failing checks, and note when daemons and sensors last worked; False where there is no instance to ask."""
 
-    def ask(
-        instance: DagsterInstance,
-    ) -> tuple[dict[str, dict[str, int]], Mapping[str, float | None], Mapping[str, float]]:
+    def ask(instance: DagsterInstance) -> _Answered:
         failing = {stream.name: failing_checks(instance, stream) for stream in streams}
         return failing, heartbeats(instance), last_ticks(instance, SENSORS)
 
