@@ -94,8 +94,8 @@ def test_a_listed_name_is_allowed_and_recorded(
     monkeypatch.setenv("HIGHWATER_OPERATORS", "bob,carol")
     before = datetime.now(UTC)
     assert "called" in by_command(action, "--by", "bob", "--because", "a test")
-    told, run_id = by_job(defs, action, by="bob", because="a test")
-    assert "called" in told
+    found, run_id = by_job(defs, action, by="bob", because="a test")
+    assert "called" in found
     assert len(calls.seen) == 2
     command, job = ledger.decisions.newest("orders")
     for one in (command, job):
@@ -155,8 +155,8 @@ def test_a_command_takes_the_login_name(ledger: Ledger, monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("calls")
 def test_a_run_that_names_two_persons_is_refused(defs: dg.Definitions, ledger: Ledger) -> None:  # noqa: F811
-    told, _ = by_job(defs, "pause", {"user": "eve"}, by="bob")
-    assert "the run names two persons" in told
+    found, _ = by_job(defs, "pause", {"user": "eve"}, by="bob")
+    assert "the run names two persons" in found
     assert ledger.decisions.newest() == []
 
 

@@ -144,7 +144,7 @@ def work(*slices: Slice, root: str = "/mnt/lake") -> Work:
 
 
 def rebuilt(plain: dict[str, Any]) -> RunEvent:
-    """The event made again by the client's own classes, whose validators refuse what is no event."""
+    """The event made again by the client's own classes, whose validators refuse anything else."""
 
     def facets(found: dict[str, Any]) -> dict[str, Any]:
         made = {}
@@ -267,8 +267,8 @@ def test_a_step_that_fails_says_by_which_error_and_nothing_of_its_text(receiver:
     assert all(map(is_valid, receiver.events))
     states = [event["eventType"] for event in receiver.events]
     assert states == ["START", "FAIL", "START", "FAIL", "START", "ABORT"]
-    told = [event["run"]["facets"]["errorMessage"]["message"] for event in receiver.events[1::2]]
-    assert told == ["BreakerOpenError: see docs/runbook.md#breakeropenerror", "ValueError", "KeyboardInterrupt"]
+    messages = [event["run"]["facets"]["errorMessage"]["message"] for event in receiver.events[1::2]]
+    assert messages == ["BreakerOpenError: see docs/runbook.md#breakeropenerror", "ValueError", "KeyboardInterrupt"]
     assert "hunter2" not in json.dumps(receiver.events)
     assert len({event["run"]["runId"] for event in receiver.events}) == 3
 

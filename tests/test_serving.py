@@ -286,6 +286,6 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_a_port_that_is_taken_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     with server(LOOPBACK, 0, lambda *_: []) as taken:
         arguments = ["serve-metrics", "--listen", f"{LOOPBACK}:{taken.server_port}"]
-        told = CliRunner().invoke(main, arguments, env={"HIGHWATER_HOME": str(tmp_path)})
-    assert told.exit_code == 2
-    assert "choose another port" in told.stderr
+        done = CliRunner().invoke(main, arguments, env={"HIGHWATER_HOME": str(tmp_path)})
+    assert done.exit_code == 2
+    assert "choose another port" in done.stderr

@@ -56,7 +56,7 @@ class OffsetsInputFacet(InputDatasetFacet):
 
 @attr.define
 class SlicesRunFacet(RunFacet):
-    """The slices of a step, with their offsets, and the attempt of each that stands in the table afterwards."""
+    """The slices of a step, with their offsets, and the attempt of each that is in the table afterwards."""
 
     slices: list[dict[str, Any]] = attr.field(factory=list)
     rangesLeftOut: int = 0  # noqa: N815
@@ -113,7 +113,7 @@ class Step:
 
         Args:
             state: START, COMPLETE, FAIL or ABORT.
-            reports: what the step made of its slices.
+            reports: the rows and attempts of its slices, on completion.
             error: why it failed; of it the event has the name alone.
         """
         kind = job_type_job.JobTypeJobFacet("BATCH", "HIGHWATER", "TASK", producer=PRODUCER)
@@ -142,7 +142,7 @@ class Step:
     def _input(self, dataset: DatasetNaming) -> InputDataset:
         facets: dict[str, InputDatasetFacet] = {}
         if isinstance(dataset, Kafka):
-            slices, left_out = _plain([piece for piece in self.slices if piece.topic == dataset.topic], {})
+            slices, left_out = _plain([one for one in self.slices if one.topic == dataset.topic], {})
             facets["highwater_offsets"] = OffsetsInputFacet(slices, left_out, producer=PRODUCER)
         return InputDataset(dataset.get_namespace(), dataset.get_name(), facets)
 
@@ -150,7 +150,7 @@ class Step:
 def _inputs(work: Work, table: Table) -> Iterator[DatasetNaming]:
     for name in table.above:
         if name == "kafka":
-            topics = sorted({piece.topic for piece in work.slices})
+            topics = sorted({one.topic for one in work.slices})
             yield from (kafka_dataset(work.kafka.bootstrap, topic) for topic in topics)
         else:
             yield delta_dataset(work.lake.path(work.stream.name, name))
@@ -187,15 +187,15 @@ def _plain(slices: Sequence[Slice], reports: dict[str, SliceReport]) -> tuple[li
     """The slices as plain values with at most `MOST_RANGES` ranges in all, and how many ranges are left out."""
     found: list[dict[str, Any]] = []
     room = MOST_RANGES
-    for piece in slices:
-        some = list(ranges_to_plain(piece.ranges).items())[:room]
+    for one in slices:
+        some = list(ranges_to_plain(one.ranges).items())[:room]
         room -= len(some)
         ranges = [{"partition": int(p), "start": start, "end": end} for p, (start, end) in some]
-        plain = {"slice": piece.key, "topic": piece.topic, "generation": piece.generation, "ranges": ranges}
-        if (report := reports.get(piece.key)) is not None:
+        plain = {"slice": one.key, "topic": one.topic, "generation": one.generation, "ranges": ranges}
+        if (report := reports.get(one.key)) is not None:
             plain |= {"attempt": report.attempt, "rows": report.rows}
         found.append(plain)
-    return found, sum(len(piece.ranges) for piece in slices) - (MOST_RANGES - room)
+    return found, sum(len(one.ranges) for one in slices) - (MOST_RANGES - room)
 
 
 def _told(error: BaseException) -> str:

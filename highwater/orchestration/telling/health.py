@@ -97,8 +97,8 @@ def _daemon(instance: dg.DagsterInstance, now: datetime) -> Finding:
     late = {name: at for name, at in beats.items() if at is None or now.timestamp() - at > LIMIT.total_seconds()}
     if not late:
         return Finding("daemon", ok=True, reason=f"{len(beats)} daemons reported within {span(LIMIT)}")
-    told = ", ".join(f"{name} {_ago(at, now)}" for name, at in sorted(late.items()))
-    return Finding("daemon", ok=False, reason=f"no heartbeat within {span(LIMIT)}: {told}; start dagster-daemon")
+    shown = ", ".join(f"{name} {_ago(at, now)}" for name, at in sorted(late.items()))
+    return Finding("daemon", ok=False, reason=f"no heartbeat within {span(LIMIT)}: {shown}; start dagster-daemon")
 
 
 def _planner(instance: dg.DagsterInstance, now: datetime) -> Finding:

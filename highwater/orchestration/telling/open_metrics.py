@@ -1,4 +1,4 @@
-"""Metrics: where every stream stands, in numbers for a scraper; all are gauges, which both text formats know."""
+"""Metrics: the progress of every stream in numbers for a scraper; all are gauges, which both text formats know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoints `/metrics` and `/health` over HTTP, each measured at most once in some seconds, whoever asks."""
+"""The endpoints `/metrics` and `/health` over HTTP, each measured at most once in some seconds for all who ask."""
 
 from __future__ import annotations
 
