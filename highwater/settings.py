@@ -23,12 +23,16 @@ DOCS_URL = "HIGHWATER_DOCS_URL"
 STREAMS_FOLDER = "HIGHWATER_STREAMS"
 CATALOG = "HIGHWATER_CATALOG"
 LOG_FORMAT = "HIGHWATER_LOG_FORMAT"
+OPERATORS = "HIGHWATER_OPERATORS"
+METRICS_LISTEN = "HIGHWATER_METRICS_LISTEN"
 SPARK_REMOTE = "SPARK_REMOTE"
 SPARK_MASTER = "HIGHWATER_SPARK_MASTER"
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 DEFAULT_MASTER = "local[*]"
 DEFAULT_LOG_FORMAT = "text"
+# The port of Prometheus exporters in OpenTelemetry's specification.
+DEFAULT_METRICS_LISTEN = "127.0.0.1:9464"
 LOG_FORMATS = (DEFAULT_LOG_FORMAT, "json")
 
 # The values of properties.
@@ -54,6 +58,7 @@ class Settings:
     schema_registry_url: str | None = field(default=None, repr=False)
     schema_registry_config: Mapping[str, Plain] = field(default_factory=dict, repr=False)
     catalog: str | None = None
+    operators: frozenset[str] | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -61,7 +66,8 @@ class Settings:
 
         Raises:
             ConfigurationError: `HIGHWATER_KAFKA_CONFIG` or `HIGHWATER_SCHEMA_REGISTRY_CONFIG` is not a JSON object of
-                plain values, or `HIGHWATER_SCHEMA_REGISTRY_URL` is not an HTTP address.
+                plain values, `HIGHWATER_SCHEMA_REGISTRY_URL` is not an HTTP address, or `HIGHWATER_OPERATORS` has no
+                name.
         """
         home = Path(environment.get(HOME) or ".highwater").absolute()
         return cls(
@@ -76,6 +82,7 @@ class Settings:
             schema_registry_url=parse_registry_url(environment.get(SCHEMA_REGISTRY_URL) or ""),
             schema_registry_config=parse_registry_config(environment.get(SCHEMA_REGISTRY_CONFIG) or "{}"),
             catalog=parse_catalog(environment.get(CATALOG) or ""),
+            operators=parse_operators(environment.get(OPERATORS) or ""),
         )
 
 
@@ -113,6 +120,22 @@ def log_format(environment: Mapping[str, str]) -> str:
     return found
 
 
+def metrics_listen(text: str) -> tuple[str, int]:
+    """Where `highwater serve-metrics` listens: host and port; an address of IPv6 is in brackets.
+
+    Raises:
+        ConfigurationError: the text is no host and port.
+    """
+    host, _, port = (text or DEFAULT_METRICS_LISTEN).rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(
+            f"{METRICS_LISTEN} is no address to listen on",
+            found=text,
+            remedy=f"write host and port, as {DEFAULT_METRICS_LISTEN} or 0.0.0.0:9464",
+        )
+    return host.strip("[]"), int(port)
+
+
 def docs_url(environment: Mapping[str, str]) -> str | None:
     """Where the folder `docs` is served, without a slash at its end; None where nobody said.
 
@@ -125,6 +148,22 @@ def docs_url(environment: Mapping[str, str]) -> str | None:
             f"{DOCS_URL} is no address of a page", found=found, remedy="begin it with https://, or leave it out"
         )
     return found or None
+
+
+def parse_operators(text: str) -> frozenset[str] | None:
+    """Read the names of the operators, separated by commas; None for an empty text, which lets everybody decide.
+
+    Raises:
+        ConfigurationError: the text has commas and no name.
+    """
+    if not text.strip():
+        return None
+    names = frozenset(name.strip() for name in text.split(",")) - {""}
+    if not names:
+        raise ConfigurationError(
+            f"{OPERATORS} has no name", found=text, remedy="list names, separated by commas, or leave it out"
+        )
+    return names
 
 
 def parse_kafka_config(text: str) -> dict[str, str]:

@@ -66,6 +66,7 @@ class Deployment:
     bootstrap: str
     remote: str
     sensors: bool = False
+    lineage_url: str = ""
 
     @classmethod
     def make(cls, root: Path, topic: str, bootstrap: str, remote: str, limits: Limits, **changes: Any) -> Deployment:
@@ -113,6 +114,7 @@ class Deployment:
             "TEST_RECORDS": str(self.stream.limits.most_records),
             "TEST_SLICES_A_RUN": str(self.stream.limits.slices_a_run),
             "TEST_SLOW": str(self.slow),
+            "OPENLINEAGE_URL": self.lineage_url,
         }
 
     @property

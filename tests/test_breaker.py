@@ -770,7 +770,7 @@ def test_a_person_lets_a_slice_through_under_a_name(ledger: Ledger, url: str, wo
     assert "refused" in dry.output
     assert "60 of 100 records" in dry.output
     assert ledger.breakers.accepted([ONE.key]) == {}
-    assert "--yes needs --by" in run(ONE.key, "--yes").output
+    assert "nobody is named" in run(ONE.key, "--yes", "--by", "").output
     assert run("orders@0000099", "--yes", "--by", "ann").exit_code == 2
     done_ = run(ONE.key, TWO.key, "--yes", "--by", "ann", "--because", "test data")
     assert done_.exit_code == 0, done_.output

@@ -37,7 +37,7 @@ def test_the_command_shows_where_planning_stands(scene: Scene) -> None:
     assert "lag 3" in scene.run("status", "orders").output
     unknown = scene.run("plan", "nobody")
     assert (unknown.exit_code, "declared are orders" in unknown.stderr) == (PERMANENT, True)
-    assert scene.run("accept-loss", "orders", "--yes").exit_code == PERMANENT
+    assert scene.run("accept-loss", "orders", "--yes", "--by", "").exit_code == PERMANENT
     assert "nothing to accept" in scene.run("accept-loss", "orders").output
 
 

@@ -8,7 +8,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
@@ -19,6 +19,7 @@ from highwater.orchestration.asset_keys import TABLES, table_key, topic_key
 from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from tests.deployment import LAUNCH_BACKFILL, TERMINATE, Deployment, Running, wait_for
 from tests.support import jobs_tagged, order_message, read_rows, read_topic, rest
+from tests.test_lineage import Receiver, is_valid, receiving
 
 # Nothing is rejected here, so nothing is published.
 COMMITTED = [table for table in TABLES if table.name != "dlq"]
@@ -34,8 +35,15 @@ SECONDS = 480.0
 
 
 @pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    """The lineage server of the module's deployment."""
+    with receiving() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def deployed(
-    tmp_path_factory: pytest.TempPathFactory, bootstrap: str, spark_server: SparkConnect
+    tmp_path_factory: pytest.TempPathFactory, bootstrap: str, spark_server: SparkConnect, receiver: Receiver
 ) -> Iterator[tuple[Deployment, DagsterServices]]:
     """One deployment for the module, whose sensors have taken its backlog; each test may be the first one on it."""
     from tests.conftest import create_topic
@@ -46,7 +54,7 @@ def deployed(
     root = tmp_path_factory.mktemp("deployed")
     # Other workers have the server too: by the user its jobs are told apart from theirs.
     remote = f"{spark_server.remote}/;user_id={name}"
-    deployment = Deployment.make(root, name, bootstrap, remote, limits, sensors=True)
+    deployment = Deployment.make(root, name, bootstrap, remote, limits, sensors=True, lineage_url=receiver.url)
     deployment.send([order_message(f"o{n % 7}", n // 7 + 1, partition=n % 2) for n in range(50)])
     with Running(deployment) as services:
         with deployment.instance() as instance:
@@ -130,6 +138,41 @@ def test_each_slice_of_a_range_has_metadata_of_its_own(deployed: tuple[Deploymen
                 assert metadata["dagster/partition_row_count"].value == rows
                 assert "note" in metadata or int(float(str(metadata["write/bytes"].value))) > 0
                 assert metadata["lag_at_planning"].value == planned[record.partition_key].lag
+
+
+def test_lineage_has_each_step_with_its_offsets_rows_and_version(
+    deployed: tuple[Deployment, DagsterServices], receiver: Receiver
+) -> None:
+    """The workers of runs send in the background, and deliver the last events when they end."""
+    deployment, _ = deployed
+    with deployment.instance() as instance:
+        runs = {run.run_id for run in instance.get_runs(dg.RunsFilter(job_name="orders_slice"))}
+        records = instance.fetch_materializations(table_key(deployment.stream, "events"), limit=100).records
+    steps = {(run, f"orders/{table.name}") for run in runs for table in TABLES}
+
+    def complete() -> dict[tuple[str, str], dict[str, Any]]:
+        found = [one for one in [*receiver.events] if one["eventType"] == "COMPLETE"]
+        return {(one["run"]["facets"]["parent"]["run"]["runId"], one["job"]["name"]): one for one in found}
+
+    wait_for(lambda: steps <= complete().keys(), SECONDS, "the events of every step")
+    sent = {step: event for step, event in complete().items() if step in steps}
+    assert all(map(is_valid, sent.values()))
+    planned = {piece.key: piece for piece in deployment.ledger.slices("orders")}
+    for run in runs:
+        mine = [record for record in records if record.run_id == run]
+        counts = [one.asset_materialization.metadata["dagster/partition_row_count"] for one in mine]
+        versions = {str(one.asset_materialization.metadata["delta_version"].value) for one in mine}
+        [table] = sent[run, "orders/events"]["outputs"]
+        assert (table["namespace"], table["name"]) == ("file", deployment.lake.path("orders", "events"))
+        assert table["outputFacets"]["outputStatistics"]["rowCount"] == sum(int(str(one.value)) for one in counts)
+        assert table["facets"]["version"]["datasetVersion"] in versions
+        [topic] = sent[run, "orders/raw"]["inputs"]
+        assert (topic["namespace"], topic["name"]) == (f"kafka://{deployment.bootstrap}", deployment.stream.topic)
+        read = topic["inputFacets"]["highwater_offsets"]["slices"]
+        assert {one["slice"]: {r["partition"]: (r["start"], r["end"]) for r in one["ranges"]} for one in read} == {
+            record.partition_key: {p: (r.start, r.end) for p, r in planned[str(record.partition_key)].ranges.items()}
+            for record in mine
+        }
 
 
 def test_a_backfill_from_the_page_is_one_run_and_one_commit_a_table_for_each_contiguous_range(

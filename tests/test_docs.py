@@ -132,6 +132,7 @@ def test_every_variable_of_ours_is_in_the_page_of_configuration() -> None:
         (settings.SPARK_MASTER, settings.DEFAULT_MASTER),
         (settings.KAFKA_CONFIG, "{}"),
         (settings.LOG_FORMAT, settings.DEFAULT_LOG_FORMAT),
+        (settings.METRICS_LISTEN, settings.DEFAULT_METRICS_LISTEN),
     ],
 )
 def test_the_page_gives_a_setting_its_default(name: str, default: str) -> None:
@@ -441,10 +442,10 @@ def test_the_pages_of_checks_are_links_where_they_are_served(monkeypatch: pytest
 # Metrics
 
 
-def test_the_page_of_operations_has_every_metric_with_its_labels() -> None:
+def test_the_page_of_observability_has_every_metric_with_its_labels() -> None:
     from highwater.orchestration.reporting.open_metrics import FAMILIES
 
-    listed = {spans(row[0])[0]: tuple(spans(row[1])) for row in rows(section("docs/operations.md", "Metrics"))}
+    listed = {spans(row[0])[0]: tuple(spans(row[1])) for row in rows(section("docs/observability.md", "Metrics"))}
 
     assert listed == {name: labels for name, (labels, _) in FAMILIES.items()}
 

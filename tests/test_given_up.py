@@ -104,7 +104,7 @@ def test_a_person_lets_it_be_tried_again(repairing_: Repairing, tmp_path: Path) 
         return CliRunner().invoke(main, ["retry-slice", ONE.key, *arguments], env={"HIGHWATER_LEDGER_URL": url})
 
     assert "a dry run: nothing was recorded" in run().output
-    assert run("--yes").exit_code == 2, "nobody is named"
+    assert run("--yes", "--by", "").exit_code == 2, "nobody is named"
     assert ([ONE.key], False, "repair") not in ours.tick()[0]
     time.sleep(0.01)  # the runs ended before it was released
     done = run("--yes", "--by", "ann")

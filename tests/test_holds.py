@@ -488,7 +488,7 @@ def test_a_person_releases_a_slice_under_a_name(ledger: Ledger, url: str) -> Non
     assert "orders@0000002 is held since" in dry.output
     assert "would go to orders.dlq.1" in dry.output
     assert [hold.release for hold in ledger.holds.open("orders")] == [None]
-    assert "--yes needs --by" in run(TWO.key, "--yes").output
+    assert "nobody is named" in run(TWO.key, "--yes", "--by", "").output
     assert run("orders@0000099", "--yes", "--by", "ann").exit_code == 2
     assert "orders@0000001 is not held" in run(ONE.key, "--yes", "--by", "ann").output
     done = run(TWO.key, "--park", "--yes", "--by", "ann", "--because", "unknown customer", "--json")

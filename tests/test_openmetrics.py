@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -17,10 +18,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from dev.processes import LOOPBACK, free_port
 from highwater.alerting import DEPLOYMENT, Alert
-from highwater.declaration import Severity
-from highwater.errors import DependencyAwayError, TopicAbsentError
+from highwater.declaration import Severity, Stream
+from highwater.errors import DependencyAwayError, PermanentError, TopicAbsentError
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
+from highwater.orchestration.reporting import open_metrics
 from highwater.orchestration.reporting.open_metrics import FAMILIES, Metrics, measure
 from highwater.plans import Generation, Loss
 from highwater.resources.kafka import PartitionState, TopicState
@@ -32,6 +34,8 @@ from tests.test_audit import PARKED, STREAM, TIER, Written
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 TOPIC_ID = "A" * 22
 Found = dict[str, dict[tuple[str, ...], float]]
+# They differ from one measuring to the next.
+COLLECTION = {"highwater_collection_duration_seconds", "highwater_collection_timestamp_seconds"}
 
 
 def a_slice(topic: str, ordinal: int, start: int, end: int) -> Slice:
@@ -156,6 +160,10 @@ def test_the_numbers_are_those_of_the_scene(written: Written) -> None:
     age = found["highwater_oldest_unread_age_seconds"].pop(p0)
     assert 99 < age < 160
     assert 99 < found["highwater_held_back_age_seconds"].pop(p0) < 160
+    [taken] = found.pop("highwater_collection_duration_seconds").values()
+    [at] = found.pop("highwater_collection_timestamp_seconds").values()
+    assert 0 < taken < 120
+    assert 0 <= time.time() - at < 120
     late = STREAM.tier_topics[1]
     # The stream publishes and measures nothing, so nobody looks at what it published or measured.
     there = STREAM.checks.keys() - {"events_published", "metrics_follow_events"}
@@ -203,6 +211,10 @@ def test_the_numbers_are_those_of_the_scene(written: Written) -> None:
             **{("orders", name): 0 for name in erring},
             ("orders", "offsets_accounted_for"): 1,
         },
+        # An instance in memory has neither daemons nor ticks.
+        "highwater_daemon_heartbeat_timestamp_seconds": {},
+        "highwater_sensor_tick_timestamp_seconds": {},
+        "highwater_stream_measured": {("orders",): 1},
     }
     led = broker()
     led.topics = {**led.topics, "orders": replace(led.topics["orders"], partitions={1: PartitionState(9, 9, 9, 1)})}
@@ -239,7 +251,7 @@ def test_without_kafka_the_plan_and_the_tables_are_told(written: Written) -> Non
     assert numbers.pop("highwater_up") == {("ledger",): 1, ("kafka",): 0, ("lake",): 1}
     silent = OF_KAFKA | {"highwater_stopped"}
     assert {name: samples for name, samples in numbers.items() if name in silent} == {name: {} for name in silent}
-    assert all(numbers[name] == before[name] for name in numbers if name not in silent)
+    assert all(numbers[name] == before[name] for name in numbers if name not in silent | COLLECTION)
 
 
 def test_without_the_lake_the_plan_and_the_topic_are_told(written: Written) -> None:
@@ -251,6 +263,8 @@ def test_without_the_lake_the_plan_and_the_topic_are_told(written: Written) -> N
     assert numbers["highwater_up"]["lake",] == 0
     assert {name for name in FAMILIES if not numbers[name]} == OF_LAKE | {
         "highwater_failing_check_slices",
+        "highwater_daemon_heartbeat_timestamp_seconds",
+        "highwater_sensor_tick_timestamp_seconds",
         "highwater_oldest_unread_age_seconds",
         "highwater_held_back_age_seconds",
         "highwater_stopped",
@@ -268,7 +282,8 @@ def test_without_the_ledger_nobody_knows_what_is_unread(written: Written, monkey
         monkeypatch.setattr(Ledger, question, away)
     numbers = read(asked(written.ledger, broker(), written.lake).text)
     assert numbers["highwater_up"] == {("ledger",): 0, ("kafka",): 1, ("lake",): 1}
-    assert {name for name in FAMILIES if numbers[name]} == {"highwater_up", "highwater_last_stable_offset"}
+    known = {"highwater_up", "highwater_last_stable_offset", "highwater_stream_measured"}
+    assert {name for name in FAMILIES if numbers[name]} == known | COLLECTION
 
 
 def test_without_dagsters_database_the_rest_is_told(written: Written) -> None:
@@ -280,6 +295,35 @@ def test_without_dagsters_database_the_rest_is_told(written: Written) -> None:
     assert (numbers["highwater_up"]["dagster",], numbers["highwater_failing_check_slices"]) == (0, {})
     assert numbers["highwater_slices"]["orders", "orders"] == 3
     assert "hunter2" not in str(found.away["dagster"])
+
+
+def test_an_error_of_one_stream_hides_no_number_of_the_others(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A permanent error of one stream ended the whole command without a number."""
+    other = replace(STREAM, name="others", topic="others")
+    holds = open_metrics._holds
+
+    def broken(found: Metrics, ledger: Ledger, stream: Stream) -> None:
+        if stream.name == "others":
+            raise ValueError("hunter2")
+        holds(found, ledger, stream)
+
+    monkeypatch.setattr(open_metrics, "_holds", broken)
+    kafka: Any = broker()
+    found = measure(written.ledger, kafka, written.lake, [other, STREAM], nobody)
+    numbers = read(found.text)
+    assert numbers["highwater_stream_measured"] == {("others",): 0, ("orders",): 1}
+    assert numbers["highwater_slices"]["orders", "orders"] == 3
+    assert [type(error) for error in found.errors] == [PermanentError]
+    assert "hunter2" not in str(found.errors)
+
+
+def test_a_ledger_that_cannot_be_used_is_down(written: Written, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    numbers = read(asked(Ledger(f"sqlite:///{tmp_path / 'folder'}"), broker(), written.lake).text)
+    assert numbers["highwater_up"] == {("ledger",): 0, ("kafka",): 1, ("lake",): 1}
+    assert numbers["highwater_last_stable_offset"]["orders", "orders", "0"] == 37
 
 
 def test_a_tier_that_is_not_there_yet_has_not_stopped(written: Written) -> None:

@@ -314,7 +314,7 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
     assert "2 parked records are meant: 2 malformed" in shown.output
     assert "1 others wait" in shown.output
     assert "a dry run" in shown.output
-    assert scene.run("redrive-parked", "orders", "--yes").exit_code == PERMANENT
+    assert scene.run("redrive-parked", "orders", "--yes", "--by", "").exit_code == PERMANENT
     assert scene.run("discard-parked", "orders", "--yes", "--by", "ann").exit_code == PERMANENT
     given_up = scene.run(
         "discard-parked", "orders", "--key", "o1", "--limit", "1", "--yes", "--by", "ann", "--because", "x"

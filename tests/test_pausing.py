@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.errors import ConfigurationError
-from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.operations.pausing import Asked, AskedPart, act, act_on_part
 from highwater.orchestration.reporting.audit import _dlq as audited
@@ -79,7 +78,7 @@ def test_a_person_pauses_and_resumes_by_command(ours: Ours) -> None:
     first = "orders.dlq.1"
     assert "a dry run" in ours.run("pause-tier", stream, first).output
     assert ours.ledger.paused.of(stream) == {}
-    assert ours.run("pause-tier", stream, first, "--yes").exit_code == 2
+    assert ours.run("pause-tier", stream, first, "--yes", "--by", "").exit_code == 2
     done = ours.run("pause-tier", stream, first, "--yes", "--by", "ann", "--because", "moved")
     assert (done.exit_code, "slices that are planned go on" in done.output) == (0, True), done.output
     [kept] = ours.ledger.paused.of(stream).values()
@@ -98,7 +97,7 @@ def test_a_person_pauses_and_resumes_a_stream_and_its_parts_by_command(ours: Our
 
     assert "a dry run" in ours.run("pause", "orders").output
     assert paused() == {}
-    assert ours.run("pause", "orders", "--yes").exit_code == 2, "nobody is named"
+    assert ours.run("pause", "orders", "--yes", "--by", "").exit_code == 2, "nobody is named"
     assert ours.run("pause", "orders", "mirror", "--yes", "--by", "ann").exit_code == 2, "no such part"
     done = ours.run("pause", "orders", "planner", "--yes", "--by", "ann", "--because", "moved")
     assert (done.exit_code, "the planner of orders: paused; runs that are requested go on" in done.output) == (0, True)
@@ -148,15 +147,13 @@ def test_whoever_comes_second_is_told(ours: Ours) -> None:
         act(ours.ledger, STREAM, replace(mine, resume=True), NOW, lambda _: ours.ledger.paused.resume("orders", FIRST))
 
 
-def test_a_resume_takes_no_reason_since_nothing_keeps_it(ours: Ours) -> None:
+def test_the_ledger_records_who_resumed_and_why(ours: Ours) -> None:
+    """The record of the pause ends with the resume, and nothing named the person."""
     ours.ledger.paused.pause("orders", Pause(FIRST, NOW, "ann"))
-    assert "No such option" in ours.run("resume-tier", "orders", FIRST, "--because", "moved").output
-    jobs = build_defs(streams=[STREAM]).get_repository_def()
-    taken = {
-        name: set(jobs.get_job(name).all_node_defs[0].config_schema.config_type.fields) - {"stream"}
-        for name in ("pause_tier", "resume_tier")
-    }
-    assert taken == {"pause_tier": {"record", "by", "because", "topic"}, "resume_tier": {"record", "by", "topic"}}
+    done = ours.run("resume-tier", "orders", FIRST, "--yes", "--by", "bob", "--because", "moved")
+    assert done.exit_code == 0, done.output
+    [kept] = ours.ledger.decisions.newest("orders")
+    assert (kept.action, kept.by, kept.because, kept.asked) == ("resume_tier", "bob", "moved", {"topic": FIRST})
 
 
 def test_only_what_is_retried_can_be_paused(ours: Ours) -> None:

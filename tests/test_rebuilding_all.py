@@ -131,7 +131,7 @@ def test_the_command_begins_a_stream_anew(topic: TopicFactory, bootstrap: str, t
     assert "partition 0: [0, 4) is recorded as lost" in dry.output
     assert "a dry run" in dry.output
     assert scene.ledger.generations("orders", scene.topic) == []
-    nobody = scene.run("rebuild-all", "orders", "--yes")
+    nobody = scene.run("rebuild-all", "orders", "--yes", "--by", "")
     assert (nobody.exit_code, "--by NAME" in nobody.output) == (PERMANENT, True)
     done = scene.run("rebuild-all", "orders", "--yes", "--by", "ann")
     assert done.exit_code == 0, done.output

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 import dagster as dg
 from pydantic import Field
 
+from highwater.decisions import Decision, asked_values
 from highwater.errors import ConfigurationError
 from highwater.log_fields import fields
 from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.failures import told_to_dagster
 from highwater.orchestration.jobs import job_of_one_op
+from highwater.orchestration.operations.deciding import decided
+from highwater.orchestration.resources import settings
 from highwater.orchestration.run_tags import PRIORITY, STREAM_TAG
 from highwater.orchestration.stream_assets import nothing, work_of
 from highwater.stream_files import declared
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 # Below new slices, retries and their repair.
 AUDIT_PRIORITY = "-2"
+# Dagster's tag for the person who launched a run; a proxy or a wrapper of the launch may set it.
+USER_TAG = "user"
 
 
 class OfStream(dg.Config):
@@ -40,28 +45,22 @@ class Audit(OfStream):
     records: int = Field(default=10, description="Number of the newest slices to read from Kafka again; 0 for none.")
 
 
-class DryRun(OfStream):
-    """Configuration of a job that changes nothing unless `record` is set."""
+class Deciding(OfStream):
+    """Configuration of a job that changes nothing unless `record` is set, and records who decided, and why."""
 
     record: bool = Field(default=False, description="Do it. Without it the run only shows what it would do.")
-
-
-class Decision(DryRun):
-    """Configuration of a job that records who decided, and why."""
-
-    by: str = Field(default="", description="Name of the person who decides; recorded.")
+    by: str = Field(default="", description="Name of the person who decides, or the run's tag `user`; recorded.")
     because: str = Field(default="", description="Reason; recorded.")
 
 
-class Accepting(DryRun):
+class Accepting(Deciding):
     """Configuration of `accept_loss` and `accept_divergence`."""
 
-    by: str = Field(default="", description="Name of the person who accepts; recorded.")
     topic: str = Field(default="", description="Topic of a tier; the main topic if empty.")
     partitions: list[int] = Field(default=[], description="Only these partitions; all if empty.")
 
 
-class ParkedRecords(Decision):
+class ParkedRecords(Deciding):
     """Configuration of `redrive_parked`, `discard_parked` and `reclaim`: which records they select."""
 
     reasons: list[str] = Field(default=[], description="Only records rejected for these reasons; all if empty.")
@@ -89,7 +88,7 @@ class Reclaim(ParkedRecords):
     topics: list[str] = Field(default=[], description="Only records last published to these topics; all if empty.")
 
 
-class AcceptRejects(Decision):
+class AcceptRejects(Deciding):
     """Configuration of `accept_rejects`."""
 
     slices: list[str] = Field(default=[], description="The slices whose rejects are accepted.")
@@ -98,7 +97,7 @@ class AcceptRejects(Decision):
     revoke: bool = Field(default=False, description="With reasons: let such rejects open the breaker again.")
 
 
-class RetrySlice(Decision):
+class RetrySlice(Deciding):
     """Configuration of `retry_slice`."""
 
     slice: str = Field(description="Key of the slice.")
@@ -110,49 +109,34 @@ class ReleaseHold(RetrySlice):
     park: bool = Field(default=False, description="Park the records that hold the slice, instead of retrying them.")
 
 
-class ResumeTier(DryRun):
-    """Configuration of `resume_tier`."""
-
-    topic: str = Field(description="Topic of the tier, or another system's topic.")
-    by: str = Field(default="", description="Name of the person who decides; written to the run's log.")
-
-
-class PauseTier(Decision):
-    """Configuration of `pause_tier`."""
+class PauseTier(Deciding):
+    """Configuration of `pause_tier` and `resume_tier`."""
 
     topic: str = Field(description="Topic of the tier, or another system's topic.")
 
 
-class PausePart(Decision):
-    """Configuration of `pause`."""
+class PausePart(Deciding):
+    """Configuration of `pause` and `resume`."""
 
     part: str = Field(default="", description="planner, retries or publisher; the whole stream if empty.")
 
 
-class ResumePart(DryRun):
-    """Configuration of `resume`."""
-
-    part: str = Field(default="", description="planner, retries or publisher; the whole stream if empty.")
-    by: str = Field(default="", description="Name of the person who decides; written to the run's log.")
-
-
-class RecallKeys(DryRun):
+class RecallKeys(Deciding):
     """Configuration of `recall_keys`."""
 
     first: str = Field(description="Key of the first slice.")
     last: str = Field(description="Key of the last slice, of the same topic.")
 
 
-class Erase(Decision):
+class Erase(Deciding):
     """Configuration of `erase`; it takes a digest, since Dagster stores the configuration of a run."""
 
     digest: str = Field(description="SHA-256 of the key's bytes, in hexadecimal: printf %s KEY | sha256sum.")
 
 
-class RebuildAll(DryRun):
+class RebuildAll(Deciding):
     """Configuration of `rebuild_all`."""
 
-    by: str = Field(default="", description="Name of the person who decides; recorded.")
     accepted_again: bool = Field(default=False, description="Publish all accepted events again.")
 
 
@@ -214,8 +198,6 @@ def accept_divergence(run: Run, asked: Accepting) -> None:
 def _accept(run: Run, asked: Accepting, *, divergence: bool) -> None:
     from highwater.orchestration.operations.accepting_losses import Asked, act
 
-    if asked.record and not asked.by:
-        raise ConfigurationError("no name is given", remedy="set `by` in the run's configuration to a person's name")
     wanted = Asked(asked.topic or None, set(asked.partitions) or None, divergence, asked.record, asked.by)
     found, lines = act(run.ledger, run.kafka, run.lake, run.stream, wanted, datetime.now(UTC))
     for line in lines or ["there is nothing to accept"]:
@@ -284,7 +266,7 @@ def pause_tier(run: Run, asked: PauseTier) -> None:
     act(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
 
 
-def resume_tier(run: Run, asked: ResumeTier) -> None:
+def resume_tier(run: Run, asked: PauseTier) -> None:
     """Plan the due records of a paused tier again."""
     from highwater.orchestration.operations.pausing import Asked, act
 
@@ -300,7 +282,7 @@ def pause(run: Run, asked: PausePart) -> None:
     act_on_part(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
 
 
-def resume(run: Run, asked: ResumePart) -> None:
+def resume(run: Run, asked: PausePart) -> None:
     """Plan and request a paused stream, or a part of it, again."""
     from highwater.orchestration.operations.pausing import AskedPart, act_on_part
 
@@ -324,14 +306,14 @@ def erase(run: Run, asked: Erase) -> None:
     run.log_table(act(work_of(run.context, run.stream), run.context.instance, wanted, datetime.now(UTC)).table)
 
 
-def rebuild_ledger(run: Run, asked: DryRun) -> None:
+def rebuild_ledger(run: Run, asked: Deciding) -> None:
     """Rebuild the plans of a lost ledger from the lake."""
     from highwater.orchestration.operations.rebuilding import act
 
     act(run.ledger, run.lake, run.kafka, run.stream, run.slice_keys, run.log, sure=asked.record)
 
 
-def rebuild_current(run: Run, asked: DryRun) -> None:
+def rebuild_current(run: Run, asked: Deciding) -> None:
     """Recompute the table `current` from the events."""
     from highwater.orchestration.operations.rebuilding_current import act, table
 
@@ -384,13 +366,13 @@ OPERATIONS: Mapping[Callable[[Run, Any], None], type[OfStream]] = {
     release_hold: ReleaseHold,
     retry_slice: RetrySlice,
     pause_tier: PauseTier,
-    resume_tier: ResumeTier,
+    resume_tier: PauseTier,
     pause: PausePart,
-    resume: ResumePart,
+    resume: PausePart,
     recall_keys: RecallKeys,
     erase: Erase,
-    rebuild_ledger: DryRun,
-    rebuild_current: DryRun,
+    rebuild_ledger: Deciding,
+    rebuild_current: Deciding,
     rebuild_all: RebuildAll,
     audit: Audit,
 }
@@ -411,16 +393,44 @@ def _operator_job(
 ) -> dg.JobDefinition:
     name, spark = act.__name__, act in WITH_SPARK
     about = f"{act.__doc__} Same as `highwater {name.replace('_', '-')}`"
-    about += "; a dry run unless `record` is set." if issubclass(config, DryRun) else "."
+    about += "; a dry run unless `record` is set." if issubclass(config, Deciding) else "."
 
     def operate(context: dg.OpExecutionContext, asked: Any) -> None:
         interrupt = context.resources.spark.interrupt if spark else nothing
         with fields(stream=asked.stream), told_to_dagster(context.retry_number, interrupt):
             stream = declared(streams, asked.stream)
             context.instance.add_run_tags(context.run_id, {STREAM_TAG: stream.name})
-            act(Run(context, stream), asked)
+            run = Run(context, stream)
+            if isinstance(asked, Deciding) and asked.record:
+                asked = asked.model_copy(update={"by": _person(asked.by, context.run.tags.get(USER_TAG, ""))})
+                with decided(run.ledger, settings().operators, _decision(name, asked, context.run_id)):
+                    act(run, asked)
+            else:
+                act(run, asked)
 
     return job_of_one_op(name, about, config, operate, spark=spark)
+
+
+def _person(by: str, user: str) -> str:
+    """The person who decides: the name in the configuration, or the run's tag.
+
+    Raises:
+        ConfigurationError: the two differ.
+    """
+    if by and user and by != user:
+        raise ConfigurationError(
+            "the run names two persons",
+            stored=f"the tag {USER_TAG} is {user!r}",
+            found=f"`by` is {by!r}",
+            remedy="leave `by` out of the run's configuration where the tag names the person",
+        )
+    return by or user
+
+
+def _decision(action: str, asked: Deciding, run_id: str) -> Decision:
+    values = asked.model_dump(exclude={"stream", "record", "by", "because"})
+    through, now = f"run {run_id}", datetime.now(UTC)
+    return Decision(action, asked.stream, asked_values(values), asked.by, asked.because, through, now)
 
 
 def _time(text: str) -> datetime | None:

@@ -12,6 +12,7 @@ from highwater.orchestration.asset_keys import BY_NAME, Table, table_key, topic_
 from highwater.orchestration.checking.blocking import see_not_blocked
 from highwater.orchestration.dependencies import guards_of, see_lake_there
 from highwater.orchestration.failures import told_to_dagster
+from highwater.orchestration.lineage import lineage_of
 from highwater.orchestration.partitions import slices_of
 from highwater.orchestration.resources import schemas
 from highwater.orchestration.run_tags import STREAM_TAG
@@ -74,11 +75,13 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
         see_not_blocked(context.instance, stream, table.name, context.partition_keys)
         work = _work(context, stream, context.partition_keys, spark=table.spark)
         guards = guards_of(table.name, work.ledger, work.kafka, work.lake, stream)
-        with watched(work, table.name, tries), guarded(*guards):
-            see_lake_there(work.ledger, work.lake)
-            see_in_turn(work, table.name)
-            reports = stage_of(table.name)(work)
-        _see_all_reported(work.keys, reports)
+        with lineage_of(work, table, context.run.job_name) as report_lineage:
+            with watched(work, table.name, tries), guarded(*guards):
+                see_lake_there(work.ledger, work.lake)
+                see_in_turn(work, table.name)
+                reports = stage_of(table.name)(work)
+            _see_all_reported(work.keys, reports)
+            report_lineage(reports)
         breaker, holds = work.ledger.breakers.circuit(stream.name), work.ledger.holds.open(stream.name)
         of_stream = {**metadata.of_breaker(breaker), **metadata.of_holds(stream, holds)}
         for report in reports:

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.cli.terminal import (
     as_json_option,
+    because_option,
     by_option,
     deployment_of,
-    ensure_named,
     print_json,
     print_lines,
     sure_option,
@@ -22,14 +23,12 @@ from highwater.orchestration.deployment import Deployment
 from highwater.orchestration.operations import accepting_rejects, releasing_holds, retrying_slices
 
 _Log = Callable[[str], object]
-_BECAUSE = "Why; goes into the record."
 
 
 def _decision(command: Callable[..., dict[str, Any]]) -> Callable[..., None]:
     """The options of a decision; prints the lines of the command, or with `--json` what it returns."""
 
     def decide(deployment: Deployment, /, *, as_json: bool, **asked: Any) -> None:
-        ensure_named(asked["by"], sure=asked["sure"])
         lines: list[str] = []
         plain = command(deployment, lines.append, **asked)
         if as_json:
@@ -39,12 +38,12 @@ def _decision(command: Callable[..., dict[str, Any]]) -> Callable[..., None]:
 
     decide.__doc__ = command.__doc__
     found: Callable[..., None] = deployment_of(decide)
-    for option in (as_json_option, sure_option, by_option, click.option("--because", default="", help=_BECAUSE)):
+    for option in (as_json_option, sure_option, by_option, because_option):
         found = option(found)
     return found
 
 
-@click.command("release-hold")
+@click.command("release-hold", cls=OperatorCommand)
 @click.argument("slice_key", metavar="SLICE")
 @click.option("--park", is_flag=True, help="Park the records that hold it; without it they go to the first tier.")
 @_decision
@@ -59,7 +58,7 @@ def release_hold(deployment: Deployment, log: _Log, **asked: Any) -> dict[str, A
     return {"hold": hold.to_plain()}
 
 
-@click.command("retry-slice")
+@click.command("retry-slice", cls=OperatorCommand)
 @click.argument("slice_key", metavar="SLICE")
 @_decision
 def retry_slice(deployment: Deployment, log: _Log, **asked: Any) -> dict[str, Any]:
@@ -69,7 +68,7 @@ def retry_slice(deployment: Deployment, log: _Log, **asked: Any) -> dict[str, An
     return {"given_up": found and found.to_plain()}
 
 
-@click.command("accept-rejects")
+@click.command("accept-rejects", cls=OperatorCommand)
 @click.argument("slices", metavar="SLICE... | STREAM", nargs=-1, required=True)
 @click.option("--reason", "reasons", multiple=True, help="Accept this reason for all slices of STREAM; repeatable.")
 @click.option("--from", "from_slice", default="", help="With --reason: the first slice of STREAM's topic.")

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from highwater.errors import TemporaryError
+from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.cli.terminal import (
     as_json_option,
     by_option,
@@ -21,7 +22,7 @@ from highwater.orchestration.dagster_home import dagster_instance
 from highwater.orchestration.deployment import Deployment
 
 
-@click.command()
+@click.command("erase", cls=OperatorCommand)
 @click.argument("stream")
 @click.option("--key", help="The key, as text in UTF-8. It stays in your shell's history: see --digest.")
 @click.option("--digest", help="SHA-256 of the key's bytes in hexadecimal, instead of the key.")

@@ -14,19 +14,22 @@ import click
 from highwater.errors import HighwaterError
 from highwater.orchestration.cli.audit import audit
 from highwater.orchestration.cli.deciding import accept_rejects, release_hold, retry_slice
+from highwater.orchestration.cli.decisions import decisions
 from highwater.orchestration.cli.doctor import doctor
 from highwater.orchestration.cli.erase import erase
 from highwater.orchestration.cli.infer import infer
 from highwater.orchestration.cli.ledger import ledger
 from highwater.orchestration.cli.maintenance import maintain, recall_keys
 from highwater.orchestration.cli.metrics import metrics
+from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.cli.parked import discard_parked, reclaim, redrive_parked
 from highwater.orchestration.cli.pause import pause, pause_tier, resume, resume_tier
 from highwater.orchestration.cli.rebuild import rebuild_all, rebuild_current, rebuild_ledger
+from highwater.orchestration.cli.serve_metrics import serve_metrics
 from highwater.orchestration.cli.terminal import (
     as_json_option,
+    by_option,
     deployment_of,
-    ensure_named,
     error_plain,
     exit_status,
     print_json,
@@ -137,7 +140,7 @@ def _acceptance_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         as_json_option,
         click.option("--topic", help="The tier that is meant, instead of the main topic."),
-        click.option("--by", help="Who accepts it; goes into the record. Needed with --yes."),
+        by_option,
         click.option("--dry-run", "dry", is_flag=True, help="Only show what would be recorded; the default."),
         click.option("--yes", "sure", is_flag=True, help="Record it. Without it only what would be recorded is shown."),
         click.option(
@@ -149,7 +152,7 @@ def _acceptance_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@main.command("accept-loss")
+@main.command("accept-loss", cls=OperatorCommand)
 @_acceptance_options
 @deployment_of
 def accept_loss(deployment: Deployment, /, **asked: Any) -> None:
@@ -160,7 +163,7 @@ def accept_loss(deployment: Deployment, /, **asked: Any) -> None:
     _accept(deployment, divergence=False, **asked)
 
 
-@main.command("accept-divergence")
+@main.command("accept-divergence", cls=OperatorCommand)
 @_acceptance_options
 @deployment_of
 def accept_divergence(deployment: Deployment, /, **asked: Any) -> None:
@@ -182,15 +185,14 @@ def _accept(
     partitions: tuple[int, ...],
     sure: bool,
     dry: bool,
-    by: str | None,
+    by: str,
     as_json: bool,
 ) -> None:
     if sure and dry:
         raise click.UsageError("--yes and --dry-run contradict each other")
-    ensure_named(by, sure=sure, why="it is accepted by a person")
     from highwater.orchestration.operations.accepting_losses import Asked, act
 
-    asked = Asked(topic, set(partitions) or None, divergence, sure, by or "")
+    asked = Asked(topic, set(partitions) or None, divergence, sure, by)
     connections = deployment.ledger(), deployment.kafka(), deployment.lake()
     found, lines = act(*connections, deployment.stream(stream), asked, datetime.now(UTC))
     if as_json:
@@ -252,6 +254,8 @@ for _command in (
     explain,
     locate,
     metrics,
+    serve_metrics,
+    decisions,
     redrive_parked,
     discard_parked,
     reclaim,

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import click
 
+from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.cli.terminal import (
     as_json_option,
     deployment_of,
@@ -66,7 +67,7 @@ def _row(row: dict[str, object]) -> list[str]:
     return [str(row["table"]), *both, *[str(row[name]) for name in ("joined", "removed", "seconds")]]
 
 
-@click.command("recall-keys")
+@click.command("recall-keys", cls=OperatorCommand)
 @click.argument("stream")
 @click.argument("first")
 @click.argument("last")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from highwater.errors import UnknownSliceError
+from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.cli.terminal import (
     as_json_option,
     by_option,
@@ -72,7 +73,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     return chosen
 
 
-@click.command("redrive-parked")
+@click.command("redrive-parked", cls=OperatorCommand)
 @_options
 @deployment_of
 def redrive_parked(deployment: Deployment, /, **asked: Any) -> None:
@@ -83,7 +84,7 @@ def redrive_parked(deployment: Deployment, /, **asked: Any) -> None:
     _act(deployment, because=None, **asked)
 
 
-@click.command("discard-parked")
+@click.command("discard-parked", cls=OperatorCommand)
 @click.option("--because", default="", help="Why they are given up; goes into the record. Needed with --yes.")
 @_options
 @deployment_of
@@ -92,7 +93,7 @@ def discard_parked(deployment: Deployment, /, **asked: Any) -> None:
     _act(deployment, **asked)
 
 
-@click.command("reclaim")
+@click.command("reclaim", cls=OperatorCommand)
 @click.option("--on", multiple=True, help="Only what was published to this topic last; repeatable.")
 @click.option("--because", default="", help="Why they are taken back; goes into the record. Needed with --yes.")
 @_options

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.cli.terminal import (
     as_json_option,
+    because_option,
     by_option,
     deployment_of,
-    ensure_named,
     print_json,
     print_lines,
     sure_option,
@@ -21,11 +22,6 @@ from highwater.orchestration.cli.terminal import (
 from highwater.orchestration.deployment import Deployment
 from highwater.orchestration.operations.pausing import Asked, AskedPart, act, act_on_part
 from highwater.resources.ledger.pauses import ALL, PARTS
-
-_because_option = click.option("--because", default="", help="Why; goes into the record.")
-_resumed_by_option = click.option(
-    "--by", default="", help="Who decides it; shown, and not recorded. Needed with --yes."
-)
 
 
 def _options(*arguments: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -41,9 +37,9 @@ _topic_options = _options(click.argument("stream"), click.argument("topic"))
 _part_options = _options(click.argument("stream"), click.argument("part", type=click.Choice(PARTS), required=False))
 
 
-@click.command("pause")
+@click.command("pause", cls=OperatorCommand)
 @by_option
-@_because_option
+@because_option
 @_part_options
 @deployment_of
 def pause(deployment: Deployment, /, **asked: Any) -> None:
@@ -54,8 +50,8 @@ def pause(deployment: Deployment, /, **asked: Any) -> None:
     _act_on_part(deployment, resume=False, **asked)
 
 
-@click.command("resume")
-@_resumed_by_option
+@click.command("resume", cls=OperatorCommand)
+@by_option
 @_part_options
 @deployment_of
 def resume(deployment: Deployment, /, **asked: Any) -> None:
@@ -63,9 +59,9 @@ def resume(deployment: Deployment, /, **asked: Any) -> None:
     _act_on_part(deployment, resume=True, **asked)
 
 
-@click.command("pause-tier")
+@click.command("pause-tier", cls=OperatorCommand)
 @by_option
-@_because_option
+@because_option
 @_topic_options
 @deployment_of
 def pause_tier(deployment: Deployment, /, **asked: Any) -> None:
@@ -73,8 +69,8 @@ def pause_tier(deployment: Deployment, /, **asked: Any) -> None:
     _act(deployment, resume=False, **asked)
 
 
-@click.command("resume-tier")
-@_resumed_by_option
+@click.command("resume-tier", cls=OperatorCommand)
+@by_option
 @_topic_options
 @deployment_of
 def resume_tier(deployment: Deployment, /, **asked: Any) -> None:
@@ -85,7 +81,6 @@ def resume_tier(deployment: Deployment, /, **asked: Any) -> None:
 def _act_on_part(
     deployment: Deployment, *, stream: str, part: str | None, resume: bool, as_json: bool, **asked: Any
 ) -> None:
-    ensure_named(asked["by"], sure=asked["sure"])
     lines: list[str] = []
     wanted = AskedPart(part or ALL, resume, **asked)
     found = act_on_part(deployment.ledger(), deployment.stream(stream), wanted, datetime.now(UTC), lines.append)
@@ -97,7 +92,6 @@ def _act_on_part(
 
 
 def _act(deployment: Deployment, *, stream: str, topic: str, resume: bool, as_json: bool, **asked: Any) -> None:
-    ensure_named(asked["by"], sure=asked["sure"])
     lines: list[str] = []
     wanted = Asked(topic, resume, **asked)
     found = act(deployment.ledger(), deployment.stream(stream), wanted, datetime.now(UTC), lines.append)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.cli.terminal import (
     as_json_option,
     by_option,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 
-@click.command("rebuild-ledger")
+@click.command("rebuild-ledger", cls=OperatorCommand)
 @click.argument("stream")
 @click.option("--yes", "sure", is_flag=True, help="Write it. Without it only what would be written is shown.")
 @as_json_option
@@ -51,7 +52,7 @@ def rebuild_ledger(
         print_lines(lines)
 
 
-@click.command("rebuild-current")
+@click.command("rebuild-current", cls=OperatorCommand)
 @click.argument("stream")
 @click.option("--yes", "sure", is_flag=True, help="Write it. Without it only what differs is shown.")
 @as_json_option
@@ -84,7 +85,7 @@ def rebuild_current(
     print_lines(lines[len(found.lines) :])
 
 
-@click.command("rebuild-all")
+@click.command("rebuild-all", cls=OperatorCommand)
 @click.argument("stream")
 @click.option("--yes", "sure", is_flag=True, help="Write it. Without it only what would be written is shown.")
 @by_option

@@ -7,6 +7,8 @@ sysexits.h), so that a script may try again.
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +19,14 @@ from highwater.orchestration.deployment import Deployment
 
 PERMANENT = 2
 TEMPORARY = 75
+
+
+def login_name() -> str:
+    """The login name of this process's user; its number where the system has no name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def exit_status(error: HighwaterError) -> int:
@@ -34,18 +44,11 @@ def told(error: HighwaterError) -> str:
 
 deployment_of = click.make_pass_decorator(Deployment)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+because_option = click.option("--because", default="", help="Why; goes into the record.")
 sure_option = click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be done is shown.")
-by_option = click.option("--by", default="", help="Who decides it; goes into the record. Needed with --yes.")
-
-
-def ensure_named(by: str | None, *, sure: bool, why: str = "a person decides it") -> None:
-    """Ensure that somebody is named where a decision is to be recorded.
-
-    Raises:
-        click.UsageError: nobody is.
-    """
-    if sure and not by:
-        raise click.UsageError(f"--yes needs --by NAME: {why}")
+by_option = click.option(
+    "--by", default=login_name, show_default="your login name", help="Who decides it; goes into the record."
+)
 
 
 def told_lines(lines: Sequence[str], *, sure: bool) -> list[str]:

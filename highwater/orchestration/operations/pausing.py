@@ -1,7 +1,4 @@
-"""Pausing a stream, one of its sensors, or the retries of one topic; the ledger keeps who paused it until the resume.
-
-A resume ends the record: the command's output or the run's log alone names the person.
-"""
+"""Pausing a stream, one of its sensors, or the retries of one topic; the ledger has the pause until the resume."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ class Asked:
         resume: end the pause, instead of beginning one.
         sure: record it; without it only the present state is reported.
         by: the person's name.
-        because: why it is paused; a resume has no reason.
+        because: why it is paused; the reason of a resume is among the ledger's decisions alone.
     """
 
     topic: str
@@ -46,7 +43,7 @@ class AskedPart:
         resume: end the pause, instead of beginning one.
         sure: record it; without it only the present state is reported.
         by: the person's name.
-        because: why it is paused; a resume has no reason.
+        because: why it is paused; the reason of a resume is among the ledger's decisions alone.
     """
 
     part: str = ALL

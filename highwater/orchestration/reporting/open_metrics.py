@@ -1,27 +1,34 @@
-"""Metrics: where every stream stands, in numbers for a scraper.
-
-All are gauges: their text is OpenMetrics and, for a textfile collector, the older format as well.
-"""
+"""Metrics: the progress of every stream in numbers for a scraper; all are gauges, which both text formats know."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from highwater.alerting import DEPLOYMENT
-from highwater.errors import DependencyAwayError, HighwaterError, TemporaryError, TopicAbsentError
+from highwater.errors import (
+    ConfigurationError,
+    DependencyAwayError,
+    HighwaterError,
+    PermanentError,
+    TemporaryError,
+    TopicAbsentError,
+)
 from highwater.orchestration.checking.check_results import erring_checks, failing_checks
 from highwater.orchestration.checking.origin_counts import Ends, count_ends
 from highwater.orchestration.checking.slice_status import attempts
 from highwater.orchestration.dagster_home import Opened, answer
 from highwater.orchestration.reporting.audit import committed_ends
 from highwater.orchestration.reporting.consumer_lag import Ages, unread_ages
+from highwater.orchestration.reporting.health import SENSORS, heartbeats, last_ticks
 from highwater.orchestration.reporting.plan_status import topic_status
 from highwater.routing import on_tier
 
 if TYPE_CHECKING:
+    from dagster import DagsterInstance
     from prometheus_client import Metric
 
     from highwater.declaration import Stream
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Samples = list[tuple[tuple[str, ...], float]]
+# Failing checks by stream, heartbeats by daemon, ticks by sensor.
+_Answered = tuple[dict[str, dict[str, int]], Mapping[str, float | None], Mapping[str, float]]
 
 _PARTITION = ("stream", "topic", "partition")
 # Name, labels and help of each; a name that ends with a unit has it in the text.
@@ -68,21 +77,33 @@ FAMILIES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "highwater_alerts_open": (("stream",), "Open alerts."),
     "highwater_alert_since_timestamp_seconds": (("stream", "alert"), "When an open alert began."),
     "highwater_failing_check_slices": (("stream", "check"), "Slices whose last execution of the check failed."),
+    "highwater_daemon_heartbeat_timestamp_seconds": (("daemon",), "When a daemon of Dagster last reported."),
+    "highwater_sensor_tick_timestamp_seconds": (("sensor",), "When the last tick of a running sensor began."),
+    "highwater_stream_measured": (("stream",), "Whether all of the stream was measured; 0 after an error."),
+    "highwater_collection_duration_seconds": ((), "How long these numbers took to measure."),
+    "highwater_collection_timestamp_seconds": ((), "When these numbers were measured."),
 }
 _UNITS = ("seconds",)
 
 
-@dataclass
+@dataclass(eq=False)  # the library keeps collectors as keys
 class Metrics:
     """What was measured.
 
     Args:
         samples: by family's name the values of its labels, and the number.
         away: why a dependency did not answer, by its name.
+        failed: why something of a stream could not be measured, by the stream's name.
     """
 
     samples: dict[str, Samples] = field(default_factory=lambda: {name: [] for name in FAMILIES})
     away: dict[str, HighwaterError] = field(default_factory=dict)
+    failed: dict[str, HighwaterError] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> list[HighwaterError]:
+        """Every error that left numbers out."""
+        return [*self.away.values(), *self.failed.values()]
 
     def add(self, name: str, value: float | None, *labels: str | int) -> None:
         """One sample; what is not known is left out."""
@@ -97,7 +118,11 @@ class Metrics:
             return question()
         except TemporaryError as error:
             self.away[dependency] = error
-            return None
+        except ConfigurationError as error:
+            if dependency != "ledger":
+                raise  # of the lake and of Kafka it may be the fault of one stream
+            self.away[dependency] = error
+        return None
 
     @property
     def text(self) -> str:
@@ -106,23 +131,17 @@ class Metrics:
         from prometheus_client.openmetrics.exposition import generate_latest
 
         registry = CollectorRegistry()
-        registry.register(_Collected(self.samples))
+        registry.register(self)
         return str(generate_latest(registry).decode())  # type: ignore[no-untyped-call]
 
-
-class _Collected:
-    """Samples in the form that the library asks for."""
-
-    def __init__(self, samples: Mapping[str, Samples]) -> None:
-        self._samples = samples
-
     def collect(self) -> Iterable[Metric]:
+        """The samples in the form that the library asks a collector for."""
         from prometheus_client.core import GaugeMetricFamily
 
         for name, (labels, about) in FAMILIES.items():
             unit = next((unit for unit in _UNITS if name.endswith(f"_{unit}")), "")
             family = GaugeMetricFamily(name, about, labels=labels, unit=unit)
-            for values, number in self._samples[name]:
+            for values, number in self.samples[name]:
                 family.add_metric(values, number)
             yield family
 
@@ -134,23 +153,31 @@ def measure(
     streams: Sequence[Stream],
     dagster: Opened,
 ) -> Metrics:
-    """Measure the streams; what is away leaves out what rests on it, and nothing else (I15).
+    """Measure the streams; an error leaves out what rests on it, and nothing else (I15).
 
     Args:
         ledger, kafka, lake: the connections.
         streams: the streams.
         dagster: opens the instance; it gives None where there is none to ask.
-
-    Raises:
-        PermanentError: the ledger cannot be used.
     """
+    begun = time.monotonic()
     found = Metrics()
     for stream in streams:
-        _stream(found, ledger, kafka, lake, stream)
+        try:
+            _stream(found, ledger, kafka, lake, stream)
+        except HighwaterError as error:
+            found.failed[stream.name] = error
+        except Exception as error:  # noqa: BLE001 - a defect in one stream hides no number of the others
+            found.failed[stream.name] = PermanentError(
+                f"stream {stream.name} could not be measured", found=type(error).__name__, remedy="report the defect"
+            )
+        found.add("highwater_stream_measured", stream.name not in found.failed, stream.name)
     _alerts(found, ledger, DEPLOYMENT)
-    asked = ["ledger", "kafka", "lake", *(["dagster"] if _checks(found, dagster, streams) else [])]
+    asked = ["ledger", "kafka", "lake", *(["dagster"] if _dagster(found, dagster, streams) else [])]
     for dependency in asked:
         found.add("highwater_up", dependency not in found.away, dependency)
+    found.add("highwater_collection_duration_seconds", time.monotonic() - begun)
+    found.add("highwater_collection_timestamp_seconds", time.time())
     return found
 
 
@@ -295,14 +322,26 @@ def _ends(found: Metrics, stream: Stream, ends: Ends | None) -> None:
     found.add("highwater_origins_twice", ends.twice, stream.name)
 
 
-def _checks(found: Metrics, opened: Opened, streams: Sequence[Stream]) -> bool:
-    """Count failing checks; False where there is no instance to ask."""
-    failing, error = answer(opened, lambda instance: {s.name: failing_checks(instance, s) for s in streams})
+def _dagster(found: Metrics, opened: Opened, streams: Sequence[Stream]) -> bool:
+    """Count failing checks, and note when daemons and sensors last worked; False where there is no instance to ask."""
+
+    def ask(instance: DagsterInstance) -> _Answered:
+        failing = {stream.name: failing_checks(instance, stream) for stream in streams}
+        return failing, heartbeats(instance), last_ticks(instance, SENSORS)
+
+    answered, error = answer(opened, ask)
     if error is not None:
         # The other numbers are known, and whether they are taken is not to hang on why these are not.
         found.away["dagster"] = DependencyAwayError(error.problem, found=error.found, remedy=error.remedy)
         return True
-    for stream in streams if failing is not None else ():
+    if answered is None:
+        return False
+    failing, beats, ticks = answered
+    for stream in streams:
         for name in erring_checks(stream):
-            found.add("highwater_failing_check_slices", (failing or {})[stream.name].get(name, 0), stream.name, name)
-    return failing is not None
+            found.add("highwater_failing_check_slices", failing[stream.name].get(name, 0), stream.name, name)
+    for daemon, at in beats.items():
+        found.add("highwater_daemon_heartbeat_timestamp_seconds", at, daemon)
+    for sensor, at in ticks.items():
+        found.add("highwater_sensor_tick_timestamp_seconds", at, sensor)
+    return True

@@ -290,6 +290,21 @@ sensor_faults = sa.Table(
     sa.Column("remedy", sa.Text, nullable=False),
 )
 
+# Who decided an action of an operator, when and why; keys of records are not among what was asked.
+decisions = sa.Table(
+    "decisions",
+    metadata,
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    sa.Column("stream", sa.String(249), nullable=False, index=True),
+    sa.Column("action", sa.String(40), nullable=False),
+    sa.Column("asked", sa.JSON, nullable=False),
+    sa.Column("decided_by", sa.String(249), nullable=False),
+    sa.Column("because", sa.Text, nullable=False),
+    sa.Column("through", sa.String(249), nullable=False),
+    sa.Column("decided_at", Utc, nullable=False),
+    sa.Column("outcome", sa.String(100)),
+)
+
 leases = sa.Table(
     "leases",
     metadata,

@@ -17,6 +17,7 @@ from highwater.portions import portions
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.breakers import Breakers
 from highwater.resources.ledger.database import Database
+from highwater.resources.ledger.decisions import Decisions
 from highwater.resources.ledger.engine import KEYS_A_STATEMENT, rows_of
 from highwater.resources.ledger.erasures import Erasures, restore
 from highwater.resources.ledger.given_up import GivenUps
@@ -610,6 +611,13 @@ class Ledger:
     def instances(self) -> Instances:
         """The Dagster instances that work on the streams."""
         return Instances(self.database)
+
+    # Decisions
+
+    @property
+    def decisions(self) -> Decisions:
+        """What operators decided: who, when and why."""
+        return Decisions(self.database)
 
     # Pauses
 

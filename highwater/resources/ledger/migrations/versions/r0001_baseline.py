@@ -58,6 +58,21 @@ def upgrade() -> None:
         if_not_exists=True,
     )
     op.create_table(
+        "decisions",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("stream", sa.String(length=249), nullable=False),
+        sa.Column("action", sa.String(length=40), nullable=False),
+        sa.Column("asked", sa.JSON(), nullable=False),
+        sa.Column("decided_by", sa.String(length=249), nullable=False),
+        sa.Column("because", sa.Text(), nullable=False),
+        sa.Column("through", sa.String(length=249), nullable=False),
+        sa.Column("decided_at", sa.DateTime(), nullable=False),
+        sa.Column("outcome", sa.String(length=100), nullable=True),
+        sa.PrimaryKeyConstraint("id"),
+        if_not_exists=True,
+    )
+    op.create_index("ix_decisions_stream", "decisions", ["stream"], unique=False, if_not_exists=True)
+    op.create_table(
         "discards",
         sa.Column("stream", sa.String(length=249), nullable=False),
         sa.Column("origin_topic", sa.String(length=249), nullable=False),

@@ -1,0 +1,90 @@
+"""Commands that record a decision: with `--yes` the decision is checked and recorded before the command begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from highwater.decisions import Decision, asked_values
+from highwater.erasing import digest_of
+from highwater.errors import UnknownSliceError
+from highwater.orchestration.cli.terminal import because_option, by_option, login_name
+from highwater.orchestration.deployment import Deployment
+from highwater.slices import SliceKey
+
+# Parameters of commands that have another name in the configuration of the job.
+_NAMES = {"slice_key": "slice", "on": "topics", "again": "accepted_again"}
+_NOT_ASKED = frozenset({"stream", "sure", "dry", "by", "because", "as_json", "key"})
+
+
+class OperatorCommand(click.Command):
+    """A command with which an operator decides; it takes `--yes`, `--by` and `--because`, whatever its function takes.
+
+    The function gets `by` and `because` where it declares these options itself.
+    """
+
+    def __init__(self, name: str | None, *, params: list[click.Parameter] | None = None, **settings: Any) -> None:
+        declared = list(params or ())
+        names = {one.name for one in declared}
+        self._added = [option for option in _options() if option.name not in names]
+        super().__init__(name, params=[*declared, *self._added], **settings)
+
+    @property
+    def action(self) -> str:
+        """The name of the operator job that does the same."""
+        return str(self.name).replace("-", "_")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; with `--yes` after the check and the record of the decision."""
+        from highwater.orchestration.operations.deciding import decided
+
+        given = dict(ctx.params)
+        for option in self._added:
+            del ctx.params[str(option.name)]
+        if not given["sure"]:
+            return super().invoke(ctx)
+        deployment = ctx.find_object(Deployment)
+        assert deployment is not None  # the group made it
+        with decided(deployment.ledger(), deployment.settings.operators, self._decision(deployment, given)):
+            return super().invoke(ctx)
+
+    def _decision(self, deployment: Deployment, given: Mapping[str, Any]) -> Decision:
+        values = {_NAMES.get(name, name): value for name, value in given.items() if name not in _NOT_ASKED}
+        if given.get("key"):
+            values["digest"] = digest_of(given["key"].encode())
+        return Decision(
+            self.action,
+            _stream(deployment, given),
+            asked_values(values),
+            by=given["by"],
+            because=given["because"],
+            through=f"login {login_name()}",
+            at=datetime.now(UTC),
+        )
+
+
+def _stream(deployment: Deployment, given: Mapping[str, Any]) -> str:
+    """The stream that a command is about: its argument, or the stream that reads the topic of its slice."""
+    if "stream" in given:
+        return str(given["stream"])
+    text = str(given["slice_key"] if "slice_key" in given else given["slices"][0])
+    try:
+        topic = SliceKey.parse(text).topic
+    except UnknownSliceError:
+        return text
+    return next((stream.name for stream in deployment.streams().values() if topic in stream.all_topics), "")
+
+
+def _options() -> list[click.Parameter]:
+    """The options `--by` and `--because` as a command has them."""
+
+    @click.command()
+    @by_option
+    @because_option
+    def command() -> None:
+        """Carry the options."""
+
+    return command.params

@@ -1,0 +1,59 @@
+"""The command `serve-metrics`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from datetime import UTC, datetime
+
+import click
+
+from highwater.errors import ConfigurationError
+from highwater.orchestration.cli.terminal import deployment_of
+from highwater.orchestration.dagster_home import dagster_instance
+from highwater.orchestration.deployment import Deployment
+from highwater.settings import DEFAULT_METRICS_LISTEN, METRICS_LISTEN, metrics_listen
+
+
+@click.command("serve-metrics")
+@click.option(
+    "--listen",
+    envvar=METRICS_LISTEN,
+    default=DEFAULT_METRICS_LISTEN,
+    show_default=True,
+    help=f"Host and port; else {METRICS_LISTEN}. Port 0 takes a free one.",
+)
+@click.option(
+    "--cache",
+    "seconds",
+    type=click.FloatRange(min=1),
+    default=15.0,
+    show_default=True,
+    help="Seconds for which one measuring serves all scrapes.",
+)
+@deployment_of
+def serve_metrics(deployment: Deployment, listen: str, seconds: float) -> None:
+    """Serve /metrics for Prometheus and /health for probes over HTTP, until the process is ended.
+
+    Streams are declared when it starts: start it again after a change. It has no login and shows no secrets.
+    """
+    from highwater.orchestration.reporting import health, open_metrics
+    from highwater.orchestration.reporting.serving import HEALTH_SECONDS, Shared, application, server
+
+    host, port = metrics_listen(listen)
+    streams = [*deployment.streams().values()]
+    ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()
+    metrics = Shared(lambda: open_metrics.measure(ledger, kafka, lake, streams, dagster_instance), seconds)
+    state = Shared(lambda: health.examine(ledger, dagster_instance, datetime.now(UTC)), HEALTH_SECONDS)
+    try:
+        serving = server(host, port, application(metrics, state))
+    except OSError as error:
+        raise ConfigurationError(
+            f"{listen} cannot be listened on",
+            found=error.strerror,
+            remedy=f"choose another port with --listen or {METRICS_LISTEN}",
+        ) from error
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the first process of a container ignores it otherwise
+    with serving:
+        click.echo(f"http://{listen.rpartition(':')[0]}:{serving.server_port}/metrics")
+        serving.serve_forever()

@@ -1,0 +1,140 @@
+"""Health of a deployment: whether the ledger answers, the daemon runs and the planner ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from highwater.errors import HighwaterError
+from highwater.orchestration.dagster_home import Opened, answer
+from highwater.wording import span
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from highwater.resources.ledger import Ledger
+
+# The sensors that serve all streams.
+PLANNER = "planner"
+SENSORS = (PLANNER, "dlq_retries", "repair", "offset_mirror", "publisher", "alerts")
+# Daemons report every 30 s. A tick of a sensor takes 60 s at the longest, and the planner's next one begins 10 s later.
+# The limit leaves room for two of them.
+LIMIT = timedelta(seconds=180)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A condition of health.
+
+    Args:
+        name: `ledger`, `daemon` or `planner`.
+        ok: whether it holds; None where it cannot be asked.
+        reason: the values that were found, and the remedy of what does not hold.
+    """
+
+    name: str
+    ok: bool | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Health:
+    """All conditions of health.
+
+    Args:
+        findings: one for each condition.
+    """
+
+    findings: Sequence[Finding]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no condition fails."""
+        return all(one.ok is not False for one in self.findings)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The conditions as values of JSON."""
+        checks = {one.name: {"ok": one.ok, "reason": one.reason} for one in self.findings}
+        return {"status": "ok" if self.ok else "failing", "checks": checks}
+
+
+def examine(ledger: Ledger, dagster: Opened, now: datetime) -> Health:
+    """Examine the health of a deployment.
+
+    Args:
+        ledger: the ledger.
+        dagster: opens the instance; it gives None where DAGSTER_HOME is not set.
+        now: the time, in UTC.
+    """
+    return Health(
+        [
+            _ledger(ledger),
+            _of_dagster("daemon", dagster, lambda instance: _daemon(instance, now)),
+            _of_dagster(PLANNER, dagster, lambda instance: _planner(instance, now)),
+        ]
+    )
+
+
+def _ledger(ledger: Ledger) -> Finding:
+    try:
+        ledger.alerts()
+    except HighwaterError as error:
+        return Finding("ledger", ok=False, reason=f"{error.problem}; {error.remedy}")
+    return Finding("ledger", ok=True, reason="it answers")
+
+
+def _of_dagster(name: str, dagster: Opened, question: Callable[[dg.DagsterInstance], Finding]) -> Finding:
+    found, error = answer(dagster, question)
+    if error is not None:
+        return Finding(name, ok=False, reason=f"{error.problem}; {error.remedy}")
+    return found or Finding(name, ok=None, reason="not asked: DAGSTER_HOME is not set")
+
+
+def _daemon(instance: dg.DagsterInstance, now: datetime) -> Finding:
+    beats = heartbeats(instance)
+    late = {name: at for name, at in beats.items() if at is None or now.timestamp() - at > LIMIT.total_seconds()}
+    if not late:
+        return Finding("daemon", ok=True, reason=f"{len(beats)} daemons reported within {span(LIMIT)}")
+    shown = ", ".join(f"{name} {_ago(at, now)}" for name, at in sorted(late.items()))
+    return Finding("daemon", ok=False, reason=f"no heartbeat within {span(LIMIT)}: {shown}; start dagster-daemon")
+
+
+def _planner(instance: dg.DagsterInstance, now: datetime) -> Finding:
+    at = last_ticks(instance, [PLANNER]).get(PLANNER)
+    if at is None:
+        return Finding(PLANNER, ok=False, reason="no tick of a running sensor planner; switch it on in Dagster")
+    if now.timestamp() - at > LIMIT.total_seconds():
+        remedy = "see that dagster-daemon and the code server run"
+        return Finding(PLANNER, ok=False, reason=f"its last tick was {_ago(at, now)}; {remedy}")
+    return Finding(PLANNER, ok=True, reason=f"its last tick was {_ago(at, now)}")
+
+
+def _ago(at: float | None, now: datetime) -> str:
+    return "never" if at is None else f"{span(timedelta(seconds=max(0, round(now.timestamp() - at))))} ago"
+
+
+def heartbeats(instance: dg.DagsterInstance) -> Mapping[str, float | None]:
+    """The last heartbeat of each daemon that the instance needs, in seconds since 1970; None where there is none."""
+    found = instance.get_daemon_heartbeats()
+    return {name: found[name].timestamp if name in found else None for name in instance.get_required_daemon_types()}
+
+
+def last_ticks(instance: dg.DagsterInstance, sensors: Collection[str]) -> Mapping[str, float]:
+    """The begin of the last tick of each sensor that is switched on, in seconds since 1970.
+
+    Args:
+        instance: Dagster's instance.
+        sensors: the names of the sensors.
+    """
+    from dagster._core.definitions.run_request import InstigatorType
+
+    if instance.schedule_storage is None:  # an instance in memory
+        return {}
+    found: dict[str, float] = {}
+    for state in instance.all_instigator_state(instigator_type=InstigatorType.SENSOR):
+        if state.instigator_name in sensors and state.is_running:
+            for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1):
+                found[state.instigator_name] = max(found.get(state.instigator_name, 0.0), tick.timestamp)
+    return found
