@@ -11,6 +11,8 @@ from pydantic import PrivateAttr
 
 from highwater.assets.classified import Classified
 from highwater.errors import HighwaterError
+from highwater.orchestration.redaction import remember_secrets, remembered_secrets
+from highwater.resources.kafka_logins import file_versions
 from highwater.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,23 +27,39 @@ if TYPE_CHECKING:
 
 
 def settings() -> Settings:
-    """The settings of this process, read now."""
-    return Settings.from_environment(os.environ)
+    """The settings of this process, read now; their secrets stay known, for errors of clients that are still open."""
+    found = Settings.from_environment(os.environ)
+    remember_secrets(found)
+    return found
+
+
+def known_secrets() -> frozenset[str]:
+    """The secrets of this process's settings, and those they had before: a client of older ones may be open."""
+    with suppress(HighwaterError):  # settings that cannot be read have opened nothing
+        settings()
+    return remembered_secrets()
 
 
 def schemas() -> "Callable[[int | str], Schema | None] | None":
     """How schemas of the registry of `HIGHWATER_SCHEMA_REGISTRY_URL` are found, by number or GUID; None without one."""
     found = settings()
-    return finder(found.schema_registry_url, frozenset(found.schema_registry_config.items()))
+    return finder(found)
 
 
-@lru_cache
-def finder(url: str | None, config: "frozenset[tuple[str, Plain]]") -> "Callable[[int | str], Schema | None] | None":
-    """The same of a registry; one client a process, which remembers schemas."""
+def finder(found: Settings) -> "Callable[[int | str], Schema | None] | None":
+    """The same of the registry of these settings."""
+    if found.schema_registry_url is None:
+        return None
+    config = found.schema_registry_config
+    return _finder(found.schema_registry_url, frozenset(config.items()), file_versions(config))
+
+
+@lru_cache(maxsize=4)
+def _finder(url: str, config: "frozenset[tuple[str, Plain]]", files: object) -> "Callable[[int | str], Schema | None]":
+    """One client a process, which remembers schemas, until its login or a file of its keys changes."""
     from highwater.resources.schema_registry import SchemaRegistry
 
-    if url is None:
-        return None
+    del files
     registry = SchemaRegistry(url, dict(config))
     return lambda one: registry.schema(one) if isinstance(one, int) else registry.schema_by_guid(one)
 
@@ -52,7 +70,8 @@ class KafkaResource(dg.ConfigurableResource["Kafka"]):
     def open(self) -> "Kafka":
         """A client; it connects when it is first used."""
         found = settings()
-        return _kafka(found.kafka_bootstrap, frozenset(found.kafka_config.items()))
+        config = found.kafka_config
+        return _kafka(found.kafka_bootstrap, frozenset(config.items()), file_versions(config))
 
 
 class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
@@ -117,11 +136,16 @@ class LedgerResource(dg.ConfigurableResource["Ledger"]):
             alive.stop()  # type: ignore[attr-defined]  # pydantic needs a type that exists at run time
 
 
-@lru_cache(maxsize=4)
-def _kafka(bootstrap: str, config: frozenset[tuple[str, str]]) -> "Kafka":
-    """One client a process: a code server ticks for months, and each client has threads of its own."""
+# One, not more: the client of an older password would go on connecting, and brokers lock users for that.
+@lru_cache(maxsize=1)
+def _kafka(bootstrap: str, config: frozenset[tuple[str, str]], files: object) -> "Kafka":
+    """One client a process: a code server ticks for months, and each client has threads of its own.
+
+    A login that changed, or a file of a key that was replaced, makes another: librdkafka reads files once.
+    """
     from highwater.resources.kafka import Kafka
 
+    del files
     return Kafka(bootstrap, dict(config))
 
 

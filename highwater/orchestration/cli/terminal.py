@@ -97,7 +97,7 @@ class Deployment:
         """How schemas of the configured registry are found; None without one."""
         from highwater.orchestration.resources import finder
 
-        return finder(self.settings.schema_registry_url, frozenset(self.settings.schema_registry_config.items()))
+        return finder(self.settings)
 
 
 deployment_of = click.make_pass_decorator(Deployment)
