@@ -83,24 +83,15 @@ class Identity:
 
     @property
     def pkcs8(self) -> str:
-        return self._written(serialization.PrivateFormat.PKCS8)
+        return self.written(pkcs8=True)
 
-    @property
-    def pkcs1(self) -> str:
-        return self._written(serialization.PrivateFormat.TraditionalOpenSSL)
-
-    def encrypted(self, password: str) -> str:
-        """PKCS#8 behind a password, as OpenSSL 3 writes it."""
-        return self._written(
-            serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(password.encode())
-        )
-
-    def _written(
-        self,
-        how: serialization.PrivateFormat,
-        encryption: serialization.KeySerializationEncryption | None = None,
-    ) -> str:
-        chosen = encryption or serialization.NoEncryption()
+    def written(self, *, pkcs8: bool, password: str | None = None) -> str:
+        """The key in PKCS#8 or PKCS#1, behind a password as OpenSSL 3 encrypts it."""
+        kinds = serialization.PrivateFormat
+        how = kinds.PKCS8 if pkcs8 else kinds.TraditionalOpenSSL
+        chosen: serialization.KeySerializationEncryption = serialization.NoEncryption()
+        if password is not None:
+            chosen = serialization.BestAvailableEncryption(password.encode())
         return self.key.private_bytes(serialization.Encoding.PEM, how, chosen).decode()
 
 

@@ -24,7 +24,7 @@ PASSWORD_MODULES: Mapping[str, str] = MappingProxyType(
     }
 )
 _OAUTH_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
-# In this package since Kafka 3.4; the one of the same name in `secured` is gone in 4.0.
+# In the package of kafka-clients 3.9, which Spark 4.0 ships, and of 4.x; that of `secured` is an older name of it.
 _OAUTH_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 # Java waits for a token endpoint for ever where nothing is set. Two requests and a pause end within half a minute.
 _LOGIN_MS = "10000"
@@ -47,16 +47,18 @@ _METHOD, _GRANT = "sasl.oauthbearer.method", "sasl.oauthbearer.grant.type"
 _ENDPOINT, _EXTENSIONS = "sasl.oauthbearer.token.endpoint.url", "sasl.oauthbearer.extensions"
 _USER = ("sasl.username", "sasl.password")
 _KEYTAB, _PRINCIPAL, _SERVICE = "sasl.kerberos.keytab", "sasl.kerberos.principal", "sasl.kerberos.service.name"
+_PHRASE = "ssl.key.password"
 _CERTIFICATE, _KEY = ("ssl.certificate.location", "ssl.certificate.pem"), ("ssl.key.location", "ssl.key.pem")
 # For the token endpoint, which is another server than the broker.
 _HTTPS = ("https.ca.location", "https.ca.pem")
 
 # The properties that `java_login` and `java_keys` translate together, since one needs another.
 LOGINS = frozenset({*_USER, *_OIDC, _METHOD, _GRANT, _ENDPOINT, _EXTENSIONS, *_HTTPS, _KEYTAB, _PRINCIPAL})
-KEYS = frozenset({*_CERTIFICATE, *_KEY})
+KEYS = frozenset({*_CERTIFICATE, *_KEY, _PHRASE})
 
 # The broker's address names the region: b-1.demo.a1b2c3.c2.kafka.eu-west-1.amazonaws.com:9098.
 _REGION = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com")
+_CERTIFICATE_BLOCK = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _KEY_HEADER = re.compile(r"-----BEGIN ([A-Z0-9 ]*PRIVATE KEY)-----")
 
 
@@ -90,7 +92,7 @@ def mechanism_of(config: Mapping[str, Any]) -> str | None:
 
 
 def _java_password(config: Mapping[str, str], named: str | None) -> dict[str, str]:
-    if named not in PASSWORD_MODULES:
+    if named is None or named not in PASSWORD_MODULES:
         raise ConfigurationError(
             f"a user and a password do not go with the SASL mechanism {named or 'none'}",
             remedy=f"set sasl.mechanisms to one of {', '.join(PASSWORD_MODULES)}",
@@ -184,24 +186,22 @@ def escaped(text: str) -> str:
 def java_keys(config: Mapping[str, str]) -> dict[str, str]:
     """The properties of Java's client for the certificate and key of a configuration in PEM.
 
-    One file that holds both is named; of two files the contents are handed over, since Java's client takes one file.
+    Java's client takes one file, with the key in PKCS#8 and without a password. Such a file is named. Otherwise the
+    contents are handed over, and the key is converted: librdkafka reads more formats.
 
     Raises:
-        ConfigurationError: one of the two is missing or cannot be read, or the key has a format that Java does not
-            read. No content is repeated.
+        ConfigurationError: one of the two is missing or cannot be read. No content is repeated.
     """
-    if not KEYS & config.keys():
-        return {}
-    place = config.get("ssl.key.location")
-    found = {"ssl.keystore.type": "PEM"}
-    if place is not None and place == config.get("ssl.certificate.location"):
-        if Path(place).is_file():
-            _ensure_pkcs8("ssl.key.location", _content("ssl.key.location", place))
-        return {**found, "ssl.keystore.location": place}
+    if not {*_CERTIFICATE, *_KEY} & config.keys():
+        # The key in a PKCS#12 store may have a password of its own.
+        return {_PHRASE: config[_PHRASE]} if _PHRASE in config else {}
     name, key = _pem(config, _KEY)
-    _ensure_pkcs8(name, key)
-    _, certificate = _pem(config, _CERTIFICATE)
-    return {**found, "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
+    certificates = _certificates(*_pem(config, _CERTIFICATE))
+    place, found = config.get("ssl.key.location"), {"ssl.keystore.type": "PEM"}
+    if place is not None and place == config.get("ssl.certificate.location") and _is_plain_pkcs8(key):
+        return {**found, "ssl.keystore.location": place}
+    key = key if _is_plain_pkcs8(key) else _converted(name, key, config.get(_PHRASE))
+    return {**found, "ssl.keystore.certificate.chain": certificates, "ssl.keystore.key": key}
 
 
 def _pem(config: Mapping[str, str], names: tuple[str, str]) -> tuple[str, str]:
@@ -228,29 +228,51 @@ def _content(name: str, place: str) -> str:
     )
 
 
-def _ensure_pkcs8(name: str, text: str) -> None:
-    """See that Java reads a private key; librdkafka reads the other formats too.
-
-    Raises:
-        ConfigurationError: it is PKCS#1 or another format than PKCS#8, or no key.
-    """
-    found = _KEY_HEADER.search(text)
-    kind = found[1] if found else None
-    if kind in {"PRIVATE KEY", "ENCRYPTED PRIVATE KEY"}:
-        return
-    formats = {"RSA PRIVATE KEY": "PKCS#1", "EC PRIVATE KEY": "SEC 1", "DSA PRIVATE KEY": "the format of OpenSSL"}
-    if kind in formats:
+def _certificates(name: str, text: str) -> str:
+    """The certificates alone: a private key in the same file must not go with them."""
+    found = _CERTIFICATE_BLOCK.findall(text)
+    if not found:
         raise ConfigurationError(
-            f"the private key of {name} is in {formats[kind]}, and Spark's Kafka client reads PKCS#8 only",
-            found=f"BEGIN {kind}",
-            remedy="convert it by openssl pkcs8 -topk8 -nocrypt -in key.pem -out key.pkcs8.pem, and use the new file "
-            "for both clients",
+            f"{name} holds no certificate", found="no line with BEGIN CERTIFICATE", remedy="use a certificate in PEM"
         )
+    return "\n".join(found)
+
+
+def _is_plain_pkcs8(text: str) -> bool:
+    return "-----BEGIN PRIVATE KEY-----" in text
+
+
+def _converted(name: str, text: str, password: str | None) -> str:
+    """A private key of another format in PEM (PKCS#1, SEC 1, or behind a password) as PKCS#8 without a password.
+
+    Java's client refuses PKCS#1. Java 17 opens no key that OpenSSL 3 encrypted (PBES2), whatever the password is.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
+    # librdkafka needs no password for a key without one, and takes it.
+    secret = password.encode() if password is not None and "ENCRYPTED" in text else None
+    try:
+        key = serialization.load_pem_private_key(_key_alone(text), secret)
+        return key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode()
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        found = _KEY_HEADER.search(text)
     raise ConfigurationError(
-        f"{name} holds no private key that both Kafka clients read",
-        found=f"BEGIN {kind}" if kind else "no line with BEGIN PRIVATE KEY",
-        remedy="use a private key in PEM and PKCS#8",
+        f"the private key of {name} cannot be read",
+        found=f"BEGIN {found[1]}, {_PHRASE} is {'not set' if password is None else 'set'}"
+        if found
+        else "no line with BEGIN PRIVATE KEY",
+        remedy=f"set the right {_PHRASE}, or convert the key to PKCS#8 by openssl pkcs8 -topk8 -nocrypt -in "
+        "key.pem -out key.pkcs8.pem and use the new file",
     )
+
+
+def _key_alone(text: str) -> bytes:
+    """The block of the key: certificates may stand before it."""
+    found = _KEY_HEADER.search(text)
+    return text[found.start() if found else 0 :].encode()
 
 
 def librdkafka_login(properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,6 @@ _SAME = frozenset(
         "sasl.oauthbearer.sub.claim.name",
         "security.protocol",
         "ssl.endpoint.identification.algorithm",
-        "ssl.key.password",
         "ssl.keystore.location",
         "ssl.keystore.password",
     }
