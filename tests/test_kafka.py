@@ -106,6 +106,9 @@ def test_all_topics_are_seen_together_as_each_is_seen_alone(kafka: Kafka, topic:
 class Many:
     """Stands for the admin client of some topics with two partitions; a test says which answers are errors."""
 
+    def poll(self, _: float) -> int:
+        return 0
+
     def __init__(self, topics: Sequence[str], errors: Mapping[tuple[str, int], object]) -> None:
         self.topics, self.errors, self.asked = topics, errors, list[str]()
 
@@ -163,6 +166,9 @@ def test_a_topic_that_may_not_be_read_is_left_out() -> None:
 
 class Answers:
     """Stands for the admin client of a topic with one partition: what the brokers answer, or no answer at all."""
+
+    def poll(self, _: float) -> int:
+        return 0
 
     def __init__(self, **changes: Any) -> None:
         self.topic_id, self.partitions, self.epoch = "T" * 22, [SimpleNamespace(id=0, leader=SimpleNamespace(id=1))], 4
