@@ -125,6 +125,19 @@ def test_amazon_msk_without_its_package_or_a_region_says_what_is_missing(monkeyp
     assert caught.value.remedy == "set AWS_REGION"
 
 
+def test_credentials_that_are_away_are_no_fault_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client waited for 10 s, and its error said neither what was missing nor that it may be back later."""
+
+    def fails(_: str) -> None:
+        raise OSError("no credentials")
+
+    provider = SimpleNamespace(generate_auth_token=fails)
+    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", SimpleNamespace(MSKAuthTokenProvider=provider))
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    with pytest.raises(DependencyAwayError, match="OSError: no credentials"):
+        Kafka("broker:9092", {"security.protocol": "SASL_SSL", "sasl.mechanisms": "AWS_MSK_IAM"}).topics()
+
+
 def test_kerberos_without_a_library_for_it_says_so() -> None:
     """The wheels of confluent-kafka have none; a library that has one only finds no ticket here."""
     with pytest.raises(ConfigurationError) as caught:

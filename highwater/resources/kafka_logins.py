@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from highwater.errors import ConfigurationError
+from highwater.errors import KAFKA, ConfigurationError, DependencyAwayError
 from highwater.settings import KAFKA_CONFIG
 
 MECHANISMS = ("sasl.mechanisms", "sasl.mechanism")
@@ -280,6 +280,7 @@ def librdkafka_login(properties: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigurationError: a package is missing for the mechanism, or the region of its tokens is unknown.
+        DependencyAwayError: no token could be had.
     """
     named = mechanism_of(properties)
     if named == MSK_IAM:
@@ -303,11 +304,31 @@ def _msk_tokens(bootstrap: str) -> Callable[[str], tuple[str, float]]:
             remedy="install it: pip install aws-msk-iam-sasl-signer-python",
         )
 
-    def token(_: str) -> tuple[str, float]:
+    def generate() -> tuple[str, float]:
         text, ends_ms = provider.generate_auth_token(region)
         return text, ends_ms / 1000
 
+    first = [_first_token(generate)]
+
+    def token(_: str) -> tuple[str, float]:
+        return first.pop() if first else generate()
+
     return token
+
+
+def _first_token(generate: Callable[[], tuple[str, float]]) -> tuple[str, float]:
+    """Asked for before the client is made, which would wait for 10 s and hide the reason."""
+    try:
+        return generate()
+    except Exception as error:  # noqa: BLE001 - AWS's libraries raise errors of many families
+        found = f"{type(error).__name__}: {error}"
+    raise DependencyAwayError(
+        f"AWS gave no token for the SASL mechanism {MSK_IAM}",
+        found=found,
+        remedy="give this process AWS credentials that AWS's default search finds, as docs/security.md says; it is "
+        "tried again",
+        of=KAFKA,
+    )
 
 
 def _region(bootstrap: str) -> str:
