@@ -75,7 +75,7 @@ class Stack(Service):
         self.broker = None if base.get(settings.KAFKA_BOOTSTRAP) else EmbeddedBroker(self.home)
         named = base.get(settings.SPARK_REMOTE) or base.get(settings.SPARK_MASTER)
         self.spark = None if named else SparkConnect(self.home, extra=SMALL_QUERIES if short_lived else None)
-        embeds_registry = registry and not base.get(settings.SCHEMA_REGISTRY_URL)
+        embeds_registry = registry and not settings.secret(base, settings.SCHEMA_REGISTRY_URL)
         self.registry = EmbeddedRegistry(self.home) if embeds_registry else None
         self._own_dagster_home = not base.get(DAGSTER_HOME)
         self.env = {**base, **self._variables(base, sensors=sensors), **(extra or {})}

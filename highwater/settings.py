@@ -28,6 +28,9 @@ METRICS_LISTEN = "HIGHWATER_METRICS_LISTEN"
 SPARK_REMOTE = "SPARK_REMOTE"
 SPARK_MASTER = "HIGHWATER_SPARK_MASTER"
 
+# Each of these may hold a secret, so a file may hold its value instead: HIGHWATER_KAFKA_CONFIG_FILE names it.
+SECRETS = (LEDGER_URL, KAFKA_CONFIG, SCHEMA_REGISTRY_URL, SCHEMA_REGISTRY_CONFIG, ALERTS_URL)
+
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 DEFAULT_MASTER = "local[*]"
 DEFAULT_LOG_FORMAT = "text"
@@ -66,24 +69,56 @@ class Settings:
 
         Raises:
             ConfigurationError: `HIGHWATER_KAFKA_CONFIG` or `HIGHWATER_SCHEMA_REGISTRY_CONFIG` is not a JSON object of
-                plain values, `HIGHWATER_SCHEMA_REGISTRY_URL` is not an HTTP address, or `HIGHWATER_OPERATORS` has no
-                name.
+                plain values, `HIGHWATER_SCHEMA_REGISTRY_URL` is not an HTTP address, `HIGHWATER_OPERATORS` has no name,
+                or a file that holds one of the `SECRETS` cannot be used.
         """
         home = Path(environment.get(HOME) or ".highwater").absolute()
         return cls(
             home=home,
             lake=_absolute(environment.get(LAKE) or str(home / "lake")),
-            ledger_url=environment.get(LEDGER_URL) or f"sqlite:///{home / 'ledger.sqlite'}",
+            ledger_url=secret(environment, LEDGER_URL) or f"sqlite:///{home / 'ledger.sqlite'}",
             kafka_bootstrap=environment.get(KAFKA_BOOTSTRAP) or DEFAULT_BOOTSTRAP,
-            kafka_config=parse_kafka_config(environment.get(KAFKA_CONFIG) or "{}"),
+            kafka_config=parse_kafka_config(secret(environment, KAFKA_CONFIG) or "{}"),
             spark_remote=environment.get(SPARK_REMOTE) or None,
             spark_master=environment.get(SPARK_MASTER) or DEFAULT_MASTER,
-            alerts_url=environment.get(ALERTS_URL) or None,
-            schema_registry_url=parse_registry_url(environment.get(SCHEMA_REGISTRY_URL) or ""),
-            schema_registry_config=parse_registry_config(environment.get(SCHEMA_REGISTRY_CONFIG) or "{}"),
+            alerts_url=secret(environment, ALERTS_URL) or None,
+            schema_registry_url=parse_registry_url(secret(environment, SCHEMA_REGISTRY_URL)),
+            schema_registry_config=parse_registry_config(secret(environment, SCHEMA_REGISTRY_CONFIG) or "{}"),
             catalog=parse_catalog(environment.get(CATALOG) or ""),
             operators=parse_operators(environment.get(OPERATORS) or ""),
         )
+
+
+def secret(environment: Mapping[str, str], name: str) -> str:
+    """The value of one of the `SECRETS`; empty where it is not set.
+
+    Args:
+        environment: holds the variable, or `<name>_FILE` with the path of a file that holds the value. The file is read
+            each time, so a file that is replaced needs no restart.
+        name: the variable.
+
+    Raises:
+        ConfigurationError: both are set, or the file cannot be read or is empty. No content is repeated.
+    """
+    other = f"{name}_FILE"
+    given, place = environment.get(name) or "", environment.get(other)
+    if not place:
+        return given
+    if given:
+        raise ConfigurationError(f"{name} and {other} are both set", remedy="unset one of them")
+    try:
+        text = Path(place).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+    else:
+        if value := text.removesuffix("\n").removesuffix("\r"):
+            return value
+        why = "it is empty"
+    raise ConfigurationError(
+        f"the file of {other} cannot be used",
+        found=f"{place}: {why}",
+        remedy=f"name a file that this user may read and that holds the value of {name}",
+    )
 
 
 def _absolute(lake: str) -> str:

@@ -107,11 +107,12 @@ def test_the_page_of_configuration_has_every_setting_and_no_other() -> None:
 def test_every_variable_that_a_page_names_is_read_somewhere() -> None:
     code = "".join(f.read_text() for folder in CODE for f in sorted((REPOSITORY / folder).rglob("*.py")))
     code += text_of("dagster.yaml")
+    files = {f"{name}_FILE" for name in settings.SECRETS}
     named = {
         word for page in PAGES for word in re.findall(r"\b(?:HIGHWATER|DAGSTER|SPARK)_[A-Z_]+[A-Z]\b", page.read_text())
     }
 
-    assert {name for name in named if name not in code} == set()
+    assert {name for name in named - files if name not in code} == set()
 
 
 def test_every_variable_of_ours_is_in_the_page_of_configuration() -> None:
@@ -150,7 +151,7 @@ def test_the_page_gives_the_places_below_home() -> None:
 
 
 def test_the_page_has_every_property_of_kafka_with_its_fate() -> None:
-    from highwater.resources import kafka_options
+    from highwater.resources import kafka_logins, kafka_options
 
     page = section("docs/configuration.md", "Kafka")
     handed, alone, guarded = page.split("\nProperties that ")[1:]
@@ -163,7 +164,19 @@ def test_the_page_has_every_property_of_kafka_with_its_fate() -> None:
     for name, values in taken.items():
         for value in values if values != [settings.KAFKA_BOOTSTRAP] else []:
             kafka_options.refuse_weakening({name: value})
-    assert all(f"`{mechanism}`" in handed for mechanism in kafka_options._LOGIN)
+    assert all(f"`{mechanism}`" in handed for mechanism in kafka_logins.PASSWORD_MODULES)
+
+
+def test_the_page_of_security_has_every_property_of_a_login_and_no_other() -> None:
+    from highwater.resources import kafka_logins
+
+    listed = {name for row in rows(section("docs/security.md", "What each client gets")) for name in spans(row[0])}
+    assert listed == kafka_logins.LOGINS | kafka_logins.KEYS | {*kafka_logins.MECHANISMS}
+
+
+def test_the_page_of_security_names_every_variable_that_a_file_may_hold() -> None:
+    listed = spans(section("docs/security.md", "Secrets from files"))
+    assert {f"{name}_FILE" for name in settings.SECRETS} <= {*listed}
 
 
 def _handed(text: str) -> dict[str, str]:

@@ -106,6 +106,9 @@ def test_all_topics_are_seen_together_as_each_is_seen_alone(kafka: Kafka, topic:
 class Many:
     """Stands for the admin client of some topics with two partitions; a test says which answers are errors."""
 
+    def poll(self, _: float) -> int:
+        return 0
+
     def __init__(self, topics: Sequence[str], errors: Mapping[tuple[str, int], object]) -> None:
         self.topics, self.errors, self.asked = topics, errors, list[str]()
 
@@ -163,6 +166,9 @@ def test_a_topic_that_may_not_be_read_is_left_out() -> None:
 
 class Answers:
     """Stands for the admin client of a topic with one partition: what the brokers answer, or no answer at all."""
+
+    def poll(self, _: float) -> int:
+        return 0
 
     def __init__(self, **changes: Any) -> None:
         self.topic_id, self.partitions, self.epoch = "T" * 22, [SimpleNamespace(id=0, leader=SimpleNamespace(id=1))], 4
@@ -683,31 +689,71 @@ SPARK: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             "kafka.ssl.truststore.location": "/etc/ca.pem",
         },
     ),
-    "mutual tls, key and certificate in one file": (
-        {
-            "security.protocol": "SSL",
-            "ssl.ca.pem": "CA",
-            "ssl.certificate.location": "/etc/both.pem",
-            "ssl.key.location": "/etc/both.pem",
-            "ssl.key.password": "secret",
-            "ssl.endpoint.identification.algorithm": "none",
-        },
-        {
-            "kafka.security.protocol": "SSL",
-            "kafka.ssl.truststore.type": "PEM",
-            "kafka.ssl.truststore.certificates": "CA",
-            "kafka.ssl.keystore.type": "PEM",
-            "kafka.ssl.keystore.location": "/etc/both.pem",
-            "kafka.ssl.key.password": "secret",
-            "kafka.ssl.endpoint.identification.algorithm": "",
-        },
-    ),
     "mutual tls, pkcs12": (
         {"ssl.keystore.location": "/etc/k.p12", "ssl.keystore.password": "secret"},
         {
             "kafka.ssl.keystore.type": "PKCS12",
             "kafka.ssl.keystore.location": "/etc/k.p12",
             "kafka.ssl.keystore.password": "secret",
+        },
+    ),
+    "oidc": (
+        {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.credentials.client.id": "me",
+            "sasl.oauthbearer.client.credentials.client.secret": 's"1',
+            "sasl.oauthbearer.scope": "a b",
+            "sasl.oauthbearer.extensions": "logicalCluster=lkc-1,identityPoolId=pool=1",
+            "sasl.oauthbearer.token.endpoint.url": "https://login/token",
+            "sasl.oauthbearer.sub.claim.name": "azp",
+            "https.ca.pem": "-----BEGIN\nCA",
+        },
+        {
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "OAUTHBEARER",
+            "kafka.sasl.login.callback.handler.class": "org.apache.kafka.common.security.oauthbearer."
+            "OAuthBearerLoginCallbackHandler",
+            "kafka.sasl.login.connect.timeout.ms": "10000",
+            "kafka.sasl.login.read.timeout.ms": "10000",
+            "kafka.sasl.oauthbearer.token.endpoint.url": "https://login/token",
+            "kafka.sasl.oauthbearer.sub.claim.name": "azp",
+            "kafka.sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required "
+            'clientId="me" clientSecret="s\\"1" scope="a b" extension_logicalCluster="lkc-1" '
+            'extension_identityPoolId="pool=1" ssl.truststore.type="PEM" '
+            'ssl.truststore.certificates="-----BEGIN\\nCA";',
+        },
+    ),
+    "amazon msk": (
+        {"security.protocol": "SASL_SSL", "sasl.mechanisms": "AWS_MSK_IAM"},
+        {
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "AWS_MSK_IAM",
+            "kafka.sasl.client.callback.handler.class": "software.amazon.msk.auth.iam.IAMClientCallbackHandler",
+            "kafka.sasl.jaas.config": "software.amazon.msk.auth.iam.IAMLoginModule required;",
+        },
+    ),
+    "kerberos by a keytab": (
+        {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.kerberos.keytab": "/etc/me.keytab",
+            "sasl.kerberos.principal": "me/host@REALM",
+            "sasl.kerberos.kinit.cmd": "kinit",
+        },
+        {
+            "kafka.security.protocol": "SASL_PLAINTEXT",
+            "kafka.sasl.kerberos.service.name": "kafka",
+            "kafka.sasl.jaas.config": "com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true "
+            'storeKey=true keyTab="/etc/me.keytab" principal="me/host@REALM";',
+        },
+    ),
+    "kerberos as the JVM has it": (
+        {"security.protocol": "SASL_SSL", "sasl.mechanisms": "GSSAPI", "sasl.kerberos.service.name": "broker"},
+        {
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "GSSAPI",
+            "kafka.sasl.kerberos.service.name": "broker",
         },
     ),
     "values that are written otherwise": (
@@ -759,6 +805,17 @@ def test_a_fetch_waits_as_long_as_the_configuration_says(
     assert int(asked["kafka.max.poll.records"]) > 5_000, "Spark asks twice where the log ends after every poll"
 
 
+def oidc(**changes: str) -> dict[str, str]:
+    return {
+        "sasl.mechanisms": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": "me",
+        "sasl.oauthbearer.client.secret": SECRET,
+        "sasl.oauthbearer.token.endpoint.url": "https://login/token",
+        **changes,
+    }
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [
@@ -768,6 +825,12 @@ def test_a_fetch_waits_as_long_as_the_configuration_says(
         ({"sasl.oauthbearer.config": SECRET}, "sasl.oauthbearer.config"),
         ({"sasl.mechanisms": "GSSAPI", "sasl.username": "u", "sasl.password": SECRET}, "GSSAPI"),
         ({"plugin.library.paths": SECRET}, "plugin.library.paths"),
+        ({"sasl.mechanisms": "OAUTHBEARER", "sasl.oauthbearer.client.secret": SECRET}, "OAUTHBEARER"),
+        (oidc(**{"sasl.oauthbearer.grant.type": "urn:ietf:params:oauth:grant-type:jwt-bearer"}), "OAUTHBEARER"),
+        (oidc(**{"sasl.oauthbearer.token.endpoint.url": ""}), "lacks a property"),
+        (oidc(**{"sasl.oauthbearer.extensions": SECRET}), "sasl.oauthbearer.extensions"),
+        (oidc(**{"https.ca.location": "probe"}), "https.ca.location"),
+        (oidc(**{"sasl.mechanisms": "PLAIN"}), "PLAIN"),
         # The names are OpenSSL's, those that Java knows are others.
         ({"ssl.cipher.suites": "ECDHE-RSA-AES256-GCM-SHA384"}, "ssl.cipher.suites"),
         ({"ssl.ca.location": "probe"}, "ssl.ca.location"),

@@ -25,6 +25,9 @@ class Client:
     def __init__(self, kafka: Kafka) -> None:
         self.kafka = kafka
 
+    def poll(self, _: float) -> int:
+        return 0
+
     def list_consumer_groups(self, **_: Any) -> Any:
         return self.answer()
 
@@ -123,7 +126,7 @@ def test_threads_that_ask_first_at_once_share_one_client(monkeypatch: pytest.Mon
 
 
 def test_the_next_question_opens_a_new_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("highwater.resources.kafka.opened", lambda *_, **__: object())
+    monkeypatch.setattr("highwater.resources.kafka.opened", lambda *_, **__: SimpleNamespace(poll=lambda _: 0))
     kafka = Kafka("nowhere:1")
     first = kafka.admin()
     assert kafka.admin() is first

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from highwater.errors import ConfigurationError
-from highwater.settings import Settings
+from highwater.settings import SECRETS, Settings, secret
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,50 @@ def test_an_address_of_a_registry_whose_password_would_show_is_refused(url: str)
     with pytest.raises(ConfigurationError) as caught:
         Settings.from_environment({"HIGHWATER_SCHEMA_REGISTRY_URL": url})
     assert "ss@" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_file_may_hold_what_is_secret(name: str, end: str, tmp_path: Path) -> None:
+    """Its line's end, which every editor writes, is no part of the value."""
+    file = tmp_path / "secret"
+    file.write_bytes(f"a value{end}".encode())
+    assert secret({f"{name}_FILE": str(file)}, name) == "a value"
+    file.write_text("another")
+    assert secret({f"{name}_FILE": str(file), name: ""}, name) == "another", "it is read each time"
+
+
+def test_the_settings_are_those_of_the_files(tmp_path: Path) -> None:
+    values = {
+        "HIGHWATER_LEDGER_URL": "postgresql+psycopg2://me:planted@db/highwater",
+        "HIGHWATER_KAFKA_CONFIG": '{"sasl.password": "planted"}',
+        "HIGHWATER_SCHEMA_REGISTRY_URL": "https://me:planted@registry",
+        "HIGHWATER_SCHEMA_REGISTRY_CONFIG": '{"timeout": 1}',
+        "HIGHWATER_ALERTS_URL": "https://alerts/planted",
+    }
+    assert {*values} == {*SECRETS}
+    for name, value in values.items():
+        (tmp_path / name).write_text(f"{value}\n")
+    named = {f"{name}_FILE": str(tmp_path / name) for name in values}
+    assert Settings.from_environment(named) == Settings.from_environment(values)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [(None, "No such file"), (b"", "it is empty"), (b"\n", "it is empty"), (b"\xff\xfeplanted", "UTF-8")],
+)
+def test_a_file_of_a_secret_that_cannot_be_used_is_an_error(content: bytes | None, found: str, tmp_path: Path) -> None:
+    """Not a default: the ledger's would be another, empty ledger."""
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="HIGHWATER_LEDGER_URL_FILE") as caught:
+        Settings.from_environment({"HIGHWATER_LEDGER_URL_FILE": str(file)})
+    assert found in str(caught.value)
+    assert "planted" not in str(caught.value)
+
+
+def test_a_secret_is_given_once(tmp_path: Path) -> None:
+    both = {"HIGHWATER_ALERTS_URL": "https://planted", "HIGHWATER_ALERTS_URL_FILE": str(tmp_path / "secret")}
+    with pytest.raises(ConfigurationError, match="HIGHWATER_ALERTS_URL and HIGHWATER_ALERTS_URL_FILE are both set"):
+        Settings.from_environment(both)

@@ -88,4 +88,4 @@ class Deployment:
 
     def schemas(self) -> Callable[[int | str], Schema | None] | None:
         """How schemas of the configured registry are found; None without one."""
-        return schema_finder(self.settings.schema_registry_url, frozenset(self.settings.schema_registry_config.items()))
+        return schema_finder(self.settings.schema_registry_url, self.settings.schema_registry_config)

@@ -10,8 +10,8 @@ import dagster as dg
 
 from highwater import errors
 from highwater.errors import BreakerOpenError, HighwaterError, OutOfTurnError, PermanentError, SliceHeldError
-from highwater.orchestration.redaction import harmless, secret_values, without
-from highwater.orchestration.resources import settings
+from highwater.orchestration.redaction import harmless, without
+from highwater.orchestration.resources import known_secrets
 
 # Three more tries, about 5, 10 and 20 s after the one before. A dependency that is away for longer is repair's
 # business: a waiting step holds its worker.
@@ -61,7 +61,7 @@ def as_failure(error: HighwaterError, secrets: Collection[str] = ()) -> dg.Failu
 
 def safe_text(error: Exception) -> str:
     """The name and the text of an error, without secrets."""
-    return without(f"{type(error).__name__}: {error}", _secrets())
+    return without(f"{type(error).__name__}: {error}", known_secrets())
 
 
 @contextmanager
@@ -80,26 +80,18 @@ def told_to_dagster(tries_so_far: int, stop: Callable[[], None]) -> Iterator[Non
         yield
     except NOT_TRIED_AGAIN as error:
         _quietly(stop)
-        raise as_failure(error, _secrets()) from harmless(error, _secrets())
+        raise as_failure(error, known_secrets()) from harmless(error, known_secrets())
     except HighwaterError as error:
         _quietly(stop)
-        failure = as_failure(error, _secrets())
-        failure.__cause__ = harmless(error, _secrets())
+        failure = as_failure(error, known_secrets())
+        failure.__cause__ = harmless(error, known_secrets())
         raise _try_again(tries_so_far) from failure
     except Exception as error:  # noqa: BLE001 - it is raised on, as the cause of the retry
         _quietly(stop)
-        raise _try_again(tries_so_far) from harmless(error, _secrets())
+        raise _try_again(tries_so_far) from harmless(error, known_secrets())
     except BaseException:
         _quietly(stop)
         raise
-
-
-def _secrets() -> frozenset[str]:
-    """The secrets of this process; settings that cannot be read have opened nothing, so no error can name them."""
-    try:
-        return secret_values(settings())
-    except HighwaterError:
-        return frozenset()
 
 
 def _try_again(tries_so_far: int) -> dg.RetryRequested:
@@ -111,4 +103,4 @@ def _quietly(stop: Callable[[], None]) -> None:
     try:
         stop()
     except Exception as error:  # noqa: BLE001 - whatever it is, the first error must not be lost
-        dg.get_dagster_logger().warning("the work on Spark could not be stopped: %s", harmless(error, _secrets()))
+        dg.get_dagster_logger().warning("the work on Spark could not be stopped: %s", harmless(error, known_secrets()))

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from highwater.resources.kafka_logins import escaped
+
 if TYPE_CHECKING:
     from highwater.settings import Settings
 
@@ -18,6 +20,21 @@ _SECRET = re.compile(r"password|secret|token|jaas|credential|\.pem$|oauthbearer\
 
 class HiddenError(Exception):
     """Stands for an error whose text, or whose cause's text, held a secret."""
+
+
+# The secrets of all settings that this process has read. One that was replaced in its file is a secret still, and the
+# clients that have it go on for a while.
+_REMEMBERED: set[str] = set()
+
+
+def remember_secrets(settings: Settings) -> None:
+    """Let `remembered_secrets` have the values of these settings too."""
+    _REMEMBERED.update(secret_values(settings))
+
+
+def remembered_secrets() -> frozenset[str]:
+    """The secrets that this process had so far; they need no setting to be readable now."""
+    return frozenset(_REMEMBERED)
 
 
 def secret_values(settings: Settings) -> frozenset[str]:
@@ -34,6 +51,8 @@ def secret_values(settings: Settings) -> frozenset[str]:
         found.add(settings.ledger_url)
     else:
         found |= {str(url.password or ""), *[str(v) for k, v in url.query.items() if _SECRET.search(k)]}
+    # Java's client has them within quotes.
+    found |= set(map(escaped, found))
     return frozenset(value for value in found if len(value) >= SHORTEST)
 
 

@@ -11,7 +11,9 @@ from pydantic import PrivateAttr
 
 from highwater.assets.classified import Classified
 from highwater.errors import HighwaterError
+from highwater.orchestration.redaction import remember_secrets, remembered_secrets
 from highwater.orchestration.worker_leases import LEASE_SECONDS, lease_name
+from highwater.resources.kafka_logins import file_versions
 from highwater.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,8 +27,17 @@ if TYPE_CHECKING:
 
 
 def settings() -> Settings:
-    """The settings of this process, read now."""
-    return Settings.from_environment(os.environ)
+    """The settings of this process, read now; their secrets stay known, for errors of clients that are still open."""
+    found = Settings.from_environment(os.environ)
+    remember_secrets(found)
+    return found
+
+
+def known_secrets() -> frozenset[str]:
+    """The secrets of this process's settings, and those they had before: a client of older ones may be open."""
+    with suppress(HighwaterError):  # settings that cannot be read have opened nothing
+        settings()
+    return remembered_secrets()
 
 
 def schemas() -> "Callable[[int | str], Schema | None] | None":
@@ -34,7 +45,7 @@ def schemas() -> "Callable[[int | str], Schema | None] | None":
     from highwater.resources.schema_registry import schema_finder
 
     found = settings()
-    return schema_finder(found.schema_registry_url, frozenset(found.schema_registry_config.items()))
+    return schema_finder(found.schema_registry_url, found.schema_registry_config)
 
 
 class KafkaResource(dg.ConfigurableResource["Kafka"]):
@@ -43,7 +54,8 @@ class KafkaResource(dg.ConfigurableResource["Kafka"]):
     def open(self) -> "Kafka":
         """A client; it connects when it is first used."""
         found = settings()
-        return _kafka(found.kafka_bootstrap, frozenset(found.kafka_config.items()))
+        config = found.kafka_config
+        return _kafka(found.kafka_bootstrap, frozenset(config.items()), file_versions(config))
 
 
 class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
@@ -106,11 +118,16 @@ class LedgerResource(dg.ConfigurableResource["Ledger"]):
             alive.stop()  # type: ignore[attr-defined]  # pydantic needs a type that exists at run time
 
 
-@lru_cache(maxsize=4)
-def _kafka(bootstrap: str, config: frozenset[tuple[str, str]]) -> "Kafka":
-    """One client a process: a code server ticks for months, and each client has threads of its own."""
+# One, not more: the client of an older password would go on connecting, and brokers lock users for that.
+@lru_cache(maxsize=1)
+def _kafka(bootstrap: str, config: frozenset[tuple[str, str]], files: object) -> "Kafka":
+    """One client a process: a code server ticks for months, and each client has threads of its own.
+
+    A login that changed, or a file of a key that was replaced, makes another: librdkafka reads files once.
+    """
     from highwater.resources.kafka import Kafka
 
+    del files
     return Kafka(bootstrap, dict(config))
 
 

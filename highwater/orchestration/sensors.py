@@ -11,10 +11,10 @@ import dagster as dg
 
 from highwater.errors import HighwaterError, TemporaryError
 from highwater.log_fields import fields
-from highwater.orchestration.redaction import harmless, secret_values
+from highwater.orchestration.redaction import harmless
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.stalled_work import failing_sensors, skipped_files, skipped_streams
-from highwater.orchestration.resources import settings
+from highwater.orchestration.resources import known_secrets, settings
 from highwater.orchestration.sensing.planning_rounds import PlannerRound, RetriesRound
 from highwater.orchestration.sensing.rounds import (
     BUDGET_SECONDS,
@@ -271,7 +271,7 @@ def _faults(
     shell: Shell, known: "Mapping[str, SensorFault]", visits: Visits, now: datetime
 ) -> "dict[str, SensorFault]":
     """The faults of a round by stream; one that lasts has the time of its first tick."""
-    secrets = secret_values(settings())
+    secrets = known_secrets()
     found = {}
     for name, error in visits.faults.items():
         shown = error if isinstance(error, HighwaterError) else harmless(error, secrets)
@@ -302,7 +302,7 @@ def _log(
     visits: Visits,
     faults: "Mapping[str, SensorFault]",
 ) -> None:
-    secrets = secret_values(settings())
+    secrets = known_secrets()
     for name, tick in ticks.items():
         with fields(stream=name):
             for line in tick.lines:
@@ -382,7 +382,7 @@ def alerts_sensor(
                 streams,
                 _teller(context),
                 sensors=lambda: [
-                    *failing_sensors(context.instance, names, secret_values(settings())),
+                    *failing_sensors(context.instance, names, known_secrets()),
                     *skipped_streams(ledger, streams, names, datetime.now(UTC)),
                     skipped_files(files),
                 ],

@@ -6,10 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from highwater.errors import ConfigurationError
+from highwater.resources.kafka_logins import librdkafka_login
 from highwater.resources.kafka_options import without_values
 from highwater.settings import KAFKA_CONFIG
 
 T = TypeVar("T")
+
+_REMEDY = f"mend {KAFKA_CONFIG}: docs/configuration.md lists what it may hold, librdkafka's CONFIGURATION.md the values"
+# The wheels of confluent-kafka are built without Kerberos.
+_NO_PROVIDER = "No provider for SASL mechanism GSSAPI"
+_NO_KERBEROS = (
+    "build confluent-kafka against a librdkafka with GSSAPI, as docs/security.md says, or set sasl.mechanisms in "
+    f"{KAFKA_CONFIG} to another one; GSSAPI (Kerberos) is the default of security.protocol=SASL_…"
+)
 
 
 def opened(
@@ -30,18 +39,20 @@ def opened(
         more: what the client takes beside its properties.
 
     Raises:
-        ConfigurationError: librdkafka does not take them. Its own error is left behind: the text may repeat a value.
+        ConfigurationError: librdkafka does not take them, or their login needs a package that is not installed.
+            librdkafka's own error is left behind: the text may repeat a value.
+        DependencyAwayError: no token for the login could be had.
     """
     from confluent_kafka import KafkaException
 
+    ready = librdkafka_login(properties)
     try:
-        return kind(dict(properties), **more)
+        return kind(ready, **more)
     except KafkaException as error:
         told = error.args[0].str()
     secret = properties if given is None else given
     raise ConfigurationError(
         f"{name}: the client refuses its configuration",
         found=without_values(told, {key: value for key, value in secret.items() if isinstance(value, str)}),
-        remedy=f"mend {KAFKA_CONFIG}: docs/configuration.md lists what it may hold, librdkafka's CONFIGURATION.md the "
-        "values",
+        remedy=_NO_KERBEROS if _NO_PROVIDER in told else _REMEDY,
     )

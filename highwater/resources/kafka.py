@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import difflib
 import time
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.errors import KAFKA, DependencyAwayError, OffsetsExpiredError, TopicAbsentError
 from highwater.resources.clients import opened
 from highwater.resources.kafka_options import refuse_weakening, spark_options, without_values
+from highwater.settings import KAFKA_CONFIG
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ REQUEST_SECONDS = 4.0
 LOOKS_APART = 3.0
 # How librdkafka writes the ID of a topic that the broker did not name: 16 bytes of zero in Base64.
 NO_TOPIC_ID = "A" * 22
+# A token endpoint may answer with a page.
+LONGEST_REFUSAL = 300
 # `list_offsets` answers so where no record is as young as a timestamp.
 NO_SUCH_RECORD = -1
 
@@ -126,6 +131,7 @@ class Kafka:
         self.bootstrap = bootstrap
         self._config = dict(config)
         self._admin: AdminClient | None = None
+        self._refusals: deque[str] = deque(maxlen=1)
 
     def __repr__(self) -> str:
         return f"Kafka({self.bootstrap})"
@@ -504,6 +510,9 @@ class Kafka:
             config.pop("allow.auto.create.topics")  # an admin client has no such property and never creates one
             # To librdkafka it is a producer, and would ask the brokers for the identity of an idempotent one.
             config.pop("enable.idempotence", None)
+            self._refusals.clear()
+            # No method of this object: the client would hold it, and it holds the client.
+            config["error_cb"] = partial(_note_refusal, self._refusals)
             found = self._admin = opened(AdminClient, config, given=self._config)
         return found
 
@@ -521,13 +530,26 @@ class Kafka:
     def away(self, error: object) -> DependencyAwayError:
         """The error for a broker that gave no answer; what the client said of it is repeated without secrets."""
         # A client that knew a controller which is gone waits for that one for minutes; a new one asks who it is now.
-        self._admin = None
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            admin.poll(0)  # only then it says what its connections met
+        refusal = "; ".join(self._refusals)
         return DependencyAwayError(
             f"Kafka at {self.bootstrap} did not answer",
-            found=without_values(str(error), self._config) or type(error).__name__,
-            remedy="see that the brokers of HIGHWATER_KAFKA_BOOTSTRAP run and can be reached; it is tried again",
+            found=without_values("; ".join(filter(None, (str(error), refusal))), self._config) or type(error).__name__,
+            remedy=f"correct the login in {KAFKA_CONFIG}, as docs/security.md says; it is tried again"
+            if refusal
+            else "see that the brokers of HIGHWATER_KAFKA_BOOTSTRAP run and can be reached; it is tried again",
             of=KAFKA,
         )
+
+
+def _note_refusal(refusals: deque[str], error: Any) -> None:
+    """Remember why a login failed: a request only says that nothing came in time."""
+    from confluent_kafka import KafkaError
+
+    if error.code() in {KafkaError._AUTHENTICATION, KafkaError._SSL}:  # noqa: SLF001 - their public names
+        refusals.append(error.str()[:LONGEST_REFUSAL])
 
 
 def _result(future: Any) -> tuple[Any, int | None]:

@@ -6,11 +6,11 @@ Sources: librdkafka's CONFIGURATION.md and the Kafka documentation's pages of co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 from highwater.errors import ConfigurationError
 from highwater.producer_rules import without_prefix
+from highwater.resources.kafka_logins import KEYS, LOGINS, java_keys, java_login, one_file
 from highwater.resources.producer_properties import ruled, weakness
 from highwater.settings import KAFKA_CONFIG
 
@@ -53,9 +53,9 @@ _SAME = frozenset(
         "reconnect.backoff.ms",
         "sasl.kerberos.service.name",
         "sasl.mechanism",
+        "sasl.oauthbearer.sub.claim.name",
         "security.protocol",
         "ssl.endpoint.identification.algorithm",
-        "ssl.key.password",
         "ssl.keystore.location",
         "ssl.keystore.password",
     }
@@ -69,10 +69,6 @@ _RENAMED: Mapping[str, str] = MappingProxyType(
         "socket.send.buffer.bytes": "send.buffer.bytes",
         "ssl.ca.location": "ssl.truststore.location",
         "ssl.ca.pem": "ssl.truststore.certificates",
-        "ssl.certificate.location": "ssl.keystore.location",
-        "ssl.certificate.pem": "ssl.keystore.certificate.chain",
-        "ssl.key.location": "ssl.keystore.location",
-        "ssl.key.pem": "ssl.keystore.key",
     }
 )
 # Where 0 here is -1 there: never to close what is idle, and the system's own size of a buffer.
@@ -83,26 +79,16 @@ _OURS_ALONE = frozenset(
     | {"linger.ms", "queue.buffering.max.ms", "batch.size", "batch.num.messages", "compression.type"}
     | {"compression.codec", "socket.keepalive.enable", "socket.timeout.ms", "broker.address.family"}
     | {"delivery.timeout.ms", "message.timeout.ms", "transaction.timeout.ms"}
-    | {"receive.message.max.bytes"}
+    | {"receive.message.max.bytes", "sasl.kerberos.kinit.cmd", "sasl.kerberos.min.time.before.relogin"}
 )
 # A property of ours and what it says of the store that it names; Java's default is JKS.
 _STORE_TYPES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "ssl.ca.location": ("ssl.truststore.type", "PEM"),
         "ssl.ca.pem": ("ssl.truststore.type", "PEM"),
-        "ssl.certificate.location": ("ssl.keystore.type", "PEM"),
-        "ssl.certificate.pem": ("ssl.keystore.type", "PEM"),
         "ssl.keystore.location": ("ssl.keystore.type", "PKCS12"),
     }
 )
-_LOGIN: Mapping[str, str] = MappingProxyType(
-    {
-        "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
-        "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
-        "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
-    }
-)
-_USER = frozenset({"sasl.username", "sasl.password"})
 
 
 def refuse_weakening(config: Mapping[str, str]) -> None:
@@ -143,19 +129,17 @@ def spark_options(bootstrap: str, config: Mapping[str, str]) -> dict[str, str]:
     """The options of Spark's Kafka source for the same cluster.
 
     Raises:
-        ConfigurationError: a property, or its value, has no equal in the Java client. The value is not repeated: it may
-            be a secret.
+        ConfigurationError: a property, or its value, has no equal in the Java client, or a file of a key cannot be
+            used. The value is not repeated: it may be a secret.
     """
-    _see_one_key_file(config)
     java = {"bootstrap.servers": bootstrap, "allow.auto.create.topics": "false"}
     for given, value in config.items():
         name = without_prefix(given)
         # A guarded value is one that Spark's reader has anyway, or a producer's.
-        if name not in _USER | _OURS_ALONE | GUARDED:
+        if name not in LOGINS | KEYS | _OURS_ALONE | GUARDED:
             java[_java_name(name)] = _java_value(name, value)
             java.update([_STORE_TYPES[name]] if name in _STORE_TYPES else [])
-    if _USER & config.keys():
-        java["sasl.jaas.config"] = _login(config)
+    java |= java_keys(config) | java_login(config)
     return {f"kafka.{name}": value for name, value in java.items()}
 
 
@@ -179,34 +163,4 @@ def _java_value(name: str, value: str) -> str:
         return ""
     if name in _ZERO_IS_OFF and value == "0":
         return "-1"
-    if name == "ssl.ca.location" and (value == "probe" or Path(value).is_dir()):
-        raise ConfigurationError(
-            "ssl.ca.location names no file, and Spark's Kafka client takes nothing else",
-            remedy="put the certificates into one file in PEM, and name that",
-        )
-    return value
-
-
-def _see_one_key_file(config: Mapping[str, str]) -> None:
-    """Java takes a PEM key store from one file that holds the private key and then its certificates (KIP-651)."""
-    certificate, key = config.get("ssl.certificate.location"), config.get("ssl.key.location")
-    if certificate != key:
-        raise ConfigurationError(
-            "ssl.certificate.location and ssl.key.location name different files, and Spark's Kafka client takes one",
-            remedy="put the private key and then its certificates into one file, and name it in both",
-        )
-
-
-def _login(config: Mapping[str, str]) -> str:
-    mechanism = config.get("sasl.mechanisms") or config.get("sasl.mechanism") or "none"
-    if mechanism not in _LOGIN:
-        raise ConfigurationError(
-            f"a user and a password do not go with the SASL mechanism {mechanism}",
-            remedy=f"set sasl.mechanisms to one of {', '.join(_LOGIN)}",
-        )
-    user, password = (_quoted(config.get(name, "")) for name in ("sasl.username", "sasl.password"))
-    return f"{_LOGIN[mechanism]} required username={user} password={password};"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return one_file(name, value) if name == "ssl.ca.location" else value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.resources.kafka_logins import file_versions
 from highwater.resources.kafka_options import without_values
 from highwater.schemas import KINDS, Reference, Schema
 from highwater.settings import SCHEMA_REGISTRY_CONFIG, SCHEMA_REGISTRY_URL
@@ -247,15 +248,20 @@ def open_registry(settings: Settings) -> SchemaRegistry | None:
     return SchemaRegistry(settings.schema_registry_url, settings.schema_registry_config)
 
 
-@lru_cache
-def schema_finder(url: str | None, config: frozenset[tuple[str, Plain]]) -> Callable[[int | str], Schema | None] | None:
-    """How schemas are found by ID or GUID. A process has one client for a registry, which caches schemas.
+def schema_finder(url: str | None, config: Mapping[str, Plain]) -> Callable[[int | str], Schema | None] | None:
+    """How schemas are found by ID or GUID.
+
+    A process has one client for a registry, which caches schemas until its login or a file of its keys changes.
 
     Args:
         url: the registry's addresses; None without a registry.
-        config: the items of `HIGHWATER_SCHEMA_REGISTRY_CONFIG`.
+        config: `HIGHWATER_SCHEMA_REGISTRY_CONFIG`.
     """
-    if url is None:
-        return None
+    return None if url is None else _finder(url, frozenset(config.items()), file_versions(config))
+
+
+@lru_cache(maxsize=4)
+def _finder(url: str, config: frozenset[tuple[str, Plain]], files: object) -> Callable[[int | str], Schema | None]:
+    del files
     registry = SchemaRegistry(url, dict(config))
     return lambda one: registry.schema(one) if isinstance(one, int) else registry.schema_by_guid(one)
