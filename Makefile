@@ -64,7 +64,7 @@ lock: setup ## Choose the newest allowed Python packages and lock them with hash
 	$(LOCKING) --upgrade requirements-build.in --output-file requirements-build.lock
 	$(LOCKING) --upgrade --extra dev pyproject.toml --output-file requirements.lock
 
-jars-lock: $(VENV)/ready-project ## Record the jars and their checksums in dev/jars.lock
+jars-lock: $(VENV)/ready-project ## Record the jars and their checksums in highwater/resources/jars.lock
 	@$(RUN) dev.jars --lock
 
 clean: ## Remove all that was made, downloads too; asks nothing

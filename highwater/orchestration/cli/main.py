@@ -16,6 +16,8 @@ from highwater.orchestration.cli.deciding import accept_rejects, release_hold, r
 from highwater.orchestration.cli.doctor import doctor
 from highwater.orchestration.cli.erase import erase
 from highwater.orchestration.cli.infer import infer
+from highwater.orchestration.cli.init import init
+from highwater.orchestration.cli.jars import fetch_jars
 from highwater.orchestration.cli.maintenance import maintain, recall_keys
 from highwater.orchestration.cli.metrics import metrics
 from highwater.orchestration.cli.parked import discard_parked, reclaim, redrive_parked
@@ -267,6 +269,8 @@ for _command in (
     erase,
     infer,
     try_stream,
+    init,
+    fetch_jars,
 ):
     main.add_command(_command)
 
