@@ -1,4 +1,4 @@
-"""The declared streams of a project: each file of its streams folder has one `STREAM`, or several `STREAMS`."""
+"""The declared streams of a project: the Python files of its streams folder, and each `defs.yaml` below it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from highwater.declaration import Stream
 from highwater.errors import ConfigurationError, DeclarationError
 from highwater.settings import STREAMS_FOLDER
+from highwater.stream_yaml import FILE, load_yaml
 
 # Where a project has its streams folder, beside its workspace.yaml; the first that exists is used.
 FOLDERS = ("streams", "assets/streams")
@@ -55,15 +56,16 @@ def load_streams(folder: Path | None = None) -> dict[str, Stream]:
     """The streams that the files of a folder declare, by name.
 
     Args:
-        folder: where the files are; see `streams_folder` if None.
+        folder: where the files are, `defs.yaml` of components also in folders below; see `streams_folder` if None.
 
     Raises:
         DeclarationError: a file cannot be read or declares nothing, or two streams share a name or a topic, or a stream
             names a topic twice. The message names the file.
     """
     streams: list[tuple[Path, Stream]] = []
-    for file in sorted((folder or streams_folder()).glob("[!_]*.py")):
-        for stream in _load(file):
+    place = folder or streams_folder()
+    for file in (*sorted(place.glob("[!_]*.py")), *sorted(place.rglob(FILE))):
+        for stream in load_yaml(file) if file.name == FILE else _load(file):
             _see_each_topic_once(file, stream)
             for earlier, other in streams:
                 _see_apart(file, stream, earlier, other)
