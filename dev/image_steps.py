@@ -39,7 +39,7 @@ class Instruction:
 
     Args:
         name: for example `RUN`.
-        text: what stands behind it, in one line.
+        text: the rest of it, in one line.
     """
 
     name: str

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class StreamComponent(dg.Component):
     """A Kafka topic, ingested into Delta tables slice by slice.
 
-    The attributes are those of `highwater.declaration.Stream`. What is there once for all streams, such as the sensors,
-    comes with the first component of the project.
+    The attributes are those of `highwater.declaration.Stream`. The first component of a project also brings the
+    definitions that all streams share, such as the sensors.
 
     Args:
         stream: the declaration.
