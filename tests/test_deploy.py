@@ -186,6 +186,15 @@ def test_steps_are_carried_out_below_the_folder(tmp_path: Path) -> None:
     assert image.command == ["a", "b"]
 
 
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_image_is_healthy_without_an_engine(tmp_path: Path) -> None:
+    """Downloads what the image does: four minutes."""
+    image = Image(tmp_path / "tree")
+    image.build(instructions(DOCKERFILE))
+    image.ensure_healthy()
+
+
 def test_a_step_that_fails_ends_the_script(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         Image(tmp_path / "tree").build(instructions("WORKDIR /src\nRUN false; true"))
