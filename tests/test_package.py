@@ -21,7 +21,7 @@ from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.init import TEMPLATES, make_project
 from highwater.orchestration.cli.main import main
 from highwater.resources import jars
-from highwater.resources.local_spark import jars_conf, set_java
+from highwater.resources.local_spark import LOCAL, jars_conf, set_java
 from highwater.settings import Settings
 from highwater.stream_files import load_streams, streams_folder
 
@@ -188,6 +188,7 @@ def test_a_local_master_takes_the_jars_that_were_fetched(tmp_path: Path, monkeyp
     assert (tmp_path / "jars" / "spark" / "a-1.jar").is_file()
     expected = f"{tmp_path}/jars/spark/*"
     assert jars_conf(settings(tmp_path), {}) == {
+        **LOCAL,
         "spark.driver.extraClassPath": expected,
         "spark.executor.extraClassPath": expected,
     }

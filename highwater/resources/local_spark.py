@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
 
 # With one of these somebody configured Spark, the jars included.
 CONFIGURED = ("SPARK_CONF_DIR", "SPARK_HOME", "PYSPARK_SUBMIT_ARGS")
+
+# For one machine: Spark's and Delta's defaults of 200 and 50 tasks cost seconds a commit on few cores, and a progress
+# bar has no place among the lines of a log.
+LOCAL: Mapping[str, str] = MappingProxyType(
+    {
+        "spark.sql.shuffle.partitions": "4",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.ui.showConsoleProgress": "false",
+    }
+)
 
 
 def set_java(environment: MutableMapping[str, str], tools: Path) -> None:
@@ -32,7 +43,7 @@ def set_java(environment: MutableMapping[str, str], tools: Path) -> None:
 
 
 def jars_conf(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """The class path of the jars that `highwater jars` fetched, for a local master.
+    """The class path of the jars that `highwater jars` fetched, and few tasks, for a local master.
 
     Returns:
         Properties of Spark; none for other masters, and where Spark is configured by variables of its own.
@@ -50,4 +61,4 @@ def jars_conf(settings: Settings, environment: Mapping[str, str]) -> dict[str, s
             remedy="run highwater jars, or set SPARK_CONF_DIR to a folder whose spark-defaults.conf names the jars",
         )
     path = class_path("spark", settings.home)
-    return {"spark.driver.extraClassPath": path, "spark.executor.extraClassPath": path}
+    return {**LOCAL, "spark.driver.extraClassPath": path, "spark.executor.extraClassPath": path}
