@@ -11,7 +11,7 @@ from bench.world import BEGIN, Bed, World, fill
 from highwater.assets import current, events
 from highwater.assets.current_rebuild import rebuild
 from highwater.commit_records import CommitRecord, to_user_metadata, with_proof
-from highwater.orchestration.operating.maintaining import act
+from highwater.orchestration.operations.maintenance import act
 from highwater.proof import Proof
 from highwater.resources.commit_log import complete
 from highwater.resources.spark_tables import create_table

@@ -42,7 +42,7 @@ from dev.stack import DAGSTER_HOME, Stack
 from highwater import settings
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError
 from highwater.orchestration.checking.origin_counts import Ends, count_ends
-from highwater.orchestration.sensing.requests import PUBLISH, PURPOSE
+from highwater.orchestration.run_tags import PUBLISH, PURPOSE
 from highwater.resources.jars import DownloadError, JarError
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 from dev.dagster_questions import Ask, launch_run, observed, runs
 from dev.readings import read_topics
-from highwater.orchestration.operating.accepting_rejects import Asked, act
-from highwater.orchestration.sensing.requests import PROBE, PURPOSE, RANGE_END, RANGE_START
+from highwater.orchestration.operations.accepting_rejects import Asked, act
+from highwater.orchestration.run_tags import PROBE, PURPOSE, RANGE_END, RANGE_START
 from highwater.resources.ledger import Ledger
 
 # Its records wait for nothing, so none of its rejects has another end than the parked topic.

@@ -30,7 +30,7 @@ def failing(sources: Sources, stream: Stream) -> Iterator[Failing]:
     What a check itself calls a warning is no failure: it is explained, and may mend itself.
     """
     from highwater.orchestration.checking.checks import CHECKS, failures
-    from highwater.orchestration.sensing.standing import attempts
+    from highwater.orchestration.checking.slice_status import attempts
 
     standing = attempts(sources.lake, stream)
     keys = [piece.key for piece in sources.ledger.slices(stream.name) if not standing.lacking(piece.key)]

@@ -35,7 +35,7 @@ from highwater.errors import TemporaryError
 from highwater.orchestration.checking.checks import Sources
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.checking.version_checks import over_the_stream
-from highwater.orchestration.telling.publication import behind
+from highwater.orchestration.reporting.publication_status import behind
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger

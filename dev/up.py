@@ -16,8 +16,9 @@ from dev.stack import Stack
 from highwater import settings
 from highwater.errors import ConfigurationError, HighwaterError
 from highwater.orchestration.cli.doctor import NAMES
-from highwater.orchestration.cli.terminal import Deployment, print_table
-from highwater.orchestration.telling.doctor import examine
+from highwater.orchestration.cli.terminal import print_table
+from highwater.orchestration.deployment import Deployment
+from highwater.orchestration.reporting.doctor import examine
 from highwater.settings import Settings
 
 WATCH_SECONDS = 1.0

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from highwater.declaration import RESERVED_COLUMNS, Field
+from highwater.declaration import Field
+from highwater.declaration_parts import RESERVED_COLUMNS
 from highwater.inference_names import free_name, legal_members, path_text, writable
 
 if TYPE_CHECKING:

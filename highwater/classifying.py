@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
-from highwater.declaration import VERSION_DIGITS, VERSION_SEPARATOR
+from highwater.declaration_parts import VERSION_DIGITS, VERSION_SEPARATOR
 from highwater.decoding import Repeating, Schemas, UnknownSchemaError, document, document_of_key, read_fields
 from highwater.formats import Avro, Json, Protobuf
 from highwater.reading import (

@@ -5,458 +5,57 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import date, timedelta
-from enum import Enum
-from fractions import Fraction
-from types import MappingProxyType
+from datetime import timedelta
 from typing import Literal
 
+from highwater.declaration_parts import (
+    CHECKS,
+    ON_REJECT,
+    TOPIC_NAME,
+    Accepted,
+    Alerts,
+    Answers,
+    Breaker,
+    Deletes,
+    Field,
+    Foreign,
+    Limits,
+    Lookup,
+    Metrics,
+    OnReject,
+    Retention,
+    Severity,
+    Start,
+    Transitions,
+    UnknownFields,
+    Upkeep,
+)
+from highwater.declaration_rules import problems
 from highwater.errors import DeclarationError
 from highwater.formats import Format, Json, KeyFormat, Text
-from highwater.sources import Header, Key, Meta, Reference, Rest, Source, steps
-
-TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"
-
-# A version of several fields is a text in which each whole number has as many digits as the largest `long`.
-VERSION_DIGITS = 19
-VERSION_SEPARATOR = "|"
-
-# Columns that every events table has beside the declared fields.
-RESERVED_COLUMNS = frozenset(
-    {
-        "slice",
-        "origin_topic",
-        "origin_generation",
-        "origin_partition",
-        "origin_offset",
-        "origin_timestamp",
-        "origin_timestamp_ms",
-        "attempt",
-        "retries",
-        "reclaims",
-        "key",
-        "version",
-        "event_time",
-        "updated_by_slice",
-        "deleted",
-    }
-)
-
-
-class Start(str, Enum):
-    """Where planning begins in a topic that was never planned."""
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
-
-
-# How many microseconds a unit of a `timestamp` has that is a number.
-UNITS: Mapping[str, Fraction] = MappingProxyType(
-    {"s": Fraction(10**6), "ms": Fraction(1000), "us": Fraction(1), "ns": Fraction(1, 1000)}
-)
-NUMBERS = frozenset({"integer", "long", "float", "double"})
-
-
-@dataclass(frozen=True)
-class Field:
-    """One field of a record, which becomes a column.
-
-    Args:
-        name: the column's name and, without a source, the name in the JSON object.
-        type: `string`, `integer`, `long`, `float`, `double`, `boolean`, `timestamp`, `timestamp_ntz` (without a zone),
-            `date`, `time` (ISO 8601, as text), `binary` (base64), `json` (any value, as text), `decimal(p,s)` (a number
-            that fits without rounding), `array`, `map` (keys are text) or `struct`.
-        one_of: the values allowed, of a string or a whole number; another one makes the record `invalid`.
-        at_least: the least value allowed, of a number; a smaller one makes the record `invalid`.
-        source: where the value is taken from; of several the first that is there. Of a `Reference`, which is alone,
-            `nullable` says that the row that was found may have null, `optional` that the record may have nothing to
-            look up.
-        optional: the value may be absent: `default` then.
-        nullable: the value may be null in the record.
-        default: what an absent value becomes; None is null.
-        text: a number may also be written as a text.
-        unit: a `timestamp` is a number in `s`, `ms`, `us` or `ns` since 1970, a `date` one in `days`, a `time` one in
-            `ms` or `us` since midnight; None for text in ISO 8601.
-        zone: the zone of a `timestamp` in ISO 8601 that names none, such as `Europe/Berlin`.
-        plausible: first and last day of a `timestamp` that is a number, in UTC: another unit misses them by far.
-        nan: what becomes of NaN and infinities, which are no JSON, in a `float` or a `double`.
-        rounded: a `decimal` with more digits after the point is rounded, half up; otherwise it is a reject.
-        unscaled: a `decimal` is base64 of its unscaled value, a two's complement number with the highest byte first, as
-            Kafka Connect's JsonConverter writes it.
-        of: the elements of an `array` or the values of a `map`, one field whose name says nothing; of a `struct` its
-            members, whose sources are paths in the struct.
-        expression: the value as an expression of Spark SQL over the other fields, in the place of a source. An
-            expression that fails, such as a division by zero, fails the slice: use functions that begin with `try_`.
-        stored: whether it is a column; a field that is not may be used in expressions, and as key or version.
-    """
-
-    name: str
-    type: str
-    one_of: tuple[str | int, ...] = ()
-    at_least: int | None = None
-    source: Source | tuple[Source, ...] | None = None
-    optional: bool = False
-    nullable: bool = False
-    default: str | int | float | bool | None = None
-    text: bool = False
-    unit: Literal["s", "ms", "us", "ns", "days"] | None = None
-    zone: str | None = None
-    plausible: tuple[date, date] = (date(1980, 1, 1), date(2099, 12, 31))
-    nan: Literal["reject", "null", "keep"] = "reject"
-    rounded: bool = False
-    unscaled: bool = False
-    of: Field | tuple[Field, ...] = ()
-    expression: str | None = None
-    stored: bool = True
-
-    @property
-    def members(self) -> tuple[Field, ...]:
-        """The fields inside of it: an element, a map's value, or a struct's members."""
-        return self.of if isinstance(self.of, tuple) else (self.of,)
-
-    @property
-    def sources(self) -> tuple[Key | Header | Meta | Reference | Rest | tuple[str, ...], ...]:
-        """Where the value is taken from, the first that is there; a path into the value as its names."""
-        if self.source is None:
-            return ((self.name,),)
-        given = self.source if isinstance(self.source, tuple) else (self.source,)
-        return tuple(steps(one) if isinstance(one, str) else one for one in given)
-
-    @property
-    def reference(self) -> str | None:
-        """The column of the lookup's table that the value is taken from; None of other fields."""
-        return self.source.column if isinstance(self.source, Reference) else None
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the value comes from the record: neither from an expression nor from the lookup's table."""
-        return self.expression is None and self.reference is None
-
-    @property
-    def may_be_null(self) -> bool:
-        """Whether the column of an event may be null."""
-        return self.nullable or (self.optional and self.default is None) or self.nan == "null"
-
-    @property
-    def is_number(self) -> bool:
-        """Whether the type is one of numbers."""
-        return self.type in NUMBERS or self.type.startswith("decimal")
-
-
-@dataclass(frozen=True)
-class Deletes:
-    """Which records delete their key. A delete is a version of it: what is older never brings the key back.
-
-    In a record that deletes, fields other than the key, the version and the event time may be absent or null.
-
-    Args:
-        field: a declared field of type `string`, `boolean`, `integer` or `long`; None where only tombstones delete.
-        values: the values of that field that delete.
-        tombstones: whether a record without a value deletes too. Key, version and event time must then come from the
-            record's key, headers, or what Kafka says of it. Otherwise a tombstone is counted and does nothing.
-    """
-
-    field: str | None = None
-    values: tuple[str | int | bool, ...] = ()
-    tombstones: bool = False
-
-
-@dataclass(frozen=True)
-class UnknownFields:
-    """What happens to members of a record that no field is taken from; a field with the source `Rest` collects them.
-
-    Args:
-        policy: `ignore` leaves them in raw alone. `reject` makes the record a reject with the reason `schema`. `add`
-            adds a column to events and current for each member that a schema of the registry names; its type is that
-            of the schema, and it is null in records without the member.
-        within: the path of the object whose members are meant, such as `after`; empty for the value itself.
-    """
-
-    policy: Literal["ignore", "reject", "add"] = "ignore"
-    within: str = ""
-
-    @property
-    def path(self) -> tuple[str, ...]:
-        """The names on the way to the object, outermost first."""
-        return steps(self.within) if self.within else ()
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """A field that must be found in a Delta table of the lake, else the record is `unresolved`.
-
-    Fields with the source `Reference` take columns of the row that is found.
-
-    Args:
-        field: the field of the stream that is looked up.
-        table: path of the table below the lake, for example `reference/customers`.
-        column: the column of the table that must hold the field's value.
-    """
-
-    field: str
-    table: str
-    column: str
-
-    @property
-    def dependency(self) -> str:
-        """The name of the table's breaker."""
-        return f"lookup {self.table}"
-
-
-@dataclass(frozen=True)
-class Transitions:
-    """The state machine of a key: `first` is the state of the first version, `allowed` maps state to next states."""
-
-    field: str
-    first: str
-    allowed: Mapping[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How a backlog is cut.
-
-    Args:
-        most_records: offsets in one slice at the most, over all partitions.
-        fewest_records: a slice is cut at once when so many offsets wait ...
-        longest_wait: ... or when the oldest of fewer has waited so long since the last plan.
-        slices_a_tick: slices that one tick of the planner cuts at the most.
-        slices_a_run: slices that one requested run takes at the most.
-        retention_margin: records that are not read so long before retention takes them are planned at once, and read
-            before all others; of a topic that keeps less, after a quarter of that time. Never less than
-            `Alerts.retention_left`.
-    """
-
-    most_records: int = 200_000
-    fewest_records: int = 1
-    longest_wait: timedelta = timedelta(minutes=1)
-    slices_a_tick: int = 100
-    slices_a_run: int = 20
-    retention_margin: timedelta = timedelta(hours=24)
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """A DLQ topic that another system fills, with headers of Kafka Connect, Kafka Streams or Spring. It is only read.
-
-    Args:
-        topic: its name.
-        delay: how long a record waits there by its timestamp before it is tried; between a second and seven days.
-    """
-
-    topic: str
-    delay: timedelta
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """Where accepted events are sent to, for others to read.
-
-    Args:
-        topic: its name.
-        horizon: an event is not sent if the same content of its version was accepted before, and published no longer
-            than this before it.
-    """
-
-    topic: str
-    horizon: timedelta = timedelta(days=7)
-
-
-@dataclass(frozen=True)
-class Alerts:
-    """Beyond what somebody is to be told.
-
-    Args:
-        reject_ratio: rejects among the records of the newest 20 slices, 0 to 1.
-        parked: records that wait for a person.
-        retries_late: how long after its due time a retry is still in no slice.
-        retention_left: time until retention takes the oldest unread record; of a topic that keeps less than twice as
-            long half of what it keeps.
-        unread_late: how long a planned slice may wait until it is in raw.
-        held_back: how old the first record of an open transaction may be; of a topic that keeps less than twice as long
-            half of what it keeps.
-        published_late: how long an accepted event may wait until it is sent, of a stream that publishes.
-        reclaimed_late: how long what was taken back from the DLQ may wait until its slice is materialised again.
-    """
-
-    reject_ratio: float = 0.5
-    parked: int = 1_000
-    retries_late: timedelta = timedelta(hours=1)
-    retention_left: timedelta = timedelta(hours=12)
-    unread_late: timedelta = timedelta(hours=6)
-    # A broker ends a transaction after 15 minutes at the latest (`transaction.max.timeout.ms`), unless it hangs.
-    held_back: timedelta = timedelta(minutes=15)
-    published_late: timedelta = timedelta(hours=1)
-    reclaimed_late: timedelta = timedelta(hours=1)
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """What is measured of each minute of event time.
-
-    Args:
-        status: the field of type `string` by whose values (`one_of`) events are counted.
-        amount: the field that is summed by them: a decimal of 28 digits at the most, an integer or a long.
-        mean_of: the values of `status` whose amounts count in the mean over the moving hour.
-    """
-
-    status: str
-    amount: str
-    mean_of: tuple[str, ...]
-
-
-# A sum has ten digits more, and a table's decimals have 38.
-MOST_DIGITS = 28
-# Begins the names of the columns of the moving hour.
-HOUR = "hour"
-
-
-@dataclass(frozen=True)
-class Breaker:
-    """When a stream's slices are no longer decided, and when one is tried again.
-
-    Args:
-        reject_ratio: rejects among the records of the newest slices from which on it opens, above 0 and up to 1.
-        least_records: fewer records than this are not judged.
-        slices: first attempts that are looked back at, at the most.
-        failures: first attempts in a row that end in an error before it opens; a run of several slices is one.
-        cool_down: how long it stays open before one slice is tried.
-    """
-
-    reject_ratio: float = 0.5
-    least_records: int = 100
-    slices: int = 5
-    failures: int = 3
-    cool_down: timedelta = timedelta(minutes=5)
-
-
-# `delta.deletedFileRetentionDuration`: Delta's checkpoints forget by then which files were removed when.
-LONGEST_HORIZON = timedelta(days=7)
-# Repair goes by the runs of the last day.
-LEAST_RUNS_FOR = timedelta(days=2)
-
-
-@dataclass(frozen=True)
-class Upkeep:
-    """What maintenance keeps of a stream.
-
-    Args:
-        live_slices: so many slices, the youngest plans, keep their keys in Dagster at the most; 1 or more.
-        live_for: slices planned longer ago lose theirs as well; None for no such limit.
-        horizon: data files that no version of a table younger than this needs are removed.
-        runs_for: Dagster's runs that ended longer ago and name no live key are deleted; None keeps them.
-        cluster_by: columns of `events`, in whose order maintenance writes the rows that it gathers: readers that filter
-            by the first of them read few files.
-    """
-
-    live_slices: int = 2_000
-    live_for: timedelta | None = None
-    horizon: timedelta = LONGEST_HORIZON
-    runs_for: timedelta | None = timedelta(days=30)
-    cluster_by: tuple[str, ...] = ("event_time",)
-
-
-@dataclass(frozen=True)
-class Retention:
-    """How long rows are kept, by table; None keeps them forever.
-
-    Args:
-        raw: rows of slices whose newest record was published, and that were planned, longer ago than this go; a day
-            at least. What keeps them longer, docs/operations.md tells.
-        events: forever, so None: rows of events are what `current`, the versions and the ends of records are told by,
-            and without its row a second delivery of an event would count as a first.
-        rejects: forever, so None: by their rows it is told what waits, is parked or was given up.
-    """
-
-    raw: timedelta | None = None
-    events: timedelta | None = None
-    rejects: timedelta | None = None
-
-
-class OnReject(str, Enum):
-    """What becomes of a record that is no event.
-
-    `HOLD` keeps its slice, and all that come behind it, from being decided until the record is none any more; the
-    stream's slices are then decided one at a time, in their order.
-    """
-
-    PARK = "park"
-    RETRY = "retry"
-    HOLD = "hold"
-
-
-# The reasons of `highwater.assets.parsing`; all but the last depend on the record's own content alone.
-ON_REJECT: Mapping[str, OnReject] = MappingProxyType(
-    {
-        "malformed": OnReject.PARK,
-        "schema": OnReject.PARK,
-        "invalid": OnReject.PARK,
-        "unresolved": OnReject.RETRY,
-    }
-)
-
-
-class Severity(str, Enum):
-    """What a check that fails does.
-
-    `WARN` marks the slice and counts nowhere as an error; `ERROR` counts as one in the audit; `BLOCK` also keeps runs
-    from committing what is downstream of the table that was checked.
-    """
-
-    WARN = "warn"
-    ERROR = "error"
-    BLOCK = "block"
-
-
-# Of `highwater.orchestration.checking.checks`. A conflict and a transition are the producer's: the tables are right.
-CHECKS: Mapping[str, Severity] = MappingProxyType(
-    {
-        "slices_tile": Severity.ERROR,
-        "offsets_as_planned": Severity.ERROR,
-        "gaps_explained": Severity.ERROR,
-        "offsets_accounted_for": Severity.ERROR,
-        "events_as_recorded": Severity.ERROR,
-        "versions_along_offsets": Severity.ERROR,
-        "one_content_a_version": Severity.WARN,
-        "transitions_allowed": Severity.WARN,
-        "no_version_missing": Severity.ERROR,
-        "record_keys_as_declared": Severity.WARN,
-        "rejects_published": Severity.ERROR,
-        "versions_in_order": Severity.ERROR,
-        "current_follows_events": Severity.ERROR,
-        "metrics_follow_events": Severity.ERROR,
-        "events_published": Severity.ERROR,
-    }
-)
-# Those that can be judged before anything downstream of their table is written: the others need what is downstream.
-CAN_BLOCK = frozenset(
-    {
-        "slices_tile",
-        "offsets_as_planned",
-        "gaps_explained",
-        "events_as_recorded",
-        "versions_along_offsets",
-        "one_content_a_version",
-        "transitions_allowed",
-        "versions_in_order",
-        "current_follows_events",
-    }
-)
-
-# A tier of less would be planned again before its own slice has run; one of more would outlive what people remember.
-SHORTEST_DELAY = timedelta(seconds=1)
-LONGEST_DELAY = timedelta(days=7)
-# Maintenance runs once a day; what is shorter is a mistake in the unit.
-SHORTEST_RETENTION = timedelta(days=1)
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What the stream's owners answered to the three questions; shown on the assets' pages."""
-
-    does_order_matter: str
-    what_of_doubles: str
-    what_on_failure: str
+from highwater.sources import Key, Rest
+
+# The names that a stream file imports from here.
+__all__ = [
+    "Accepted",
+    "Alerts",
+    "Answers",
+    "Breaker",
+    "Deletes",
+    "Field",
+    "Foreign",
+    "Limits",
+    "Lookup",
+    "Metrics",
+    "OnReject",
+    "Retention",
+    "Severity",
+    "Start",
+    "Stream",
+    "Transitions",
+    "UnknownFields",
+    "Upkeep",
+]
 
 
 @dataclass(frozen=True)
@@ -535,8 +134,6 @@ class Stream:
     retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
-        from highwater.declaration_rules import problems
-
         for problem in problems(self):
             raise DeclarationError(
                 f"stream {self.name!r}: {problem}",

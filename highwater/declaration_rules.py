@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import combinations
+from typing import TYPE_CHECKING
 
-from highwater.declaration import (
+from highwater.declaration_parts import (
     CAN_BLOCK,
     CHECKS,
     HOUR,
@@ -28,13 +29,15 @@ from highwater.declaration import (
     Retention,
     Severity,
     Start,
-    Stream,
     Upkeep,
 )
 from highwater.field_rules import CONTAINERS, NAME, TYPE, field_problems
 from highwater.format_rules import format_problems, key_format_problems
 from highwater.formats import Raw
 from highwater.sources import Rest
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TOPIC = re.compile(TOPIC_NAME)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from highwater.declaration import UNITS, Field
+from highwater.declaration_parts import UNITS, Field
 from highwater.sources import Meta, Reference, Rest
 
 TYPE = re.compile(

@@ -17,7 +17,8 @@ from datetime import datetime
 from itertools import zip_longest
 from typing import NamedTuple
 
-from highwater.declaration import TOPIC_NAME, Stream
+from highwater.declaration import Stream
+from highwater.declaration_parts import TOPIC_NAME
 from highwater.envelope import MOST_MILLISECONDS, Header, Origin
 from highwater.plans import Generation, Loss
 

@@ -10,7 +10,8 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Literal
 
-from highwater.declaration import UNITS, Field
+from highwater.declaration import Field
+from highwater.declaration_parts import UNITS
 from highwater.reading import Infinite
 
 Path = tuple[str, ...]

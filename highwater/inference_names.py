@@ -6,7 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from highwater.declaration import RESERVED_COLUMNS, Field
+from highwater.declaration import Field
+from highwater.declaration_parts import RESERVED_COLUMNS
 from highwater.sources import Header, Key, Meta, Source
 
 _ILLEGAL = re.compile(r"[^\w@-]+")

@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-from highwater.declaration import UNITS
+from highwater.declaration_parts import UNITS
 from highwater.sources import Header, Key, Meta, Reference, Rest, steps
 
 if TYPE_CHECKING:

@@ -6,6 +6,8 @@ import importlib.util
 import os
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 from highwater.declaration import Stream
@@ -52,8 +54,60 @@ def streams_folder(environment: Mapping[str, str] = os.environ, start: Path | No
     )
 
 
+@dataclass(frozen=True)
+class Declarations:
+    """The streams of a folder, and the files that declare none because of a fault.
+
+    Args:
+        folder: the streams folder.
+        streams: the streams by name.
+        faults: by file its fault. Its streams are left out, and the others are served.
+    """
+
+    folder: Path
+    streams: Mapping[str, Stream]
+    faults: Mapping[Path, DeclarationError] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """Each fault with its remedy in a sentence."""
+        return [f"{file} is skipped: {one.problem}; remedy: {one.remedy}" for file, one in self.faults.items()]
+
+
+def read_streams(folder: Path | None = None) -> Declarations:
+    """Read every file of a folder. A file with a fault hides no stream of another file.
+
+    Two files that declare the same stream or topic are both at fault: nothing shows which one is right.
+
+    Args:
+        folder: where the files are; see `streams_folder` if None.
+
+    Raises:
+        ConfigurationError: there is no such folder.
+    """
+    where = folder or streams_folder()
+    streams: list[tuple[Path, Stream]] = []
+    faults: dict[Path, DeclarationError] = {}
+    for file in (*sorted(where.glob("[!_]*.py")), *sorted(where.rglob(FILE))):
+        try:
+            found = load_yaml(file) if file.name == FILE else _load(file)
+            for stream in found:
+                _see_each_topic_once(file, stream)
+        except DeclarationError as error:
+            faults[file] = error
+            continue
+        streams += [(file, stream) for stream in found]
+    for (earlier, other), (file, stream) in combinations(streams, 2):
+        try:
+            _see_apart(file, stream, earlier, other)
+        except DeclarationError as error:
+            faults.setdefault(file, error)
+            faults.setdefault(earlier, error)
+    sound = {stream.name: stream for file, stream in streams if file not in faults}
+    return Declarations(where, sound, faults)
+
+
 def load_streams(folder: Path | None = None) -> dict[str, Stream]:
-    """The streams that the files of a folder declare, by name.
+    """The streams that the files of a folder declare, by name, if all of them can be read.
 
     Args:
         folder: where the files are, `defs.yaml` of components also in folders below; see `streams_folder` if None.
@@ -62,15 +116,10 @@ def load_streams(folder: Path | None = None) -> dict[str, Stream]:
         DeclarationError: a file cannot be read or declares nothing, or two streams share a name or a topic, or a stream
             names a topic twice. The message names the file.
     """
-    streams: list[tuple[Path, Stream]] = []
-    place = folder or streams_folder()
-    for file in (*sorted(place.glob("[!_]*.py")), *sorted(place.rglob(FILE))):
-        for stream in load_yaml(file) if file.name == FILE else _load(file):
-            _see_each_topic_once(file, stream)
-            for earlier, other in streams:
-                _see_apart(file, stream, earlier, other)
-            streams.append((file, stream))
-    return {stream.name: stream for _, stream in streams}
+    found = read_streams(folder)
+    for error in found.faults.values():
+        raise error
+    return dict(found.streams)
 
 
 def declared(streams: Mapping[str, Stream], name: str) -> Stream:
@@ -98,7 +147,7 @@ def _load(file: Path) -> list[Stream]:
     except DeclarationError as error:
         told = f"{file.name}: {error.problem}"
         raise DeclarationError(told, stored=error.stored, found=error.found, remedy=error.remedy) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DeclarationError(
             f"{file.name} cannot be read as a declaration",
             stored=f"{file}",
@@ -123,6 +172,11 @@ def _load(file: Path) -> list[Stream]:
     return streams
 
 
+def _named(file: Path) -> str:
+    """A file by its name, and by its folder where every file has the same name."""
+    return f"{file.parent.name}/{file.name}" if file.name == FILE else file.name
+
+
 def _see_apart(file: Path, stream: Stream, earlier: Path, other: Stream) -> None:
     taken = {"name": {other.name}, "topic": {*other.all_topics}}
     # Another stream may read what one publishes; two that write to one topic would mix their orders.
@@ -137,8 +191,8 @@ def _see_apart(file: Path, stream: Stream, earlier: Path, other: Stream) -> None
             if value in taken[what]:
                 raise DeclarationError(
                     f"the {what} {value!r} is declared twice",
-                    stored=f"in {earlier.name}: stream {other.name} on topic {other.topic}",
-                    found=f"in {file.name}: stream {stream.name} on topic {stream.topic}",
+                    stored=f"in {_named(earlier)}: stream {other.name} on topic {other.topic}",
+                    found=f"in {_named(file)}: stream {stream.name} on topic {stream.topic}",
                     remedy=f"give each stream a {what} of its own",
                 )
 
@@ -148,6 +202,6 @@ def _see_each_topic_once(file: Path, stream: Stream) -> None:
     for topic, times in Counter(stream.all_topics).items():
         if times > 1:
             raise DeclarationError(
-                f"{file.name}: stream {stream.name!r} has the topic {topic!r} {times} times",
+                f"{_named(file)}: stream {stream.name!r} has the topic {topic!r} {times} times",
                 remedy="a foreign topic is none of the stream's own: not its main topic, a tier or the parked topic",
             )

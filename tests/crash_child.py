@@ -30,8 +30,8 @@ from highwater.assets import commit, current, raw
 from highwater.orchestration import failures
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.resources import KafkaResource, LakeResource, LedgerResource
+from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.orchestration.sensing import ticks
-from highwater.orchestration.sensing.requests import RANGE_END, RANGE_START
 from highwater.resources import spark
 from highwater.resources.kafka import Kafka
 from highwater.resources.leases import Lease

@@ -17,7 +17,7 @@ import dagster as dg
 from dev.dagster_services import DagsterServices, prepare_home
 from dev.paths import REPOSITORY
 from dev.processes import free_port, wait_until
-from highwater.orchestration.stream_assets import table_keys
+from highwater.orchestration.asset_keys import table_keys
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from highwater.assets import accepted_copies, published, sent
+from highwater.assets import accepted_copies, publication_log, published
 from highwater.assets.accepted_copies import read
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.errors import ConfigurationError, RetractionError
 from highwater.orchestration.checking.published_checks import events_published
-from highwater.orchestration.operating import rebuilding_accepted
-from highwater.orchestration.operating.rebuilding_accepted import OnAccepted, keep
-from highwater.orchestration.operating.rebuilding_all import see_nothing_there
+from highwater.orchestration.operations import rebuilding_accepted
+from highwater.orchestration.operations.rebuilding_accepted import OnAccepted, keep
+from highwater.orchestration.operations.rebuilding_all import see_nothing_there
 from highwater.publishing import Judged, Known, Late, State, judge
 from highwater.resources.breakers import Acceptance
 from highwater.resources.dlq_topics import Shape
@@ -346,13 +346,13 @@ def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log
     was = log.marks[name]
     assert was.attempt == 3
     again = anew()
-    book = sent.Book(again.work(), "T" * 22)
+    book = publication_log.Book(again.work(), "T" * 22)
     assert log.marks[name] == Mark(3, 0, book.identity)
     assert log.marks[name].identity != was.identity
     assert (book.sending.attempt, book.last_published()) == (3, None)
-    assert sent.under_way(again.lake, again.stream) == set()
+    assert publication_log.under_way(again.lake, again.stream) == set()
     once_more = anew()  # a command that died is begun again
-    assert log.marks[name] == Mark(3, 0, sent.Book(once_more.work(), "T" * 22).identity)
+    assert log.marks[name] == Mark(3, 0, publication_log.Book(once_more.work(), "T" * 22).identity)
 
 
 @pytest.mark.slow
@@ -364,7 +364,7 @@ def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, anew: 
     piece = again.plan(7, p0=(0, 3))
     again.decide(piece, orders(0, 0, 3))
     again.publish(piece)
-    sent.forget(again.work(), {piece.key: {Origin("orders", 0, 0, 1)}})
+    publication_log.forget(again.work(), {piece.key: {Origin("orders", 0, 0, 1)}})
     assert len(log.records) == 3
     rows = read_rows(again.lake.path("orders", accepted_copies.TABLE), "true")
     assert sorted(row["origin_offset"] for row in rows) == [0, 2]

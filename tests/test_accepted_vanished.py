@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dev.processes import wait_until
-from highwater.assets import published, sent
+from highwater.assets import publication_log, published
 from highwater.assets.work import Work
 from highwater.errors import DependencyAwayError, HighwaterError, TopicAbsentError, TopicRecreatedError
 from highwater.errors import TopicVanishedError as Vanished
 from highwater.orchestration.checking import topic_audit
-from highwater.orchestration.checking.audit import audit
 from highwater.orchestration.cli.terminal import PERMANENT
-from highwater.orchestration.telling import doctor, plan_status
-from highwater.orchestration.telling.plan_status import stream_status
-from highwater.orchestration.telling.publication import accepted_vanished
+from highwater.orchestration.reporting import doctor, plan_status
+from highwater.orchestration.reporting.audit import audit
+from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.reporting.publication_status import accepted_vanished
 from highwater.plans import Publication
 from highwater.resources import dlq_topics
 from highwater.resources.dlq_topics import see_accepted
@@ -78,7 +78,7 @@ class Known:
     def write(self) -> None:
         from deltalake import write_deltalake
 
-        write_deltalake(self.tables.lake.path("orders", sent.TABLE), sent.schema().empty_table())
+        write_deltalake(self.tables.lake.path("orders", publication_log.TABLE), publication_log.schema().empty_table())
 
     def gone(self, topic: str = TARGET) -> Vanished | None:
         return accepted_vanished(self.tables.ledger, self.tables.lake, self.stream, topic)
@@ -110,7 +110,7 @@ def test_a_topic_that_nothing_was_sent_to_is_not_there_yet(known: Known) -> None
     assert known.gone() is None
     known.send("orders.old")
     assert known.gone() is None
-    shutil.rmtree(known.tables.lake.path("orders", sent.TABLE))
+    shutil.rmtree(known.tables.lake.path("orders", publication_log.TABLE))
     known.send()
     assert known.gone() is None
     known.stream = replace(known.stream, publishes=None)
@@ -213,7 +213,7 @@ def test_a_topic_that_was_deleted_is_told_and_filled_anew_as_the_remedy_says(
         send(second)
     assert read(bootstrap, target) == []
     # As the remedy says.
-    shutil.rmtree(lake.path("orders", sent.TABLE))
+    shutil.rmtree(lake.path("orders", publication_log.TABLE))
     send(first, second)
     assert [key for _, key, _, _ in read(bootstrap, target)] == [f"o{at}".encode() for at in range(6)]
     assert told() is None

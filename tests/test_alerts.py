@@ -24,7 +24,7 @@ from highwater.declaration import Alerts, Foreign, Lookup
 from highwater.envelope import Origin
 from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.telling import alerts
+from highwater.orchestration.reporting import alerts
 from highwater.reclaims import Reclaim
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger

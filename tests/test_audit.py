@@ -255,7 +255,7 @@ def test_the_job_reads_the_newest_slices_once_more(
         asked.append(records_of)
         return page
 
-    monkeypatch.setattr("highwater.orchestration.checking.audit.audit", audit)
+    monkeypatch.setattr("highwater.orchestration.reporting.audit.audit", audit)
     opened: dict[str, Any] = {name: SimpleNamespace(open=lambda: None) for name in ("kafka", "ledger", "lake")}
     job = build_defs(streams=[STREAM], resources=opened).resolve_job_def("audit")
     with dg.DagsterInstance.ephemeral() as instance:

@@ -15,8 +15,8 @@ from highwater.orchestration.checking.key_places import key_places
 from highwater.orchestration.checking.offset_queries import in_raw
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.checking.plan_checks import all_seams, offsets_as_planned
+from highwater.orchestration.checking.slice_status import attempts
 from highwater.orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
-from highwater.orchestration.sensing.standing import attempts
 from highwater.partition_counts import eras
 from highwater.partitioners import Choice, Partitioner
 from highwater.proof import Proof
@@ -24,7 +24,7 @@ from highwater.resources.commit_log import proofs_in, written
 from highwater.resources.delta import rows_in
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.upkeep import files_of
+from highwater.resources.table_maintenance import files_of
 from highwater.slices import OffsetRange, Slice
 
 

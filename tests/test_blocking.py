@@ -18,15 +18,16 @@ import pytest
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
 from highwater.assets.work import SliceReport
-from highwater.declaration import CAN_BLOCK, CHECKS, Severity
+from highwater.declaration import Severity
+from highwater.declaration_parts import CAN_BLOCK, CHECKS
 from highwater.errors import BlockedError, DeclarationError
 from highwater.orchestration import stream_assets
+from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking import checks
 from highwater.orchestration.checking.blocking import see_not_blocked
 from highwater.orchestration.checking.check_results import failing_checks
 from highwater.orchestration.checking.verdicts import Verdict
-from highwater.orchestration.stream_assets import table_key
 from highwater.proof import Proof
 from highwater.resources.ledger import Ledger
 from highwater.tables import stages_of
@@ -87,7 +88,7 @@ class Runs:
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     with dg.DagsterInstance.ephemeral() as instance:
         found = Runs(tmp_path, instance)
-        monkeypatch.setattr(stream_assets.Table, "stage", lambda table: found.stage(table.name))
+        monkeypatch.setattr(stream_assets, "stage_of", found.stage)
         # Their tables are not planted; what they judge is judged elsewhere.
         left_out = {
             "offsets_accounted_for",

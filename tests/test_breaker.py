@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 
 from dev.planted import plant
 from highwater.assets import events
-from highwater.assets.admission import see_admitted, see_within_limit
+from highwater.assets.breaker_gate import see_admitted, see_within_limit
 from highwater.assets.commit import Standing
 from highwater.assets.work import Work
 from highwater.breaker import LONGEST_PROBE, Circuit, Outcome, admit, done, fail, judge
-from highwater.declaration import ON_REJECT, Breaker, OnReject, Stream
+from highwater.declaration import Breaker, OnReject, Stream
+from highwater.declaration_parts import ON_REJECT
 from highwater.errors import (
     BreakerOpenError,
     ConfigurationError,
@@ -34,16 +35,16 @@ from highwater.errors import (
     UnbalancedError,
     UnknownSliceError,
 )
+from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing import ticks
-from highwater.orchestration.sensing.breaking import watched
 from highwater.orchestration.sensing.repairing import RULES as REPAIR
 from highwater.orchestration.sensing.repairing import repair
-from highwater.orchestration.sensing.requests import PastRun, forgiven, last_tries, stop
-from highwater.orchestration.stream_assets import table_key
-from highwater.orchestration.telling import alerts
-from highwater.orchestration.telling.plan_status import stream_status
+from highwater.orchestration.sensing.run_requests import PastRun, forgiven, last_tries, stop
+from highwater.orchestration.sensing.step_breaker import watched
 from highwater.proof import Proof
 from highwater.resources import breakers
 from highwater.resources import ledger_schema as schema
@@ -720,7 +721,7 @@ def test_repair_asks_for_all_when_it_closed_however_often_they_failed(repairing:
 
 
 def test_the_planner_and_retries_ask_for_raw_alone_while_it_is_open() -> None:
-    from highwater.orchestration.sensing.requests import first_requests
+    from highwater.orchestration.sensing.run_requests import first_requests
 
     [request] = first_requests(["a", "b"], ["a", "b"], 20, raw_alone=True)
     [run] = ticks.run_requests(STREAM, [request])
@@ -789,7 +790,7 @@ def split(key: str, raw: int, **reasons: int) -> dict[str, dict[str, int]]:
 
 
 def accept(ledger: Ledger, *reasons: str, from_slice: str = TWO.key, **asked: Any) -> list[str]:
-    from highwater.orchestration.operating.accepting_rejects import AskedReasons, accept_reasons
+    from highwater.orchestration.operations.accepting_rejects import AskedReasons, accept_reasons
 
     lines: list[str] = []
     given = {"from_slice": from_slice, "sure": True, "by": "ann", "because": "foreign keys", **asked}
@@ -961,7 +962,7 @@ def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatc
 
 
 def test_what_cannot_be_accepted_is_told(ledger: Ledger) -> None:
-    from highwater.orchestration.operating.accepting_rejects import Asked, act
+    from highwater.orchestration.operations.accepting_rejects import Asked, act
 
     ledger.add([ONE])
     for asked, stream, error in (

@@ -13,10 +13,10 @@ import pytest
 from highwater.assets import events, raw
 from highwater.declaration import Breaker
 from highwater.errors import BreakerOpenError, RejectsOverLimitError
+from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.sensing.requests import Request
+from highwater.orchestration.sensing.run_requests import Request
 from highwater.orchestration.sensing.ticks import run_requests
-from highwater.orchestration.stream_assets import table_key
 from highwater.resources.delta import query
 from tests.support import Bench, customers, order_message
 

@@ -14,9 +14,10 @@ import pytest
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Foreign, Limits, Stream
 from highwater.errors import ConfigurationError
+from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.sensing.planning import Planner, Tick
-from highwater.orchestration.stream_assets import planned, table_key
+from highwater.orchestration.stream_assets import planned
 from highwater.plans import Generation
 from highwater.resources.ledger import Ledger
 from highwater.routing import on_tier

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from highwater.orchestration.checking.origin_checks import offsets_accounted_for
-from highwater.orchestration.sensing.standing import attempts, version_order
+from highwater.orchestration.checking.slice_status import attempts, version_order
 from highwater.resources.lake import Lake
 from tests.conftest import create_topic
 from tests.support import Message, make_bench, order_message

@@ -14,7 +14,7 @@ from assets.streams.orders import STREAM as ORDERS
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.check_results import check_keys
-from highwater.orchestration.sensing.requests import RANGE_END, RANGE_START
+from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.topic_rules import Setting
 from tests.support import make_stream
 from tests.world import FIRST, World

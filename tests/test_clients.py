@@ -33,8 +33,8 @@ from highwater import settings
 from highwater.assets import raw
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.orchestration.resources import ProducerResource, close_session, open_session
-from highwater.orchestration.sensing import mirror
-from highwater.orchestration.sensing.requests import RANGE_END, RANGE_START
+from highwater.orchestration.run_tags import RANGE_END, RANGE_START
+from highwater.orchestration.sensing import offset_mirror
 from highwater.plans import Generation
 from highwater.resources import groups
 from highwater.resources.kafka import Kafka
@@ -261,7 +261,7 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
         stage.materialise(bench.work(piece))
     assert committed_offsets(bench.kafka, topic) == {}
     for expected, last in ((0, STAGES[-2]), (3, STAGES[-1])):
-        mirror.tick(bench.ledger, bench.kafka, bench.lake, bench.stream, datetime.now(UTC))
+        offset_mirror.tick(bench.ledger, bench.kafka, bench.lake, bench.stream, datetime.now(UTC))
         found = committed_offsets(bench.kafka, topic)
         assert found == {"highwater.told": {0: expected}}, "its reject is published by the stage before the last"
         last.materialise(bench.work(piece))

@@ -16,7 +16,7 @@ from dev.processes import LOOPBACK, free_port
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.orchestration.dagster_home import answer, dagster_instance
-from highwater.orchestration.telling import doctor
+from highwater.orchestration.reporting import doctor
 from highwater.slices import OffsetRange, Slice
 from tests.scene import Scene
 

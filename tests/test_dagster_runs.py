@@ -15,8 +15,8 @@ import pytest
 
 from highwater.commit_records import from_user_metadata
 from highwater.declaration import Limits
-from highwater.orchestration.sensing.requests import RANGE_END, RANGE_START
-from highwater.orchestration.stream_assets import TABLES, table_key, topic_key
+from highwater.orchestration.asset_keys import TABLES, table_key, topic_key
+from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from tests.deployment import LAUNCH_BACKFILL, TERMINATE, Deployment, Running, wait_for
 from tests.support import jobs_tagged, order_message, read_rows, read_topic, rest
 

@@ -19,7 +19,7 @@ from highwater.formats import Avro, BigEndian, Json, Protobuf, Raw
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.sources import Key, Meta, Rest
-from highwater.stream_files import load_streams
+from highwater.stream_files import load_streams, read_streams
 
 ROOT = Path(__file__).parents[1]
 
@@ -67,17 +67,39 @@ OTHER = "from dataclasses import replace\nfrom assets.streams.orders import STRE
         (OTHER + "STREAM = replace(ORDERS, name='other', topic='o', start='2026-03-01T00:00:00')", "zone"),
     ],
 )
-def test_a_broken_declaration_is_named_and_mended(declarations: Path, text: str, named: str) -> None:
+def test_a_broken_declaration_is_named_and_mended(
+    declarations: Path, text: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     declare(declarations, "broken.py", text)
     with pytest.raises(DeclarationError) as caught:
         load_streams(declarations)
     assert "broken.py" in str(caught.value)
     assert named in str(caught.value)
     assert caught.value.remedy
-    result = CliRunner().invoke(main, ["--declarations", str(declarations), "status"])
-    assert (result.exit_code, "broken.py" in result.stderr) == (PERMANENT, True)
+    monkeypatch.setenv("HIGHWATER_LEDGER_URL", f"sqlite:///{declarations.parent / 'ledger.sqlite'}")
+    result = CliRunner().invoke(main, ["--declarations", str(declarations), "slices", "orders"])
+    # A file that declares the same stream leaves open which of the two is right.
+    assert result.exit_code == (0 if "orders" in read_streams(declarations).streams else PERMANENT)
+    assert "broken.py is skipped: " in result.stderr
     (declarations / "broken.py").unlink()
     assert set(load_streams(declarations)) == {"orders"}
+
+
+@pytest.mark.parametrize("text", ["STREAM = (", "STREAM = 3", "raise SystemExit(0)", "1 / 0"])
+def test_a_file_with_a_fault_hides_no_other_file(declarations: Path, text: str) -> None:
+    declare(declarations, "broken.py", text)
+    declare(declarations, "zebras.py", OTHER + "STREAM = replace(ORDERS, name='zebras', topic='z', publishes=None)")
+    found = read_streams(declarations)
+    assert set(found.streams) == {"orders", "zebras"}
+    assert [file.name for file in found.faults] == ["broken.py"]
+
+
+def test_two_files_that_declare_one_topic_are_both_at_fault(declarations: Path) -> None:
+    declare(declarations, "copy.py", OTHER + "STREAM = replace(ORDERS, name='copied', publishes=None)")
+    declare(declarations, "zebras.py", OTHER + "STREAM = replace(ORDERS, name='zebras', topic='z', publishes=None)")
+    found = read_streams(declarations)
+    assert set(found.streams) == {"zebras"}
+    assert sorted(file.name for file in found.faults) == ["copy.py", "orders.py"]
 
 
 def test_one_file_declares_several_streams(declarations: Path) -> None:

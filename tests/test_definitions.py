@@ -23,10 +23,10 @@ from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
 from bench.definitions import Snapshot
 from highwater.errors import ConfigurationError, UndeliveredError
+from highwater.orchestration.asset_keys import table_key, topic_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.jobs import IN_PROCESS
 from highwater.orchestration.resources import ProducerResource
-from highwater.orchestration.stream_assets import table_key, topic_key
 from highwater.resources.producer import OnFailure, Record
 from highwater.tables import stages_of
 

@@ -18,16 +18,16 @@ import pytest
 from dev.processes import wait_until
 from highwater import envelope
 from highwater.assets.published import materialise as send_accepted
-from highwater.assets.undecided import DETAIL
+from highwater.assets.unprocessed_origins import DETAIL
 from highwater.declaration import Accepted
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError, OffsetsExpiredError
 from highwater.orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
-from highwater.orchestration.operating.acceptance import accept_loss, never_read
+from highwater.orchestration.operations.acceptance import accept_loss, never_read
+from highwater.orchestration.reporting.explaining import explain
+from highwater.orchestration.reporting.locating import locate
+from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing.retries import plan_tier
-from highwater.orchestration.telling.explaining import explain
-from highwater.orchestration.telling.locating import locate
-from highwater.orchestration.telling.plan_status import stream_status
 from highwater.plans import Discard, Generation
 from highwater.routing import due_after, named, reads
 from tests.support import Bench, Message, customers, order_message

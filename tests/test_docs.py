@@ -20,7 +20,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from highwater import declaration, errors, field_rules, settings
+from highwater import declaration, declaration_parts, errors, field_rules, settings
 from highwater.errors import ConfigurationError
 from highwater.stream_files import load_streams
 
@@ -211,7 +211,7 @@ def test_the_page_of_streams_has_every_check_with_its_severity() -> None:
     listed = {spans(row[0])[0]: (spans(row[1])[0], row[2] == "yes") for row in rows("| check | usual" + tables[1])}
     severities = [spans(row[0])[0] for row in rows(tables[0])]
 
-    assert listed == {n: (s.name, n in declaration.CAN_BLOCK) for n, s in declaration.CHECKS.items()}
+    assert listed == {n: (s.name, n in declaration_parts.CAN_BLOCK) for n, s in declaration_parts.CHECKS.items()}
     assert severities == [f"Severity.{one.name}" for one in declaration.Severity]
 
 
@@ -226,7 +226,7 @@ def test_the_page_of_operations_has_every_check_and_every_place_of_a_missing_ver
         for tier in (True, False)
         for taken_back in (True, False)
     }
-    assert {spans(row[0])[0] for row in rows(checks)} == set(declaration.CHECKS)
+    assert {spans(row[0])[0] for row in rows(checks)} == set(declaration_parts.CHECKS)
     listed = {name for row in rows(places) for name in spans(row[0])}
     assert listed == kinds | {missing_versions.UNDECIDED, missing_versions.TO_COME, missing_versions.NOWHERE}
 
@@ -257,7 +257,7 @@ def test_the_page_of_streams_has_every_name_that_is_taken() -> None:
     sentence = re.search(r"These names are taken.*?declared: (.*?)\. A field", page, re.DOTALL)
     assert sentence is not None
 
-    assert set(spans(sentence[1])) == declaration.RESERVED_COLUMNS - {"version", "event_time"}
+    assert set(spans(sentence[1])) == declaration_parts.RESERVED_COLUMNS - {"version", "event_time"}
 
 
 def test_the_readme_declares_a_stream_in_at_most_forty_lines() -> None:
@@ -347,7 +347,7 @@ def pattern_of(text: ast.expr) -> str:
 
 
 def test_the_runbook_has_every_alert() -> None:
-    from highwater.orchestration.telling.alerts import MEASURES
+    from highwater.orchestration.reporting.alerts import MEASURES
 
     found = alerts_measured()
     assert len(found) >= len(MEASURES)
@@ -442,7 +442,7 @@ def test_the_pages_of_checks_are_links_where_they_are_served(monkeypatch: pytest
 
 
 def test_the_page_of_operations_has_every_metric_with_its_labels() -> None:
-    from highwater.orchestration.telling.open_metrics import FAMILIES
+    from highwater.orchestration.reporting.open_metrics import FAMILIES
 
     listed = {spans(row[0])[0]: tuple(spans(row[1])) for row in rows(section("docs/operations.md", "Metrics"))}
 
@@ -514,24 +514,27 @@ def test_the_page_of_tables_has_the_columns_of_metrics() -> None:
 
 
 def test_the_page_of_tables_has_the_columns_of_published() -> None:
-    from highwater.assets import sent
+    from highwater.assets import publication_log
 
     listed = [name for row in rows(section("docs/tables.md", "published")) for name in spans(row[0])]
 
-    assert listed == sent.schema().names
+    assert listed == publication_log.schema().names
 
 
 def test_the_page_of_tables_has_the_columns_of_a_batch_under_way() -> None:
-    from highwater.assets import sent
+    from highwater.assets import publication_log
 
     [first, *others] = rows(section("docs/tables.md", "_sending"))
 
     assert spans(first[0]) == ["published"]
-    assert [*sent.schema().names, *(name for row in others for name in spans(row[0]))] == sent.sending_schema().names
+    assert [
+        *publication_log.schema().names,
+        *(name for row in others for name in spans(row[0])),
+    ] == publication_log.sending_schema().names
 
 
 def test_the_page_of_tables_has_every_field_of_a_batch() -> None:
-    from highwater.assets.sent import Sending
+    from highwater.assets.publication_log import Sending
 
     [batch] = re.findall(r'`(\{"format": 1, "attempt".*?)`', section("docs/tables.md", "_sending"))
 
@@ -539,24 +542,24 @@ def test_the_page_of_tables_has_every_field_of_a_batch() -> None:
 
 
 def test_the_page_of_tables_has_the_columns_of_erasures() -> None:
-    from highwater.assets import erased
+    from highwater.assets import erasures_table
 
-    assert columns_listed("erasures") == erased.schema().names
+    assert columns_listed("erasures") == erasures_table.schema().names
 
 
 def test_the_page_of_tables_has_the_columns_of_discards() -> None:
-    from highwater.assets import discarded
+    from highwater.assets import discards_table
 
     [first, *others] = rows(section("docs/tables.md", "discards"))
 
-    assert [name for row in (first, *others) for name in spans(row[0])] == discarded.schema().names
+    assert [name for row in (first, *others) for name in spans(row[0])] == discards_table.schema().names
 
 
 def test_the_contract_of_accepted_events_has_every_header_and_what_it_may_say() -> None:
     import pyarrow as pa
 
+    from highwater.assets.publication_window import Window, schema
     from highwater.assets.published import Outgoing
-    from highwater.assets.window import Window, schema
     from highwater.publishing import Judged, Late, State
 
     table = section("docs/published.md", "The record").split("| header | value |")[1]

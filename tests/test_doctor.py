@@ -19,7 +19,7 @@ from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterE
 from highwater.formats import Json
 from highwater.orchestration.checking import topic_audit
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
-from highwater.orchestration.telling import doctor
+from highwater.orchestration.reporting import doctor
 from highwater.resources.dlq_topics import ensure
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
@@ -33,7 +33,7 @@ from tests.support import customers, make_stream
 from tests.test_topic_rules import SAFE, with_setting
 
 if TYPE_CHECKING:
-    from highwater.orchestration.cli.terminal import Deployment
+    from highwater.orchestration.deployment import Deployment
     from tests.conftest import TopicFactory
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from dev.processes import wait_until
 from highwater.errors import DependencyAwayError
-from highwater.orchestration.checking.audit import _dlq as audited
+from highwater.orchestration.reporting.audit import _dlq as audited
+from highwater.orchestration.reporting.plan_status import DlqStatus, StreamStatus, _tier
 from highwater.orchestration.sensing.retries import plan_tier
-from highwater.orchestration.telling.plan_status import DlqStatus, StreamStatus, _tier
 from highwater.plans import Generation
 from highwater.resources.kafka import Kafka, PartitionState, TopicState
 from highwater.resources.ledger import Ledger

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from assets.streams.orders import STREAM as ORDERS
-from highwater.assets import current, dlq, erasing, rejects, sent
+from highwater.assets import current, dlq, erasing, publication_log, rejects
 from highwater.assets.erasing import find
 from highwater.assets.work import Work
 from highwater.declaration import Accepted
@@ -22,15 +22,15 @@ from highwater.envelope import Origin
 from highwater.erasing import Erased, Erasure, digest_of, remaining, until
 from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
 from highwater.orchestration.checking import gap_checks
-from highwater.orchestration.checking.audit import audit
 from highwater.orchestration.checking.completeness import hold_against_topic
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.operating import rebuilding
-from highwater.orchestration.operating.erasing import Asked, act
-from highwater.orchestration.sensing.history import past_runs
-from highwater.orchestration.sensing.requests import in_flight
-from highwater.orchestration.telling.explaining import explain
-from highwater.orchestration.telling.locating import locate
+from highwater.orchestration.operations import rebuilding
+from highwater.orchestration.operations.erasing import Asked, act
+from highwater.orchestration.reporting.audit import audit
+from highwater.orchestration.reporting.explaining import explain
+from highwater.orchestration.reporting.locating import locate
+from highwater.orchestration.sensing.run_history import past_runs
+from highwater.orchestration.sensing.run_requests import in_flight
 from highwater.reclaims import Reclaim
 from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange
@@ -144,7 +144,7 @@ def test_slices_that_are_being_sent_are_left_for_later(world: World, monkeypatch
     stream = replace(STREAM, publishes=Accepted("orders.accepted"))
     nothing, lines = cast("Any", None), list[str]()
     work = Work(stream, [], nothing, world.lake, world.ledger, nothing, lines.append)
-    monkeypatch.setattr(sent, "under_way", lambda *_: {FIRST.key, RETRIED.key})
+    monkeypatch.setattr(publication_log, "under_way", lambda *_: {FIRST.key, RETRIED.key})
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("orders_slices", world.keys)
         tags = {"dagster/partition": world.second.key, "highwater/stream": "orders", "highwater/purpose": "publish"}
@@ -223,7 +223,7 @@ class Committed:
         monkeypatch.setattr(erasing, "_rest", lambda *given: given)
         monkeypatch.setattr(erasing, "_renumbered", lambda rows, attempts: (rows, attempts))
         monkeypatch.setattr(erasing, "_commit", self.commit)
-        monkeypatch.setattr(sent, "forget", self.forget)
+        monkeypatch.setattr(publication_log, "forget", self.forget)
         monkeypatch.setattr(rejects, "materialise", self.see_followed)
         monkeypatch.setattr(dlq, "materialise", lambda _: None)
         monkeypatch.setattr(current, "materialise", self.follow)

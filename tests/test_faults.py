@@ -25,8 +25,9 @@ from highwater import settings
 from highwater.errors import KAFKA, DeclarationError, PermanentError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.checks import Sources
+from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.orchestration.sensing.repairing import repair
-from highwater.orchestration.sensing.requests import RANGE_END, RANGE_START, RepairRules
+from highwater.orchestration.sensing.run_requests import RepairRules
 from highwater.resources.guards import COOL_DOWN, FAILURES
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger

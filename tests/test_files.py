@@ -10,9 +10,9 @@ from unittest.mock import Mock
 import pytest
 
 from highwater.assets.raw import MOST_RECORDS_A_TASK, RECORDS_A_FILE, _Read, files_for
+from highwater.maintenance import FEWEST_FILES, SMALL_BYTES, File, to_merge
 from highwater.resources.spark_tables import READS_A_WRITER, TASKS, _laid_out, _murmur3, numbers_by_hash
 from highwater.slices import OffsetRange, Slice
-from highwater.upkeep import FEWEST_FILES, SMALL_BYTES, File, to_merge
 
 
 @pytest.mark.parametrize(

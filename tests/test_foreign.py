@@ -26,11 +26,11 @@ from highwater.envelope import MOST_BYTES, Envelope, Origin, opened
 from highwater.errors import DeclarationError
 from highwater.foreign import MainLog, Named, identity, named
 from highwater.orchestration.checking.origin_counts import count_ends
+from highwater.orchestration.reporting.locating import locate
+from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing.planning import Planner
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.ticks import tiers_to_plan
-from highwater.orchestration.telling.locating import locate
-from highwater.orchestration.telling.plan_status import stream_status
 from highwater.plans import Generation, Loss
 from highwater.resources.dlq_topics import ensure
 from highwater.resources.ledger import Ledger

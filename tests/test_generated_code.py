@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dev.spark_local import SHORT_LIVED
-from tests import test_history, test_stages
+from tests import test_run_history, test_stages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +61,7 @@ def test_fences_split_and_current_hold_on_generated_code(
         test_stages.test_a_late_starter_cannot_overwrite_a_younger_commit,
     ):
         holds(taken)
-    test_history.test_another_record_under_the_mark_is_not_read(bench)
+    test_run_history.test_another_record_under_the_mark_is_not_read(bench)
 
 
 def see_generated(spark: SparkSession, path: Path) -> None:

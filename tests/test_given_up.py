@@ -14,12 +14,12 @@ from click.testing import CliRunner
 
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.operating.retrying_slices import Asked, act
+from highwater.orchestration.operations.retrying_slices import Asked, act
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting.explaining import explain
+from highwater.orchestration.reporting.plan_status import StreamStatus
 from highwater.orchestration.sensing import repairing
-from highwater.orchestration.sensing.requests import PastRun, RepairRules, decide_repair
-from highwater.orchestration.telling import alerts
-from highwater.orchestration.telling.explaining import explain
-from highwater.orchestration.telling.plan_status import StreamStatus
+from highwater.orchestration.sensing.run_requests import PastRun, RepairRules, decide_repair
 from highwater.resources.given_up import GivenUp
 from highwater.resources.ledger import Ledger
 from tests.support import failed_by

@@ -22,10 +22,10 @@ from dev.processes import LOOPBACK, wait_until
 from highwater.assets.lookups import ensure_lookup
 from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError, HighwaterError, PermanentError
 from highwater.orchestration.dependencies import guards_of, lookup_guards
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing import repairing, ticks
-from highwater.orchestration.sensing.requests import stop
-from highwater.orchestration.telling import alerts
-from highwater.orchestration.telling.plan_status import stream_status
+from highwater.orchestration.sensing.run_requests import stop
 from highwater.resources import guards
 from highwater.resources.breakers import Dependency
 from highwater.resources.delta import open_table, query

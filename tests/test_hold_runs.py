@@ -10,8 +10,8 @@ import dagster as dg
 import pytest
 
 from highwater.commit_records import from_user_metadata
-from highwater.holding import Release
-from highwater.orchestration.stream_assets import table_key
+from highwater.holds import Release
+from highwater.orchestration.asset_keys import table_key
 from tests.support import Bench, customers, order_message, read_topic
 from tests.test_breaker_runs import Runs, configure, failure
 from tests.test_holds import HOLDING

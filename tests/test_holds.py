@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from highwater.assets import events
-from highwater.assets.admission import see_admitted
+from highwater.assets.breaker_gate import see_admitted
 from highwater.assets.commit import Standing
-from highwater.assets.holding import FIRST, HOLDS, end_holds, parked_slices, rejected_anyway, see_none_held
+from highwater.assets.ordered_holds import FIRST, HOLDS, end_holds, parked_slices, rejected_anyway, see_none_held
 from highwater.assets.work import Work
-from highwater.declaration import ON_REJECT, OnReject, Stream
+from highwater.declaration import OnReject, Stream
+from highwater.declaration_parts import ON_REJECT
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import (
     ConfigurationError,
@@ -30,21 +31,21 @@ from highwater.errors import (
     SliceHeldError,
     UnknownSliceError,
 )
-from highwater.holding import Found, Release, in_the_way
+from highwater.holds import Found, Release, in_the_way
+from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.failures import NOT_TRIED_AGAIN
 from highwater.orchestration.metadata import of_holds
-from highwater.orchestration.operating.releasing_holds import Asked, act
+from highwater.orchestration.operations.releasing_holds import Asked, act
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting.explaining import explain
+from highwater.orchestration.reporting.open_metrics import Metrics, _holds
+from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing import ticks
-from highwater.orchestration.sensing.breaking import watched
-from highwater.orchestration.sensing.requests import PastRun, RepairRules
-from highwater.orchestration.sensing.turns import LOOK_BACK, behind, hold_lines, see_in_turn, take_turn
-from highwater.orchestration.stream_assets import table_key
-from highwater.orchestration.telling import alerts
-from highwater.orchestration.telling.explaining import explain
-from highwater.orchestration.telling.open_metrics import Metrics, _holds
-from highwater.orchestration.telling.plan_status import stream_status
+from highwater.orchestration.sensing.ordered_processing import LOOK_BACK, behind, hold_lines, see_in_turn, take_turn
+from highwater.orchestration.sensing.run_requests import PastRun, RepairRules
+from highwater.orchestration.sensing.step_breaker import watched
 from highwater.resources.breakers import Judgement
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake

@@ -12,8 +12,8 @@ import dagster as dg
 import pytest
 
 from highwater.alerting import Alert
+from highwater.orchestration.reporting import alerts
 from highwater.orchestration.sensing import repairing
-from highwater.orchestration.telling import alerts
 from highwater.resources.in_vain import InVain
 from highwater.resources.ledger import Ledger
 from tests.support import failed_by

@@ -21,17 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from highwater.classifying import classify
-from highwater.declaration import (
-    ON_REJECT,
-    RESERVED_COLUMNS,
-    Answers,
-    Deletes,
-    Field,
-    Limits,
-    OnReject,
-    Start,
-    Stream,
-)
+from highwater.declaration import Answers, Deletes, Field, Limits, OnReject, Start, Stream
+from highwater.declaration_parts import ON_REJECT, RESERVED_COLUMNS
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, BigEndian, Csv, Format, Json, KeyFormat, Lines, Protobuf, Raw, Text

@@ -13,14 +13,14 @@ import dagster as dg
 import pytest
 
 from highwater.orchestration.build import build_defs
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing import ticks
-from highwater.orchestration.telling import alerts
-from highwater.orchestration.telling.plan_status import stream_status
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from tests.support import make_stream
 from tests.test_breaker import FOUR, ONE, THREE, TWO, Repairing, prove
-from tests.test_unread import Topic
+from tests.test_consumer_lag import Topic
 
 STREAM = make_stream("orders")
 

@@ -22,10 +22,10 @@ from dev.processes import wait_until
 from highwater.alerting import Alert
 from highwater.declaration import Limits
 from highwater.errors import HighwaterError, TemporaryError
-from highwater.orchestration.operating.acceptance import accept_loss
+from highwater.orchestration.operations.acceptance import accept_loss
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing.planning import Planner
-from highwater.orchestration.telling import alerts
-from highwater.orchestration.telling.plan_status import stream_status
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger

@@ -22,7 +22,7 @@ from highwater.orchestration import log_lines
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.checks import evaluation
 from highwater.orchestration.checking.verdicts import Verdict
-from highwater.orchestration.sensing.requests import RANGE_END, RANGE_START
+from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.resources.ledger import Ledger
 from highwater.settings import LOG_FORMAT
 from highwater.slices import OffsetRange, Slice

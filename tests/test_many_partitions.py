@@ -23,13 +23,13 @@ from highwater.erasing import digest_of
 from highwater.errors import IncompleteReadError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.origin_counts import count_ends
-from highwater.orchestration.operating import rebuilding
-from highwater.orchestration.operating.parked import Choice, _settled
-from highwater.orchestration.operating.reclaiming import look
-from highwater.orchestration.operating.retaining import _newest, in_dlq
-from highwater.orchestration.telling.explaining import explain
-from highwater.orchestration.telling.locating import locate
-from highwater.orchestration.telling.publication import behind
+from highwater.orchestration.operations import rebuilding
+from highwater.orchestration.operations.parked import Choice, _settled
+from highwater.orchestration.operations.raw_retention import _newest, in_dlq
+from highwater.orchestration.operations.reclaiming import look
+from highwater.orchestration.reporting.explaining import explain
+from highwater.orchestration.reporting.locating import locate
+from highwater.orchestration.reporting.publication_status import behind
 from highwater.resources import delta
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.dlq_topics import Shape

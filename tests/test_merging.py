@@ -14,14 +14,14 @@ from highwater.assets import events, raw
 from highwater.assets.merging import merge
 from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.errors import SupersededAttemptError
+from highwater.maintenance import Group
 from highwater.resources.delta import open_table
-from highwater.resources.upkeep import files_of
-from highwater.upkeep import Group
+from highwater.resources.table_maintenance import files_of
 from tests.support import Bench, order_message
 
 if TYPE_CHECKING:
+    from highwater.maintenance import File
     from highwater.slices import Slice
-    from highwater.upkeep import File
 
 pytestmark = pytest.mark.slow
 

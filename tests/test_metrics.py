@@ -30,7 +30,7 @@ from highwater.declaration import Field, Metrics, Stream
 from highwater.errors import DeclarationError, DependencyAwayError, SupersededAttemptError, TemporaryError
 from highwater.minutes import Minute, Sums, batches, closed, day_of, hours, seen_by, spans, time_of
 from highwater.orchestration.checking import metrics_checks
-from highwater.orchestration.sensing.standing import attempts
+from highwater.orchestration.checking.slice_status import attempts
 from highwater.proof import Proof
 from highwater.resources.commit_log import replace_slices
 from highwater.resources.lake import Lake

@@ -21,7 +21,7 @@ from highwater.declaration import Severity
 from highwater.errors import DependencyAwayError, TopicAbsentError
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
-from highwater.orchestration.telling.open_metrics import FAMILIES, Metrics, measure
+from highwater.orchestration.reporting.open_metrics import FAMILIES, Metrics, measure
 from highwater.plans import Generation, Loss
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake

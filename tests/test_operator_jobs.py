@@ -19,10 +19,10 @@ from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.orchestration import failures
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.operating import maintaining
-from highwater.orchestration.operating.maintaining import Report, TableReport
-from highwater.orchestration.operating.operator_jobs import AUDIT_PRIORITY, OPERATIONS
-from highwater.resources.upkeep import Stock
+from highwater.orchestration.operations import maintenance
+from highwater.orchestration.operations.maintenance import Report, TableReport
+from highwater.orchestration.operator_jobs import AUDIT_PRIORITY, OPERATIONS
+from highwater.resources.table_maintenance import Stock
 
 OTHERS = replace(ORDERS, name="others", topic="others", publishes=None)
 DIGEST = "0" * 64
@@ -75,7 +75,7 @@ SAME: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         ["orders", "retries", "--by", "ann", "--because", "test"],
     ),
     "resume": ("pausing", {**BY, "part": "retries"}, ["orders", "retries", "--by", "ann"]),
-    "recall_keys": ("retiring", {"first": SLICE, "last": LAST}, ["orders", SLICE, LAST]),
+    "recall_keys": ("key_retirement", {"first": SLICE, "last": LAST}, ["orders", SLICE, LAST]),
     "erase": (
         "erasing",
         {**BY, **BECAUSE, "digest": DIGEST},
@@ -116,10 +116,10 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     """Every function that does the work, replaced."""
     found = Calls()
     for module in {module for module, _, _ in SAME.values()}:
-        name = "recall" if module == "retiring" else "act"
-        monkeypatch.setattr(import_module(f"highwater.orchestration.operating.{module}"), name, found)
+        name = "recall" if module == "key_retirement" else "act"
+        monkeypatch.setattr(import_module(f"highwater.orchestration.operations.{module}"), name, found)
     for name in ("act", "act_on_part"):
-        monkeypatch.setattr(f"highwater.orchestration.operating.pausing.{name}", found)
+        monkeypatch.setattr(f"highwater.orchestration.operations.pausing.{name}", found)
         monkeypatch.setattr(f"highwater.orchestration.cli.pause.{name}", found)
     monkeypatch.setattr("highwater.orchestration.resources.open_session", lambda _: None)
     monkeypatch.setattr("highwater.orchestration.resources.close_session", lambda _: None)
@@ -223,8 +223,8 @@ class Maintained:
 def maintained(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Maintained:
     del calls  # its settings
     found = Maintained()
-    monkeypatch.setattr(maintaining, "act", found.act)
-    monkeypatch.setattr("highwater.orchestration.operating.maintenance_job.wait_seconds", lambda _: 0.0)
+    monkeypatch.setattr(maintenance, "act", found.act)
+    monkeypatch.setattr("highwater.orchestration.maintenance_job.wait_seconds", lambda _: 0.0)
     return found
 
 

@@ -16,15 +16,16 @@ import pytest
 
 from highwater import envelope
 from highwater.assets import dlq
-from highwater.declaration import ON_REJECT, OnReject
+from highwater.declaration import OnReject
+from highwater.declaration_parts import ON_REJECT
 from highwater.envelope import MOST_COUNT, Envelope, Origin, opened, wrapped
 from highwater.erasing import Erasure, digest_of
 from highwater.errors import ConfigurationError, RecordTooLargeError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.cli.terminal import PERMANENT
-from highwater.orchestration.operating.parked import Asked, Choice, Parked, Waiting, _give_up, act, look, only
-from highwater.orchestration.telling.locating import locate
+from highwater.orchestration.operations.parked import Asked, Choice, Parked, Waiting, _give_up, act, look, only
+from highwater.orchestration.reporting.locating import locate
 from highwater.plans import Discard
 from highwater.reclaims import Reclaim
 from highwater.resources.dlq_topics import ensure
@@ -253,7 +254,7 @@ def test_a_choice_is_by_reason_slice_key_and_time(parking: Parking) -> None:
 
 @pytest.mark.slow
 def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("highwater.orchestration.operating.redriving.RECORDS_A_TRANSACTION", 2)
+    monkeypatch.setattr("highwater.orchestration.operations.redriving.RECORDS_A_TRANSACTION", 2)
     written = [parking.envelope(n, partition=n % 2) for n in range(5)]
     parking.park(*written[:4])
     parking.park(written[4], key=None, value=b"\xff")

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import dagster as dg
 import pytest
 
-from highwater.orchestration.sensing import history
-from highwater.orchestration.sensing.requests import PARTITION, PUBLISH, PURPOSE
-from highwater.orchestration.stream_assets import PUBLISHED, STREAM_TAG, table_key
+from highwater.orchestration.asset_keys import PUBLISHED, table_key
+from highwater.orchestration.run_tags import PARTITION, PUBLISH, PURPOSE, STREAM_TAG
+from highwater.orchestration.sensing import run_history
 from tests.support import make_stream
 
 STREAM = make_stream("orders")
@@ -30,7 +30,7 @@ def add(
 @pytest.mark.parametrize("others", [0, 5], ids=["few runs", "many runs"])
 def test_runs_of_other_streams_hide_none(others: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many streams the failures of the last hour fell out: the waits began anew, and no slice was given up."""
-    monkeypatch.setattr(history, "RECORDS", 2)
+    monkeypatch.setattr(run_history, "RECORDS", 2)
     with dg.DagsterInstance.ephemeral() as instance:
         taken = {add(instance, {**NAMED, PARTITION: key}) for key in KEYS[:3]}
         taken.add(add(instance, {PARTITION: KEYS[3]}, "__ASSET_JOB", ["raw"]))  # from the page of the assets
@@ -41,8 +41,8 @@ def test_runs_of_other_streams_hide_none(others: int, monkeypatch: pytest.Monkey
         for _ in range(others):
             add(instance, {**OTHERS, PARTITION: KEYS[0]}, "payments_slice")
         now = datetime.now(UTC)
-        found = history.past_runs(instance, STREAM, KEYS, now)
+        found = run_history.past_runs(instance, STREAM, KEYS, now)
         assert sorted(run.run_id for run in found) == sorted(taken)
         assert {key for run in found for key in run.keys} == {*KEYS}
-        publishing = history.past_publishing(instance, STREAM, KEYS, now)
+        publishing = run_history.past_publishing(instance, STREAM, KEYS, now)
         assert sorted(run.run_id for run in publishing) == sorted(sent)

@@ -16,11 +16,11 @@ from click.testing import CliRunner, Result
 
 from highwater.errors import ConfigurationError
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.checking.audit import _dlq as audited
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.operating.pausing import Asked, AskedPart, act, act_on_part
+from highwater.orchestration.operations.pausing import Asked, AskedPart, act, act_on_part
+from highwater.orchestration.reporting.audit import _dlq as audited
+from highwater.orchestration.reporting.plan_status import StreamStatus, _dlq
 from highwater.orchestration.sensing import ticks
-from highwater.orchestration.telling.plan_status import StreamStatus, _dlq
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.paused_topics import ALL, RETRIES, Pause

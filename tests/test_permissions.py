@@ -13,7 +13,7 @@ from dev.broker import EmbeddedBroker
 from dev.processes import LOOPBACK, free_port
 from highwater.declaration import Accepted
 from highwater.errors import ConfigurationError, TopicDriftError
-from highwater.orchestration.telling import doctor
+from highwater.orchestration.reporting import doctor
 from highwater.resources.dlq_topics import ensure, ensure_accepted, see_accepted, see_no_drift
 from highwater.resources.kafka import Kafka
 from highwater.resources.permissions import permitted

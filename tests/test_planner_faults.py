@@ -29,10 +29,10 @@ from highwater.errors import (
 )
 from highwater.orchestration import observation
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
-from highwater.orchestration.operating.acceptance import accept_loss
+from highwater.orchestration.operations.acceptance import accept_loss
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting.plan_status import topic_status
 from highwater.orchestration.sensing.planning import Planner
-from highwater.orchestration.telling import alerts
-from highwater.orchestration.telling.plan_status import topic_status
 from highwater.resources.kafka import Kafka, PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger

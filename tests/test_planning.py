@@ -24,9 +24,9 @@ from highwater.errors import (
     TopicTruncatedError,
 )
 from highwater.history import Fingerprint, History
-from highwater.orchestration.operating.acceptance import acceptance
+from highwater.orchestration.operations.acceptance import acceptance
 from highwater.orchestration.sensing import planning
-from highwater.orchestration.sensing.cutting import PlanResult, fair_shares, plan
+from highwater.orchestration.sensing.slice_planner import PlanResult, fair_shares, plan
 from highwater.plans import Generation, Loss, Planned
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice

@@ -17,12 +17,12 @@ import sqlalchemy as sa
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Accepted
 from highwater.gaps import Gaps
-from highwater.orchestration.checking import audit as audit_page
 from highwater.orchestration.checking import checks, gap_checks
 from highwater.orchestration.checking.completeness import hold_against_topic
 from highwater.orchestration.checking.offset_queries import in_raw
-from highwater.orchestration.telling.plan_status import StreamStatus
-from highwater.orchestration.telling.unread import Ages
+from highwater.orchestration.reporting import audit as audit_page
+from highwater.orchestration.reporting.consumer_lag import Ages
+from highwater.orchestration.reporting.plan_status import StreamStatus
 from highwater.plans import Loss, Publication
 from highwater.resources.kafka import Kafka
 from highwater.slices import OffsetRange, Slice

@@ -14,10 +14,10 @@ from typing import Any, cast
 import pytest
 
 from highwater.errors import DependencyAwayError, TopicAbsentError
-from highwater.orchestration.checking import audit as audit_page
 from highwater.orchestration.checking import gap_checks
-from highwater.orchestration.checking.audit import Audit
 from highwater.orchestration.checking.offset_queries import in_raw
+from highwater.orchestration.reporting import audit as audit_page
+from highwater.orchestration.reporting.audit import Audit
 from highwater.resources import topic_facts
 from highwater.resources.kafka import Kafka, PartitionState, TopicState
 from highwater.slices import OffsetRange

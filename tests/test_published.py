@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from highwater.assets import event_json, event_records, kept, outgoing, published, sent
+from highwater.assets import event_json, event_records, publication_batch, publication_log, published, retraction_guard
 from highwater.assets.erasing import origins_of
-from highwater.assets.window import RUN, Window
-from highwater.assets.window import schema as window_schema
+from highwater.assets.publication_window import RUN, Window
+from highwater.assets.publication_window import schema as window_schema
 from highwater.assets.work import Work
 from highwater.declaration import Accepted, Field
 from highwater.envelope import Origin
@@ -290,7 +290,9 @@ def test_a_second_delivery_is_sent_where_the_content_that_was_sent_is_taken_away
             tables.publish(pieces[0])
     tables.publish(pieces[0])
     decided = {key: one.attempt for key, one in tables.lake.committed("orders", "events", [*tables.pieces]).items()}
-    left = [key for key in decided if key not in sent.as_decided(tables.lake, tables.stream, [*decided], decided)]
+    left = [
+        key for key in decided if key not in publication_log.as_decided(tables.lake, tables.stream, [*decided], decided)
+    ]
     assert sorted(left) == [piece.key for piece in pieces[1:]], "the sensor asks for them"
     check_published(tables, waiting=2)
     tables.publish(*pieces)
@@ -350,9 +352,9 @@ def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: Log
     assert events is not None
     gone = origins_of(events, digest_of(b"o0-1"), [piece.key, late.key])
     assert gone == {piece.key: {Origin("orders", 0, 0, 1)}, late.key: {Origin("orders", 0, 0, 2)}}
-    sent.forget(tables.work(), gone)
-    assert sent.under_way(tables.lake, tables.stream) == set()
-    assert {key: proof.rows for key, proof in sent.proofs(tables.lake, tables.stream, [*gone]).items()} == {
+    publication_log.forget(tables.work(), gone)
+    assert publication_log.under_way(tables.lake, tables.stream) == set()
+    assert {key: proof.rows for key, proof in publication_log.proofs(tables.lake, tables.stream, [*gone]).items()} == {
         piece.key: 1, late.key: 1
     }  # fmt: skip
     tables.decide(piece, orders(0, 0, 1), rejected=orders(0, 2, 3))
@@ -371,12 +373,12 @@ def test_what_is_being_sent_is_not_erased_meanwhile(tables: Tables, log: Log) ->
     log.breaks = "committed 1"
     with pytest.raises(Broken):
         tables.publish(piece)
-    assert sent.under_way(tables.lake, tables.stream) == {piece.key}
+    assert publication_log.under_way(tables.lake, tables.stream) == {piece.key}
     origin = Origin("orders", 0, 0, 1)
     with pytest.raises(SupersededAttemptError, match=piece.key):
-        sent.forget(tables.work(), {piece.key: {origin}})
+        publication_log.forget(tables.work(), {piece.key: {origin}})
     tables.publish(piece)
-    sent.forget(tables.work(), {piece.key: {origin}})
+    publication_log.forget(tables.work(), {piece.key: {origin}})
     assert [row["origin_offset"] for row in rows_of(tables) if row["slice"] == piece.key] == [0, 2]
 
 
@@ -406,7 +408,7 @@ def test_what_was_sent_is_known_of_slices_that_the_lake_lost_and_of_a_batch_that
 ) -> None:
     pieces = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
     keys = [piece.key for piece in pieces]
-    assert kept._reached(tables.work(*pieces), keys) == []
+    assert retraction_guard._reached(tables.work(*pieces), keys) == []
     for n, piece in enumerate(pieces):
         tables.decide(piece, orders(0, n, n + 1))
     tables.publish(pieces[0])
@@ -416,14 +418,16 @@ def test_what_was_sent_is_known_of_slices_that_the_lake_lost_and_of_a_batch_that
     events = tables.lake.table("orders", "events")
     assert events is not None
     events.delete()
-    assert kept._reached(tables.work(*pieces), keys) == keys[:2]
+    assert retraction_guard._reached(tables.work(*pieces), keys) == keys[:2]
 
 
 def commit(tables: Tables, piece: Slice, rows: list[Event], rejected: list[Event]) -> None:
     """What the run of events does at its end."""
     accepted: Any = {(one.partition, one.offset) for one in rows}
     work = tables.work(piece)
-    with kept.kept(work, lambda: kept.see_kept(work, [piece.key], accepted, accepted)) as see_held:
+    with retraction_guard.kept(
+        work, lambda: retraction_guard.see_kept(work, [piece.key], accepted, accepted)
+    ) as see_held:
         see_held()
         tables.decide(piece, rows, rejected)
 
@@ -432,17 +436,17 @@ def commit(tables: Tables, piece: Slice, rows: list[Event], rejected: list[Event
 def seen_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def see_kept(work: Work, keys: list[str], accepted: Any, refused: Any) -> None:
         asked = "SELECT slice, state, origin_partition, origin_offset FROM t"
-        being_sent = sent.under_way(work.lake, work.stream) & {*keys}
+        being_sent = publication_log.under_way(work.lake, work.stream) & {*keys}
         table = work.lake.table("orders", "published")
         rows = [] if table is None else query(table, asked)
         if being_sent:
-            rows += query(work.lake.table_at("orders", sent.SENDING), f"{asked} WHERE batch IS NULL")
+            rows += query(work.lake.table_at("orders", publication_log.SENDING), f"{asked} WHERE batch IS NULL")
         gone = [row for row in rows if row["slice"] in keys and row["state"] == "sent"]
         if any((row["origin_partition"], row["origin_offset"]) not in accepted for row in gone):
             raise RetractionError("sent", remedy="none")
 
-    monkeypatch.setattr(kept, "see_kept", see_kept)
-    monkeypatch.setattr(kept, "ABANDONED_SECONDS", 0.2)
+    monkeypatch.setattr(retraction_guard, "see_kept", see_kept)
+    monkeypatch.setattr(retraction_guard, "ABANDONED_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("seen_without_spark")
@@ -485,7 +489,9 @@ def test_whatever_comes_first_of_a_stricter_decision_and_the_first_publication_t
             tables.publish(piece, after)
         assert (log.records, told) == ([], [])
         monkeypatch.setattr(published, "_see_done", see_done)
-        assert sent.under_way(tables.lake, tables.stream) == set(), "nobody takes it for what may have been sent"
+        assert publication_log.under_way(tables.lake, tables.stream) == set(), (
+            "nobody takes it for what may have been sent"
+        )
         tables.publish(piece, after)
         assert places(log.records) == [(0, 1), (0, 2)]
     else:
@@ -507,24 +513,24 @@ def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is
     piece = tables.plan(0, p0=(0, 2))
     tables.decide(piece, orders(0, 0, 2))
     for error, left in ((SupersededAttemptError("first", remedy="none"), False), (Broken("no answer"), True)):
-        monkeypatch.setattr(kept, "ABANDONED_SECONDS", 600)
-        with pytest.raises(type(error)), kept.kept(tables.work(piece), lambda: None):
+        monkeypatch.setattr(retraction_guard, "ABANDONED_SECONDS", 600)
+        with pytest.raises(type(error)), retraction_guard.kept(tables.work(piece), lambda: None):
             raise error
         assert ("sending orders" in tables.ledger.leases()) == left
-    monkeypatch.setattr(kept, "ABANDONED_SECONDS", 0.01)
+    monkeypatch.setattr(retraction_guard, "ABANDONED_SECONDS", 0.01)
     with pytest.raises(LeaseHeldError):
         tables.publish(piece)
     assert log.records == []
     with tables.ledger._writing() as connection:
         connection.execute(ledger_schema.leases.delete())
-    write_down = sent.Book.write_down
+    write_down = publication_log.Book.write_down
 
-    def land(book: sent.Book) -> None:
+    def land(book: publication_log.Book) -> None:
         write_down(book)
         tables.decide(piece, orders(0, 1, 2), orders(0, 0, 1))
 
     with monkeypatch.context() as patch:
-        patch.setattr(sent.Book, "write_down", land)
+        patch.setattr(publication_log.Book, "write_down", land)
         with pytest.raises(SupersededAttemptError):
             tables.publish(piece)
     tables.publish(piece)
@@ -539,7 +545,7 @@ def test_only_what_may_still_be_sent_as_it_stands_is_locked_for_a_decision(table
 
     def exposed() -> set[str]:
         work = tables.work(*pieces)
-        return kept.exposed(work, tables.lake.committed("orders", "events", work.keys))
+        return retraction_guard.exposed(work, tables.lake.committed("orders", "events", work.keys))
 
     assert exposed() == {piece.key for piece in pieces[:3]}, "what was never decided cannot have been sent"
     tables.publish(*pieces[:3])
@@ -568,7 +574,7 @@ def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
     """Two slices of seven events in one batch, one a second delivery; read in portions, each once or anew."""
     monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 3)
     monkeypatch.setattr(event_records, "WINDOW", portion)
-    monkeypatch.setattr(outgoing, "HELD_BYTES", held)
+    monkeypatch.setattr(publication_batch, "HELD_BYTES", held)
     asked = count_reads(monkeypatch)
     pieces = [tables.plan(0, p0=(0, 4), p1=(0, 3)), tables.plan(1, p0=(4, 9), p1=(3, 5))]
     tables.decide(pieces[0], [*orders(0, 0, 4), *orders(1, 0, 3)])
@@ -608,7 +614,7 @@ def test_a_batch_is_settled_as_the_next_one_is_written_down(
     if step in {"settle", "write_down"}:
         break_once(monkeypatch, step, after=True, at=int(number))
     elif step == "settled":  # the commit of `published` is done, and `_sending` still has the batch
-        break_once(monkeypatch, "replace_slices", after=True, at=int(number), owner=sent)
+        break_once(monkeypatch, "replace_slices", after=True, at=int(number), owner=publication_log)
     else:
         log.breaks = point
     with pytest.raises(Broken):
@@ -617,7 +623,7 @@ def test_a_batch_is_settled_as_the_next_one_is_written_down(
     assert places(log.records) == [(0, at) for at in (0, 1, 4, 5, 6, 8, 9, 10, 11)]
     assert not any("highwater.late" in one.headers for one in log.records)
     assert Counter(row["slice"] for row in rows_of(tables)) == {piece.key: 2 + n for n, piece in enumerate(pieces)}
-    assert sent.under_way(tables.lake, tables.stream) == set()
+    assert publication_log.under_way(tables.lake, tables.stream) == set()
 
 
 def test_each_batch_is_written_down_once_and_settled_by_one_commit(
@@ -629,10 +635,13 @@ def test_each_batch_is_written_down_once_and_settled_by_one_commit(
         tables.decide(piece, orders(0, n, n + 1))
     tables.publish(*pieces)
     assert places(log.records) == [(0, n) for n in range(3)]
-    versions = {name: tables.lake.table_at("orders", name).version() for name in (sent.TABLE, sent.SENDING)}
+    versions = {
+        name: tables.lake.table_at("orders", name).version()
+        for name in (publication_log.TABLE, publication_log.SENDING)
+    }
     assert versions == dict.fromkeys(versions, len(pieces))
-    settled = tables.lake.committed("orders", sent.TABLE, [piece.key for piece in pieces])
-    assert [settled[piece.key].extra[sent.BATCH] for piece in pieces] == [1, 2, 3]
+    settled = tables.lake.committed("orders", publication_log.TABLE, [piece.key for piece in pieces])
+    assert [settled[piece.key].extra[publication_log.BATCH] for piece in pieces] == [1, 2, 3]
 
 
 def test_what_the_batch_before_has_sent_is_not_sent_again(
@@ -663,7 +672,9 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, str]]:
     return found
 
 
-def break_once(monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool, at: int = 1, owner: Any = sent.Book) -> None:
+def break_once(
+    monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool, at: int = 1, owner: Any = publication_log.Book
+) -> None:
     step, calls = getattr(owner, name), itertools.count(1)
 
     def breaking(*given: Any, **named: Any) -> Any:
@@ -735,7 +746,9 @@ def test_a_restored_table_sends_nothing_again(tables: Tables, log: Log) -> None:
     tables.lake.table_at("orders", "published").restore(versions[1])
     tables.publish(pieces[3])  # what the last batch sent is in `_sending`, and is settled from there
     assert places(log.records) == [(0, n) for n in range(8)]
-    assert sent.proofs(tables.lake, tables.stream, [piece.key for piece in pieces]).keys() == {p.key for p in pieces}
+    assert publication_log.proofs(tables.lake, tables.stream, [piece.key for piece in pieces]).keys() == {
+        p.key for p in pieces
+    }
 
 
 def test_without_the_table_of_the_batch_only_what_is_settled_counts_as_sent(tables: Tables, log: Log) -> None:
@@ -745,16 +758,16 @@ def test_without_the_table_of_the_batch_only_what_is_settled_counts_as_sent(tabl
     tables.publish(first)
     [(name, mark)] = log.marks.items()
     tables.decide(second, orders(0, 2, 4))
-    shutil.rmtree(tables.lake.path("orders", sent.SENDING))
+    shutil.rmtree(tables.lake.path("orders", publication_log.SENDING))
     with pytest.raises(DependencyAwayError, match="what is being sent is not known"):
-        sent.under_way(tables.lake, tables.stream)
+        publication_log.under_way(tables.lake, tables.stream)
     log.marks[name] = replace(mark, attempt=mark.attempt + 1, sent=1)
     with pytest.raises(ConfigurationError, match="older than what was sent"):
         tables.publish(second)
     log.marks[name] = mark
     tables.publish(second)
     assert places(log.records) == [(0, n) for n in range(4)]
-    assert sent.under_way(tables.lake, tables.stream) == set()
+    assert publication_log.under_way(tables.lake, tables.stream) == set()
 
 
 def test_another_table_an_older_one_and_another_topic_stop_the_run(tables: Tables, log: Log) -> None:

@@ -14,18 +14,19 @@ import pytest
 from dagster._core.test_utils import create_run_for_test
 
 from assets.streams.payments import STREAM as PAYMENTS
-from highwater.assets import accepted_copies, kept, published, sent
-from highwater.assets.marks import needless_groups
+from highwater.assets import accepted_copies, publication_log, published, retraction_guard
+from highwater.assets.dlq_marks import needless_groups
 from highwater.declaration import Field
 from highwater.envelope import Origin
 from highwater.errors import KAFKA, RetractionError, SupersededAttemptError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.published_checks import events_published, standing_line
 from highwater.orchestration.checking.verdicts import Verdict
-from highwater.orchestration.operating.retrying_slices import Asked, act
+from highwater.orchestration.operations.retrying_slices import Asked, act
+from highwater.orchestration.run_tags import PURPOSE, RANGE_END, RANGE_START
 from highwater.orchestration.sensing import publishing
 from highwater.orchestration.sensing.publishing import RULES, SLICES_A_RUN, next_run, publish
-from highwater.orchestration.sensing.requests import PURPOSE, RANGE_END, RANGE_START, Repair, Request
+from highwater.orchestration.sensing.run_requests import Repair, Request
 from highwater.orchestration.sensing.ticks import Tick, run_requests
 from highwater.plans import Generation
 from highwater.publishing import Copy, second_deliveries
@@ -338,7 +339,7 @@ def test_what_waits_for_its_turn_is_told_from_what_was_lost(scene: Scene, monkey
         with pytest.raises(Broken):
             tables.publish(first, second)
         assert red() == {}, "what broke off is sent with the next run"
-    assert tables.lake.committed("orders", "published", [second.key])[second.key].attempt == sent.INCOMPLETE
+    assert tables.lake.committed("orders", "published", [second.key])[second.key].attempt == publication_log.INCOMPLETE
     tables.publish(first, second)
     assert red() == {}, "a slice of a tier may come at any time"
     tables.publish(retried)
@@ -390,14 +391,14 @@ def test_values_with_a_field_that_came_between_decision_and_publication_are_comp
 
 def publish_and_die(monkeypatch: pytest.MonkeyPatch, tables: Tables, *pieces: Slice) -> None:
     """Die when the commit of `published` is done, while `_sending` still has the batch that it settled."""
-    commit = sent._commit
+    commit = publication_log._commit
 
     def killed(*given: Any, **named: Any) -> None:
         commit(*given, **named)
         raise Broken("settled")
 
     with monkeypatch.context() as patched:
-        patched.setattr(sent, "_commit", killed)
+        patched.setattr(publication_log, "_commit", killed)
         with pytest.raises(Broken, match="settled"):
             tables.publish(*pieces)
 
@@ -409,14 +410,18 @@ def test_a_batch_that_is_settled_is_not_settled_a_second_time(scene: Scene, monk
     for n, piece in enumerate(pieces):
         scene.decide(piece, 2 * n, 2 * n + 1)
     publish_and_die(monkeypatch, tables, *pieces)
-    written_down = sent.Sending.from_json(query(lake.table_at("orders", sent.SENDING), BATCHES)[0]["batch"])
+    written_down = publication_log.Sending.from_json(
+        query(lake.table_at("orders", publication_log.SENDING), BATCHES)[0]["batch"]
+    )
     assert written_down.slices.keys() == {pieces[0].key}
-    assert sent.batch_of(lake, stream) == sent.Sending(1, "orders.accepted", "T" * 22, settled={pieces[0].key: 1})
-    assert sent.under_way(lake, stream) == set()
-    settled, version = lake.committed_at("orders", sent.TABLE, [pieces[0].key])
+    assert publication_log.batch_of(lake, stream) == publication_log.Sending(
+        1, "orders.accepted", "T" * 22, settled={pieces[0].key: 1}
+    )
+    assert publication_log.under_way(lake, stream) == set()
+    settled, version = lake.committed_at("orders", publication_log.TABLE, [pieces[0].key])
     tables.publish(*pieces)
     assert not [line for line in tables.lines if "broke off" in line]
-    assert lake.committed_at("orders", sent.TABLE, [pieces[0].key]) == (settled, version + 1)
+    assert lake.committed_at("orders", publication_log.TABLE, [pieces[0].key]) == (settled, version + 1)
     assert [record.place[1] for record in scene.log.records] == [0, 1, 2, 3]
 
 
@@ -439,7 +444,9 @@ def test_a_slice_to_be_looked_at_again_stays_so_where_the_run_dies_behind_the_co
     keys = [piece.key for piece in pieces]
 
     def again() -> bool:
-        return tables.lake.committed("orders", sent.TABLE, keys)[keys[1]].attempt == sent.LOOK_AGAIN
+        return (
+            tables.lake.committed("orders", publication_log.TABLE, keys)[keys[1]].attempt == publication_log.LOOK_AGAIN
+        )
 
     assert again()
     tables.publish(pieces[2])
@@ -447,7 +454,9 @@ def test_a_slice_to_be_looked_at_again_stays_so_where_the_run_dies_behind_the_co
     tables.publish(*pieces)
     assert [record.place[1] for record in scene.log.records] == [0, 0, 2, 1]
     attempts = tables.lake.committed("orders", "events", keys)
-    assert [*sent.as_decided(tables.lake, tables.stream, keys, {k: p.attempt for k, p in attempts.items()})] == keys
+    assert [
+        *publication_log.as_decided(tables.lake, tables.stream, keys, {k: p.attempt for k, p in attempts.items()})
+    ] == keys
 
 
 def test_a_batch_without_records_leaves_the_one_before_it_settled(scene: Scene) -> None:
@@ -458,15 +467,15 @@ def test_a_batch_without_records_leaves_the_one_before_it_settled(scene: Scene) 
     tables.publish(piece)
     scene.decide(piece, 0, 1)
     tables.publish(piece)
-    assert (len(log.records), sent.under_way(tables.lake, tables.stream)) == (2, set())
-    assert tables.lake.committed("orders", sent.TABLE, [piece.key])[piece.key].attempt == 2
+    assert (len(log.records), publication_log.under_way(tables.lake, tables.stream)) == (2, set())
+    assert tables.lake.committed("orders", publication_log.TABLE, [piece.key])[piece.key].attempt == 2
     scene.decide(piece, 0, 1, status="paid")
     log.breaks = f"committed {log.commits + 1}"
     with pytest.raises(Broken):
         tables.publish(piece)
-    assert sent.under_way(tables.lake, tables.stream) == {piece.key}
+    assert publication_log.under_way(tables.lake, tables.stream) == {piece.key}
     tables.publish(piece)
-    assert sent.under_way(tables.lake, tables.stream) == set()
+    assert publication_log.under_way(tables.lake, tables.stream) == set()
     assert [record.headers.get("highwater.revision") for record in log.records] == [None, None, "1", "1"]
 
 
@@ -487,9 +496,11 @@ def test_a_batch_that_sent_nothing_is_over_where_a_decision_was_first(
         patched.setattr(published, "_see_done", decided_meanwhile)
         with pytest.raises(SupersededAttemptError):
             tables.publish(piece)
-    assert sent.batch_of(tables.lake, tables.stream) == sent.Sending(1, "orders.accepted", "T" * 22)
-    assert sent.under_way(tables.lake, tables.stream) == set()
-    assert kept._reached(tables.work(piece), [piece.key]) == []
+    assert publication_log.batch_of(tables.lake, tables.stream) == publication_log.Sending(
+        1, "orders.accepted", "T" * 22
+    )
+    assert publication_log.under_way(tables.lake, tables.stream) == set()
+    assert retraction_guard._reached(tables.work(piece), [piece.key]) == []
     tables.publish(piece)
     assert [record.place[1] for record in scene.log.records] == [0]
 
@@ -506,11 +517,11 @@ def test_a_batch_that_begins_while_an_erasure_looks_stops_it(scene: Scene, monke
         with pytest.raises(Broken):
             tables.publish(piece)
 
-    version = tables.lake.table_at("orders", sent.TABLE).version()
+    version = tables.lake.table_at("orders", publication_log.TABLE).version()
     monkeypatch.setattr(accepted_copies, "forget", begun)
     with pytest.raises(SupersededAttemptError, match=f"{piece.key}: a publication of them is under way"):
-        sent.forget(tables.work(), {piece.key: {Origin("orders", 0, 0, 1)}})
-    assert tables.lake.table_at("orders", sent.TABLE).version() == version
+        publication_log.forget(tables.work(), {piece.key: {Origin("orders", 0, 0, 1)}})
+    assert tables.lake.table_at("orders", publication_log.TABLE).version() == version
 
 
 def test_what_is_settled_while_a_decision_looks_is_seen(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,10 +535,10 @@ def test_what_is_settled_while_a_decision_looks_is_seen(scene: Scene, monkeypatc
 
     def settled_first(*given: Any) -> set[str]:
         tables.publish(piece)
-        return sent.under_way(*given)
+        return publication_log.under_way(*given)
 
-    monkeypatch.setattr(kept, "under_way", settled_first)
-    assert kept._reached(tables.work(piece), [piece.key]) == [piece.key]
+    monkeypatch.setattr(retraction_guard, "under_way", settled_first)
+    assert retraction_guard._reached(tables.work(piece), [piece.key]) == [piece.key]
 
 
 KEYS = [f"t@{n:07}" for n in range(5)]
@@ -626,12 +637,12 @@ def test_a_copy_of_the_last_moment_that_there_is_ends_as_any_other(monkeypatch: 
             return self
 
     row = Row(slice="orders@0000001", us=253_402_300_799_999_999, **origin)
-    monkeypatch.setattr(kept, "_reached", lambda *_: [])
+    monkeypatch.setattr(retraction_guard, "_reached", lambda *_: [])
     monkeypatch.setattr("highwater.assets.accepted_copies.refused", lambda *_: [row])
     seen: list[Any] = []
-    monkeypatch.setattr(kept, "lets_go", lambda _, sent_at: seen.extend(sent_at))
+    monkeypatch.setattr(retraction_guard, "lets_go", lambda _, sent_at: seen.extend(sent_at))
     ledger = SimpleNamespace(breakers=SimpleNamespace(accepted=lambda _: {}))
     nothing: Any = None
     with pytest.raises(RetractionError):
-        kept.see_kept(cast("Any", SimpleNamespace(ledger=ledger)), ["orders@0000001"], nothing, nothing)
+        retraction_guard.see_kept(cast("Any", SimpleNamespace(ledger=ledger)), ["orders@0000001"], nothing, nothing)
     assert seen == [datetime.max.replace(tzinfo=UTC)]

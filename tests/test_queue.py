@@ -16,7 +16,8 @@ from dagster import instance_for_test
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
 
-from highwater.orchestration.sensing.requests import PUBLISH, RETRY, first_requests
+from highwater.orchestration.run_tags import PUBLISH, RETRY
+from highwater.orchestration.sensing.run_requests import first_requests
 from highwater.orchestration.sensing.ticks import run_requests
 from tests.support import make_stream
 

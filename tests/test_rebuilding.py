@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from highwater.declaration import Start
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.terminal import PERMANENT
-from highwater.orchestration.operating.rebuilding import rebuilt
+from highwater.orchestration.operations.rebuilding import rebuilt
 from highwater.slices import OffsetRange, Slice
 from tests.scene import Scene
 from tests.support import make_stream

@@ -14,10 +14,10 @@ import pytest
 
 from dev.processes import wait_until
 from highwater import envelope
-from highwater.assets import discarded
+from highwater.assets import discards_table
 from highwater.assets import published as accepted
 from highwater.assets.dlq_copies import concerned
-from highwater.assets.erased import keep
+from highwater.assets.erasures_table import keep
 from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Origin
 from highwater.erasing import Erased, Erasure
@@ -25,7 +25,7 @@ from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.mirroring import Mark
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.cli.terminal import PERMANENT
-from highwater.orchestration.operating.rebuilding_all import Copies, act, begun, number_of
+from highwater.orchestration.operations.rebuilding_all import Copies, act, begun, number_of
 from highwater.orchestration.sensing.planning import Planner, _see_never_published
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.plans import Discard
@@ -123,7 +123,7 @@ def test_the_command_begins_a_stream_anew(topic: TopicFactory, bootstrap: str, t
     lost.erasures.begin(number, [Erased(f"{scene.topic}@0000008", {0: [OffsetRange(0, 1)]})])
     given_up = Discard(Origin(scene.topic, 0, 0, 5), "test data", "bob", NOW)
     lost.discard("orders", [given_up])
-    for follow in (keep, discarded.keep):
+    for follow in (keep, discards_table.keep):
         follow(lost, Lake(str(tmp_path / "lake")), "orders")  # these tables alone were restored from a copy
     dry = scene.run("rebuild-all", "orders")
     assert dry.exit_code == 0, dry.output

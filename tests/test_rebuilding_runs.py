@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from highwater.orchestration.operating.rebuilding_all import act
-from highwater.orchestration.stream_assets import table_key
+from highwater.orchestration.asset_keys import table_key
+from highwater.orchestration.operations.rebuilding_all import act
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from tests.support import Bench, Message, customers, order_message, read_topic

@@ -17,7 +17,7 @@ from highwater.assets import raw
 from highwater.assets.work import Work
 from highwater.errors import DependencyAwayError
 from highwater.history import Fingerprint, digest
-from highwater.orchestration.operating import rebuilding
+from highwater.orchestration.operations import rebuilding
 from highwater.orchestration.sensing.planning import Planner
 from highwater.plans import Generation
 from highwater.proof import Proof
@@ -26,7 +26,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
 from tests.support import make_stream, order_message
-from tests.test_history import Replaced, planned
+from tests.test_run_history import Replaced, planned
 
 if TYPE_CHECKING:
     from tests.support import Bench

@@ -26,15 +26,15 @@ from highwater.orchestration.checking.origin_counts import Ends, count_ends, cou
 from highwater.orchestration.checking.verdicts import Verdict
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT
-from highwater.orchestration.operating import parked
-from highwater.orchestration.operating.parked import Choice
-from highwater.orchestration.operating.rebuilding import _reclaims
-from highwater.orchestration.operating.reclaiming import Asked, Found, act, look
-from highwater.orchestration.telling import alerts, taken_back
-from highwater.orchestration.telling.explaining import explain
-from highwater.orchestration.telling.locating import locate
-from highwater.orchestration.telling.plan_status import Waiting, _waiting
-from highwater.orchestration.telling.taken_back import TakenBack
+from highwater.orchestration.operations import parked, pending_reprocessing
+from highwater.orchestration.operations.parked import Choice
+from highwater.orchestration.operations.pending_reprocessing import TakenBack
+from highwater.orchestration.operations.rebuilding import _reclaims
+from highwater.orchestration.operations.reclaiming import Asked, Found, act, look
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting.explaining import explain
+from highwater.orchestration.reporting.locating import locate
+from highwater.orchestration.reporting.plan_status import Waiting, _waiting
 from highwater.plans import Discard
 from highwater.reclaims import Reclaim, numbers, stale
 from highwater.resources.ledger import Ledger
@@ -222,7 +222,7 @@ def test_a_ledger_that_counts_anew_goes_on_above_what_decisions_saw(taking: Taki
     world.write()
     taking.act(**BY_ANN)
     assert world.ledger.reclaims.acts("orders") == 6
-    assert [one.slice_key for one in taken_back.waiting(world.ledger, world.lake, STREAM)] == [FIRST.key]
+    assert [one.slice_key for one in pending_reprocessing.waiting(world.ledger, world.lake, STREAM)] == [FIRST.key]
 
 
 def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(taking: Taking) -> None:
@@ -230,10 +230,10 @@ def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(tak
     stream = replace(STREAM, metrics=ORDERS.metrics, alerts=Alerts(reclaimed_late=timedelta(minutes=5)))
     asked = (world.ledger, world.lake, stream)
     taking.act()
-    assert taken_back.waiting(*asked) == []
+    assert pending_reprocessing.waiting(*asked) == []
     begin = datetime.now(UTC)
     taking.act(**BY_ANN)
-    [told] = taken_back.waiting(*asked)
+    [told] = pending_reprocessing.waiting(*asked)
     assert (told.slice_key, told.records, told.by, told.retired) == (FIRST.key, 1, "ann", False)
     assert begin <= told.since <= datetime.now(UTC)
     command = (
@@ -253,20 +253,20 @@ def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(tak
     for waited, over in ((4, False), (6, True)):
         stale_for = replace(told, since=datetime.now(UTC) - timedelta(minutes=waited))
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(taken_back, "waiting", lambda *_, one=stale_for: [one])
+            patched.setattr(pending_reprocessing, "waiting", lambda *_, one=stale_for: [one])
             measure = alerts._reclaimed_late(alerts.Asked(world.ledger, nothing, world.lake, stream))
         assert measure is not None
         assert (measure.over, measure.remedy) == (over, f"{command} orders@0000000")
     world.ledger.retired.retire("orders", [FIRST.key], NOW)
-    two = [*taken_back.waiting(*asked), replace(told, slice_key="orders@0000001")]
-    assert taken_back.remedy(STREAM, two) == (
+    two = [*pending_reprocessing.waiting(*asked), replace(told, slice_key="orders@0000001")]
+    assert pending_reprocessing.remedy(STREAM, two) == (
         ".venv/bin/highwater recall-keys orders orders@0000000 orders@0000000 --yes && for slice in orders@0000000 "
         f'orders@0000001; do {command.replace(" or key:orders/metrics", "")} "$slice"; done'
     )
     counts = world.proofs["events"][FIRST.key].counts
     world.alter_proof("events", FIRST, counts={**counts, "reclaims_seen": 1})
     world.write()
-    assert taken_back.waiting(*asked) == []
+    assert pending_reprocessing.waiting(*asked) == []
     none = alerts._reclaimed_late(alerts.Asked(world.ledger, nothing, world.lake, stream))
     assert none is not None
     assert (none.over, none.value) == (False, "none waits to be decided anew")
@@ -274,8 +274,8 @@ def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(tak
 
 def test_a_command_for_more_slices_than_it_names_ends_with_the_command() -> None:
     """What a shell is given to run must not end in a sentence about the rest."""
-    many = [TakenBack(f"orders@{n:07}", 1, NOW, "ann", retired=False) for n in range(taken_back.NAMED + 5)]
-    told = taken_back.remedy(STREAM, many)
+    many = [TakenBack(f"orders@{n:07}", 1, NOW, "ann", retired=False) for n in range(pending_reprocessing.NAMED + 5)]
+    told = pending_reprocessing.remedy(STREAM, many)
     assert told.startswith("(5 more are told when these are done) for slice in orders@0000000 ")
     assert told.endswith(
         "orders@0000019; do .venv/bin/dagster asset materialize -m orchestration.definitions --select "
@@ -304,7 +304,7 @@ def test_what_waits_is_counted_by_one_question_to_the_ledger(taking: Taking) -> 
         asked.append(seen[2])
 
     event.listen(world.ledger._engine, "before_cursor_execute", listen)
-    found = taken_back.waiting(world.ledger, world.lake, STREAM)
+    found = pending_reprocessing.waiting(world.ledger, world.lake, STREAM)
     assert found == [
         TakenBack(FIRST.key, 2, NOW + timedelta(minutes=1), "ann", retired=False),
         TakenBack("orders@0000007", 1, NOW + timedelta(minutes=1), "ann", retired=False),

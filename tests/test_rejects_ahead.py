@@ -236,7 +236,7 @@ def test_the_group_of_a_slice_is_deleted_once_the_table_records_its_publication(
 
     for name, answer in (("have_table", None), ("ensure", {}), ("_publish", (3, 1)), ("_commit", 1)):
         early.monkeypatch.setattr(dlq, name, doing(name, answer))
-    early.monkeypatch.setattr("highwater.assets.marks.delete_groups", doing("delete", {}))
+    early.monkeypatch.setattr("highwater.assets.dlq_marks.delete_groups", doing("delete", {}))
     early.monkeypatch.setattr("highwater.assets.commit.write_cost", lambda *_: {})  # `_commit` wrote nothing
     work, group = early.tables.work(early.piece), f"highwater.pub.{early.piece.key}#{early.decision.attempt}"
     if point:

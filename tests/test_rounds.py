@@ -16,20 +16,21 @@ import pytest
 from sqlalchemy import event
 
 from highwater.declaration import Limits, Stream
-from highwater.errors import ConfigurationError, DependencyAwayError, TopicAbsentError
+from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, TopicAbsentError
 from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.sensing import rests, rounds
-from highwater.orchestration.sensing.requests import Request
+from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.reporting.stalled_work import skipped_files, skipped_streams
+from highwater.orchestration.sensing import rounds, settled_rounds
 from highwater.orchestration.sensing.rounds import Cursor, limit_runs, visit_all
+from highwater.orchestration.sensing.run_requests import Request
 from highwater.orchestration.sensing.ticks import Tick
-from highwater.orchestration.telling.plan_status import stream_status
-from highwater.orchestration.telling.stopped import skipped_streams
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.paused_topics import ALL, PLANNER, RETRIES, Pause
 from highwater.slices import OffsetRange
+from highwater.stream_files import Declarations
 from tests.support import make_stream
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -202,7 +203,9 @@ class Topics:
 class Deployment:
     """Streams on a cluster, whose sensors are ticked as the daemon does: keys, events and the cursor are kept."""
 
-    def __init__(self, root: Path, instance: dg.DagsterInstance, streams: Sequence[Stream]) -> None:
+    def __init__(
+        self, root: Path, instance: dg.DagsterInstance, streams: Sequence[Stream], files: Declarations | None = None
+    ) -> None:
         self.instance, self.streams = instance, streams
         self.ledger = Ledger(f"sqlite:///{root / 'ledger.sqlite'}")
         self.kafka = Topics([stream.topic for stream in streams])
@@ -210,7 +213,7 @@ class Deployment:
         self.cursors: dict[str, str | None] = {}
         resources = {"ledger": self.ledger, "kafka": self.kafka, "lake": self.lake}
         opened = {name: SimpleNamespace(open=lambda one=one: one) for name, one in resources.items()}
-        self.defs = build_defs(streams=streams, resources=opened)
+        self.defs = build_defs(streams=files or streams, resources=opened)
 
     def tick(self, name: str) -> Any:
         sensor = self.defs.get_repository_def().get_sensor_def(name)
@@ -277,6 +280,32 @@ def test_a_stream_with_a_fault_is_skipped_and_the_others_are_planned_in_the_same
     assert ours.ledger.sensor_faults.all() == [], "the fault ends with the first tick that serves the stream"
 
 
+def test_a_stream_file_with_a_fault_is_recorded_and_the_other_streams_are_planned(
+    tmp_path: Path, deployed: Callable[..., Deployment]
+) -> None:
+    """It stopped the whole code location: no sensor ticked for any stream."""
+    plain = deployed(2)
+    folder = tmp_path / "streams"
+    broken = folder / "broken.py"
+    wrong = DeclarationError("broken.py cannot be read as a declaration", remedy="mend the file")
+    streams = {one.name: one for one in plain.streams}
+    of_broken = Declarations(folder, streams, {broken: wrong})
+    ours = Deployment(tmp_path, plain.instance, plain.streams, of_broken)
+    result = ours.tick("planner")
+    assert keys_of(result) == {f"{name}_slices": [f"{one.topic}@0000000"] for name, one in streams.items()}
+    [fault] = ours.ledger.sensor_faults.all()
+    assert (fault.stream, fault.sensor, fault.remedy) == (str(broken), "planner", "mend the file")
+    alert = skipped_files(of_broken)
+    assert (alert.over, str(broken) in str(alert.value)) == (True, True)
+    elsewhere = Declarations(tmp_path / "other", streams)
+    Deployment(tmp_path, plain.instance, plain.streams, elsewhere).tick("planner")
+    assert ours.ledger.sensor_faults.all() == [fault], "another project knows nothing of this file"
+    mended = Declarations(folder, streams)
+    Deployment(tmp_path, plain.instance, plain.streams, mended).tick("planner")
+    assert ours.ledger.sensor_faults.all() == []
+    assert not skipped_files(mended).over
+
+
 def test_a_defect_that_one_stream_meets_is_recorded_without_secrets(
     deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +318,7 @@ def test_a_defect_that_one_stream_meets_is_recorded_without_secrets(
         return replace(found, partitions=broken) if topic == "s001" else found
 
     monkeypatch.setattr(Topics, "_state", damaged)
-    monkeypatch.setattr("highwater.orchestration.sensing.looks.is_caught_up", lambda *_: False)
+    monkeypatch.setattr("highwater.orchestration.sensing.planning_rounds.is_caught_up", lambda *_: False)
     result = ours.tick("planner")
     assert sorted(keys_of(result)) == ["s000_slices", "s002_slices"]
     [fault] = ours.ledger.sensor_faults.all()
@@ -442,7 +471,7 @@ def test_a_settled_stream_rests_until_something_changes(
         looked.append(stream.name)
         return Tick(settled=stream.name != "s002")
 
-    monkeypatch.setattr(rests, "repair", look)
+    monkeypatch.setattr(settled_rounds, "repair", look)
 
     def visited() -> list[str]:
         looked.clear()
@@ -458,14 +487,14 @@ def test_a_settled_stream_rests_until_something_changes(
     run = dg.DagsterRun("s001_slice", tags={"highwater/stream": "s001"}, status=dg.DagsterRunStatus.SUCCESS)
     ours.instance.add_run(run)
     assert visited() == ["s001", "s002"], "a run began or ended"
-    long_ago = rests.Rest(NOW, NOW + rests.REST, "").to_cursor()
+    long_ago = settled_rounds.Rest(NOW, NOW + settled_rounds.REST, "").to_cursor()
     ours.cursors["repair"] = Cursor(streams={"s000": long_ago}).to_json()
     assert visited() == everything, "the rest is over"
 
 
 def test_a_rest_that_cannot_be_read_is_none() -> None:
-    rest = rests.Rest(NOW, NOW + rests.REST, "abc")
-    assert rests.Rest.parse(rest.to_cursor()) == rest
+    rest = settled_rounds.Rest(NOW, NOW + settled_rounds.REST, "abc")
+    assert settled_rounds.Rest.parse(rest.to_cursor()) == rest
     for text in (
         None,
         "",
@@ -477,4 +506,4 @@ def test_a_rest_that_cannot_be_read_is_none() -> None:
         "wait 1 2 c",
         f"rest {10**30} 2 c",
     ):
-        assert rests.Rest.parse(text) is None
+        assert settled_rounds.Rest.parse(text) is None

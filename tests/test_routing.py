@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
-from highwater.declaration import ON_REJECT, OnReject, Start
+from highwater.declaration import OnReject, Start
+from highwater.declaration_parts import ON_REJECT
 from highwater.envelope import MOST_BYTES, PREFIX, Envelope, unwrapped, wrapped
 from highwater.errors import DeclarationError
 from highwater.routing import JITTER, destination, due_after, named, on_tier, option_for, tier_of

@@ -18,12 +18,12 @@ from dev.planted import plant
 from dev.processes import free_port
 from highwater.breaker import Circuit
 from highwater.declaration import Limits, Stream
+from highwater.orchestration.asset_keys import TABLES, table_key, topic_key
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.sensing import repairing, ticks, workers
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.sensing import dead_workers, repairing, ticks
 from highwater.orchestration.sensing.rounds import Cursor
-from highwater.orchestration.stream_assets import TABLES, table_key, topic_key
-from highwater.orchestration.telling import alerts
-from highwater.orchestration.telling.plan_status import stream_status
 from highwater.proof import Proof
 from highwater.resources.groups import held
 from highwater.resources.kafka import Kafka
@@ -311,7 +311,7 @@ def test_the_topic_is_observed_with_its_lag(ticking: Callable[..., Ticking]) -> 
 
 
 def test_the_group_follows_what_is_done(ticking: Callable[..., Ticking]) -> None:
-    """The sensor as Dagster ticks it; `test_mirror` has what it does."""
+    """The sensor as Dagster ticks it; `test_offset_mirror` has what it does."""
     ours = ticking()
     ours.tick("planner")
     ours.fill(ours.ledger.slices("orders")[:2], "raw", "events", "rejects")
@@ -367,7 +367,7 @@ def test_a_run_whose_worker_is_gone_is_ended_and_its_slices_are_asked_for(
     ours.tick("planner")
     _later(ours)
     monkeypatch.setattr(repairing, "RULES", replace(repairing.RULES, grace=SOON, first_wait=SOON))
-    monkeypatch.setattr(workers, "LEASE_SECONDS", 0.0)
+    monkeypatch.setattr(dead_workers, "LEASE_SECONDS", 0.0)
     keys = ours.keys()
     ours.run(keys[:3], dg.DagsterRunStatus.STARTED)
     [run] = ours.instance.get_runs()

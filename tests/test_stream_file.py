@@ -11,8 +11,8 @@ import dagster as dg
 import pytest
 
 from highwater.errors import DeclarationError
+from highwater.orchestration.asset_keys import TABLES, table_key
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.stream_assets import TABLES, table_key
 from highwater.stream_files import load_streams, streams_folder
 from tests.support import Message, read_rows, send
 

@@ -11,11 +11,11 @@ import pytest
 from highwater.assets import published
 from highwater.declaration import Alerts
 from highwater.errors import LAKE, BreakerOpenError, DependencyAwayError
-from highwater.holding import Found
-from highwater.orchestration.telling import alerts, publication
-from highwater.orchestration.telling.explaining import explain
-from highwater.orchestration.telling.plan_status import StreamStatus, Waiting, _waiting
-from highwater.orchestration.telling.publication import Behind, behind
+from highwater.holds import Found
+from highwater.orchestration.reporting import alerts, publication_status
+from highwater.orchestration.reporting.explaining import explain
+from highwater.orchestration.reporting.plan_status import StreamStatus, Waiting, _waiting
+from highwater.orchestration.reporting.publication_status import Behind, behind
 from highwater.plans import Publication
 from highwater.resources.breakers import Judgement
 from highwater.slices import Slice
@@ -151,7 +151,7 @@ def test_explain_gives_a_cause_where_status_looks_up_no_more(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, *, joined: bool
 ) -> None:
     """Of more slices than are looked up it is not said that none waits, nor that no more do."""
-    monkeypatch.setattr(publication, "MOST_OPENED", 2)
+    monkeypatch.setattr(publication_status, "MOST_OPENED", 2)
     tables = scene.tables
     pieces = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(8)]
     for n, piece in enumerate(pieces):
@@ -261,7 +261,7 @@ def test_a_lake_that_is_away_is_told_and_is_not_taken_for_one_without_slices(
     def away(*_: object) -> None:
         raise DependencyAwayError("the lake could not be read", remedy="wait")
 
-    monkeypatch.setattr(publication, "written", away)
+    monkeypatch.setattr(publication_status, "written", away)
     assert isinstance(_waiting(*asked), DependencyAwayError)
     now = datetime.now(UTC)
     scene.tables.ledger.breakers.change(LAKE, lambda one: replace(one, state="open", since=now, why="away"))
@@ -290,7 +290,7 @@ def test_a_log_that_cannot_be_read_and_a_proof_of_another_format_are_told(
     def newer(*_: object) -> None:
         raise ValueError("proof of format 9; this version reads format 2")
 
-    monkeypatch.setattr(publication, "proofs_in", newer)
+    monkeypatch.setattr(publication_status, "proofs_in", newer)
     told = _waiting(tables.ledger, tables.lake, tables.stream)
     status = StreamStatus("orders", "orders", 1, 0, None, waiting=told)
     text = "ValueError: proof of format 9; this version reads format 2"

@@ -16,9 +16,9 @@ from dagster import instance_for_test
 from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Limits
 from highwater.errors import OffsetsExpiredError, PermanentError, TopicTruncatedError, TopicVanishedError
+from highwater.orchestration.asset_keys import topic_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.sensing import ticks
-from highwater.orchestration.stream_assets import topic_key
 from highwater.plans import Generation
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.ledger import Ledger

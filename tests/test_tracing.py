@@ -16,9 +16,9 @@ from dev.planted import plant
 from dev.processes import LOOPBACK, free_port
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
-from highwater.orchestration.sensing.requests import PURPOSE, RANGE_START
-from highwater.orchestration.telling.explaining import explain
-from highwater.orchestration.telling.locating import locate, stream_of
+from highwater.orchestration.reporting.explaining import explain
+from highwater.orchestration.reporting.locating import locate, stream_of
+from highwater.orchestration.run_tags import PURPOSE, RANGE_START
 from highwater.plans import Loss
 from highwater.proof import Proof
 from highwater.resources.kafka import Kafka

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from highwater.plans import Generation, Loss, Planned
 from highwater.slices import OffsetRange, Slice
-from highwater.undecided import Undecided, undecided
+from highwater.unprocessed_offsets import Undecided, undecided
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 

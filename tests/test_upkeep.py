@@ -25,17 +25,7 @@ from hypothesis import strategies as st
 from dev.planted import plant
 from highwater.declaration import Accepted, Upkeep
 from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, UnknownSliceError
-from highwater.orchestration.cli.main import main
-from highwater.orchestration.operating import old_runs, retiring
-from highwater.orchestration.operating.old_runs import delete_runs
-from highwater.orchestration.sensing import repairing, ticks
-from highwater.orchestration.stream_assets import table_key
-from highwater.orchestration.telling.explaining import explain
-from highwater.proof import Proof
-from highwater.resources.lake import Lake
-from highwater.resources.ledger import Ledger
-from highwater.slices import OffsetRange, Slice
-from highwater.upkeep import (
+from highwater.maintenance import (
     FEWEST_FILES,
     TARGET_BYTES,
     File,
@@ -46,6 +36,16 @@ from highwater.upkeep import (
     to_compact,
     to_merge,
 )
+from highwater.orchestration.asset_keys import table_key
+from highwater.orchestration.cli.main import main
+from highwater.orchestration.operations import key_retirement, old_runs
+from highwater.orchestration.operations.old_runs import delete_runs
+from highwater.orchestration.reporting.explaining import explain
+from highwater.orchestration.sensing import repairing, ticks
+from highwater.proof import Proof
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.slices import OffsetRange, Slice
 from tests.commits import commit_current
 from tests.support import SilentKafka, make_stream
 
@@ -251,8 +251,8 @@ class Deployment:
         )
         self.instance.add_backfill(backfill)
 
-    def retire(self, now: datetime = NOW, *, sure: bool = True) -> retiring.Retirement:
-        return retiring.retire(self.instance, self.ledger, self.lake, self.stream, now, sure=sure)
+    def retire(self, now: datetime = NOW, *, sure: bool = True) -> key_retirement.Retirement:
+        return key_retirement.retire(self.instance, self.ledger, self.lake, self.stream, now, sure=sure)
 
 
 @pytest.fixture
@@ -361,7 +361,7 @@ def test_keys_that_a_run_or_a_backfill_publishes_stay(publishing: Deployment) ->
 def test_a_planner_whose_newest_slices_are_all_retired_adds_none(deployment: Deployment) -> None:
     ours = deployment
     idle = make_stream("orders", upkeep=Upkeep(live_for=timedelta(minutes=1)))
-    retiring.retire(ours.instance, ours.ledger, ours.lake, idle, NOW + DAY, sure=True)
+    key_retirement.retire(ours.instance, ours.ledger, ours.lake, idle, NOW + DAY, sure=True)
     assert ours.live() == [ours.half]
     assert ticks.keys_to_add(ours.instance, ours.ledger, STREAM, "orders", planned=0) == []
 
@@ -373,7 +373,7 @@ def test_keys_that_were_brought_back_stay_for_a_backfill(deployment: Deployment)
     meant = (ours.keys[5], ours.keys[9])
 
     def recall(first: str, last: str, *, sure: bool = True) -> list[str]:
-        return retiring.recall(ours.instance, ours.ledger, STREAM, first, last, NOW, told.append, sure=sure)
+        return key_retirement.recall(ours.instance, ours.ledger, STREAM, first, last, NOW, told.append, sure=sure)
 
     assert recall(*meant, sure=False) == [*ours.keys[5:7], *ours.keys[8:10]]
     assert told[0] == "4 of 5 slices have a retired key"
@@ -413,14 +413,14 @@ def test_a_retirement_that_died_half_way_is_finished(deployment: Deployment) -> 
 
 def test_a_key_that_a_run_names_meanwhile_comes_back(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look and the deletion somebody launched a run."""
-    ours, look = deployment, retiring.named_keys
+    ours, look = deployment, key_retirement.named_keys
 
     def late(*arguments: Any) -> frozenset[str]:
         found = look(*arguments)
         ours.run_of(ours.keys[0], ours.keys[0])
         return found
 
-    monkeypatch.setattr(retiring, "named_keys", late)
+    monkeypatch.setattr(key_retirement, "named_keys", late)
     found = ours.retire()
     assert found.kept["named while they were retired"] == 1
     assert ours.keys[0] in ours.live()
@@ -432,7 +432,7 @@ def test_no_key_is_retired_while_it_is_not_known_who_names_it(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = deployment
-    monkeypatch.setattr(retiring, "RECORDS", 0)
+    monkeypatch.setattr(key_retirement, "RECORDS", 0)
     ours.run_of(ours.keys[0], ours.keys[0])
     with pytest.raises(DependencyAwayError, match="not known"):
         ours.retire()

@@ -26,22 +26,22 @@ from highwater.errors import (
 )
 from highwater.orchestration import observation
 from highwater.orchestration.checking.origin_counts import count_ends
-from highwater.orchestration.operating import accepting_losses
-from highwater.orchestration.operating.parked import Choice, look
-from highwater.orchestration.operating.reclaiming import Asked
-from highwater.orchestration.operating.reclaiming import act as reclaim
+from highwater.orchestration.operations import accepting_losses
+from highwater.orchestration.operations.parked import Choice, look
+from highwater.orchestration.operations.reclaiming import Asked
+from highwater.orchestration.operations.reclaiming import act as reclaim
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting.plan_status import _dlq, topic_status
 from highwater.orchestration.sensing import ticks
 from highwater.orchestration.sensing.planning import Planner
 from highwater.orchestration.sensing.retries import plan_tier
-from highwater.orchestration.telling import alerts
-from highwater.orchestration.telling.plan_status import _dlq, topic_status
 from highwater.plans import Generation, Loss, Publication
 from highwater.resources import dlq_topics
+from highwater.resources.deleted_topics import parked_lost, vanished
 from highwater.resources.dlq_topics import ensure, see_no_drift
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.vanished_topics import parked_lost, vanished
 from highwater.slices import OffsetRange, Slice
 from tests.scene import Scene
 from tests.support import LONG_TIERS, Message, SilentKafka, make_stream, send

@@ -22,9 +22,9 @@ from dev.readings import Kept, Place
 from dev.script import Script
 from highwater.declaration import Severity, Stream
 from highwater.envelope import Origin
+from highwater.orchestration.checking.slice_status import version_order
 from highwater.orchestration.checking.verdicts import Verdict
 from highwater.orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
-from highwater.orchestration.sensing.standing import version_order
 from highwater.proof import Proof
 from highwater.resources.lake import Lake
 from highwater.slices import OffsetRange, Slice, SliceKey

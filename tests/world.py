@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dev.planted import plant
-from highwater.assets import current, dlq, events, minute_rows, raw, rejects, sent
+from highwater.assets import current, dlq, events, minute_rows, publication_log, raw, rejects
 from highwater.declaration import Stream
 from highwater.envelope import ORIGIN, Envelope, Origin
 from highwater.orchestration.checking.checks import CHECKS, Sources
@@ -373,7 +373,7 @@ class World:
     def _schema(self, table: str) -> Any:
         if table in COLUMNS:
             return schema_of(COLUMNS[table])
-        return sent.schema() if table == "published" else minute_rows.schema(self.stream)
+        return publication_log.schema() if table == "published" else minute_rows.schema(self.stream)
 
     def verdicts(self, keys: Iterable[str] = ()) -> dict[str, dict[str, Verdict]]:
         """Every check of these slices or of all, on the tables as they are now."""

@@ -18,7 +18,7 @@ from highwater.resources.delta import query_arrow, slice_is_one_of
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from highwater.assets.sent import Book
+    from highwater.assets.publication_log import Book
     from highwater.declaration import Stream
     from highwater.proof import Proof
     from highwater.slices import Slice

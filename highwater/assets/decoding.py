@@ -1,9 +1,9 @@
 """Decoding record values: whatever the format, a variant whose parts become fields, or what is wrong with the value.
 
 The columns are `payload`, the value without its framing; `usual`, whether the record is a usual one, and `usual_x`, the
-fields of such records (see `highwater.assets.usual`). Of the others `json` is the variant, null where there is none;
-`unread`, what is wrong with the value; and `markable` (see `highwater.assets.documents.takes_marks`). `unknown_schema`
-is the schema that the registry does not know yet.
+fields of such records (see `highwater.assets.fast_expressions`). For other records `json` is the variant, null where
+there is none; `unread`, what is wrong with the value; and `markable` (see `highwater.assets.documents.takes_marks`).
+`unknown_schema` is the schema that the registry does not know yet.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from highwater.assets.documents import (
     sound_part,
     takes_marks,
 )
-from highwater.assets.fields import kept_whole, outermost, takes_infinite
-from highwater.assets.usual import (
+from highwater.assets.fast_expressions import (
     all_are_usual,
     has_usual_records,
     no_values,
@@ -31,6 +30,7 @@ from highwater.assets.usual import (
     typed_values,
     with_usual_fields,
 )
+from highwater.assets.fields import kept_whole, outermost, takes_infinite
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
 from highwater.schemas import GUID_BYTES, GUID_MAGIC, ID_BYTES, ID_MAGIC, VALUE_HEADER, self_contained_avro

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from highwater.assets import discarded
+from highwater.assets import discards_table
 from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import microseconds
 
@@ -30,7 +30,7 @@ SEEN = "discards_seen"
 
 def seen_now(work: Work) -> dict[str, int]:
     """What was given up so far, as a decision keeps it; from here on a ledger that is rebuilt knows it too."""
-    discarded.keep(work.ledger, work.lake, work.stream.name)
+    discards_table.keep(work.ledger, work.lake, work.stream.name)
     last = work.ledger.discarded_until(work.stream.name)
     return {} if last is None else {SEEN: microseconds(last)}
 

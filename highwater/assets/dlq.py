@@ -3,7 +3,7 @@
 The order is: the decision stands in events and rejects; its rejects are published, portion by portion, each with a mark
 that counts them; the ledger keeps the last mark; the table keeps the origins; the mark is deleted. Once the table has
 them, the slice may be decided anew, and what was published is left to the DLQ, until a person takes it back
-(`highwater.orchestration.operating.reclaiming`).
+(`highwater.orchestration.operations.reclaiming`).
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets import raw, rejects
 from highwater.assets.commit import Clock, Standing, commit_rows, commit_turn, have_table, reports, require_newer
+from highwater.assets.dlq_marks import PREFIX, delete_marks, group_name
 from highwater.assets.dlq_sending import Alike, Reject, Sending
 from highwater.assets.events import ORIGIN_COLUMNS, require, see_held
-from highwater.assets.marks import PREFIX, delete_marks, group_name
 from highwater.assets.origins import DLQ as TABLE
 from highwater.assets.origins import MILLISECONDS, TIMESTAMP, covering
+from highwater.assets.parked_references import came_as, originals_of
 from highwater.assets.reclaims import NUMBER, counted
-from highwater.assets.references import came_as, originals_of
 from highwater.assets.work import SliceReport, Work, uncollected
 from highwater.envelope import MOST_COUNT, MOST_DETAIL, ORIGIN, Envelope, Reference
 from highwater.errors import ConfigurationError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
 from highwater.portions import Ahead, cuts
 from highwater.resources.commit_log import proofs_in
+from highwater.resources.deleted_topics import vanished
 from highwater.resources.delta import count_in, has_column, query_arrow, slice_is_one_of
 from highwater.resources.dlq_topics import Shape, ensure
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import rows_at
 from highwater.resources.transactions import Mark, Transactions
-from highwater.resources.vanished_topics import vanished
 
 if TYPE_CHECKING:
     import pyarrow as pa

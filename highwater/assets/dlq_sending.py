@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from highwater.assets import raw, rejects
 from highwater.assets.commit import Standing, commit_rows, commit_turn
-from highwater.assets.references import Original, place_of
+from highwater.assets.parked_references import Original, place_of
 from highwater.envelope import (
     KEY,
     ORIGIN,
@@ -29,7 +29,7 @@ from highwater.envelope import (
     unwrapped,
 )
 from highwater.errors import RecordTooLargeError
-from highwater.fitting import Limits, size_of, size_of_headers
+from highwater.message_size import Limits, size_of, size_of_headers
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.producer import Record

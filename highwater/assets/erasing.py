@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets import current, dlq, events, metrics, raw, rejects, sent
+from highwater.assets import current, dlq, events, metrics, publication_log, raw, rejects
 from highwater.assets.commit import Standing, commit_rows, commit_turn
 from highwater.assets.foreign import DLQ_SEEN
 from highwater.assets.origins import SEEN, seen_now
@@ -288,10 +288,10 @@ def _from_events(work: Work, digest: str, taken: Mapping[str, Erased]) -> dict[s
         told = {**counts, **spans.get(key, {}), **_readable(work, pieces[key], standing.version)}
         proofs.append(Proof(standing.proofs[key].piece, attempts[key], counts["events"], told))
     gone = origins_of(table, digest, open_)
-    sent.forget(work, gone)
+    publication_log.forget(work, gone)
     rows = _renumbered(_rest(work, events.TABLE, standing, digest, open_), attempts)
     _commit(work, events.TABLE, standing, rows, proofs, "origin_offset")
-    sent.forget(work, gone)  # a run may have sent them meanwhile
+    publication_log.forget(work, gone)  # a run may have sent them meanwhile
     return {**standing.proofs, **{proof.key: proof for proof in proofs}}
 
 

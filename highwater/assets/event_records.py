@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from highwater.assets import event_json
 from highwater.assets.copies import Twice, fields_of
 from highwater.assets.origins import MILLISECONDS, covering
-from highwater.assets.window import schema
+from highwater.assets.publication_window import schema
 from highwater.envelope import ORIGIN
 from highwater.resources.delta import query_arrow, slice_is_one_of
 

@@ -10,13 +10,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import raw
-from highwater.assets.admission import end_probe, see_admitted, see_within_limit
+from highwater.assets.breaker_gate import end_probe, see_admitted, see_within_limit
 from highwater.assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, have_table, let_go
 from highwater.assets.dlq_copies import COPIED_AT
 from highwater.assets.evolution import adapt_types, evolve
 from highwater.assets.fields import sql_type
-from highwater.assets.holding import HOLDS, counted_holds, end_holds, holding, rejected_anyway, see_none_held
-from highwater.assets.kept import exposed, kept, see_kept
+from highwater.assets.ordered_holds import HOLDS, counted_holds, end_holds, holding, rejected_anyway, see_none_held
 from highwater.assets.origins import (
     DLQ,
     TIMESTAMP,
@@ -41,6 +40,7 @@ from highwater.assets.parsing import (
     version_of,
     version_type,
 )
+from highwater.assets.retraction_guard import exposed, kept, see_kept
 from highwater.assets.work import SliceReport, Work, nothing
 from highwater.envelope import ORIGIN
 from highwater.errors import SliceHeldError, SupersededAttemptError, TemporaryError, UnbalancedError

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from highwater.assets.documents import EXACT
-from highwater.declaration import UNITS
+from highwater.declaration_parts import UNITS
 from highwater.formats import Csv, Lines, Raw
 from highwater.sources import Header, Key, Meta, Reference, Rest, steps
 
@@ -166,7 +166,7 @@ def with_fields(stream: Stream, rows: DataFrame, *, usual: bool = False) -> Data
     Args:
         stream: declares the fields.
         rows: the rows.
-        usual: whether usual records have their values already (see `highwater.assets.usual`).
+        usual: whether usual records have their values already (see `highwater.assets.fast_expressions`).
     """
     from pyspark.sql import functions as F
 

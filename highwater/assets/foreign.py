@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from highwater import envelope, foreign
 from highwater.assets import reclaims
-from highwater.declaration import TOPIC_NAME
+from highwater.declaration_parts import TOPIC_NAME
 from highwater.envelope import MOST_MILLISECONDS, ORIGIN
 from highwater.plans import Planned
 from highwater.resources.spark_tables import rows_at

@@ -12,7 +12,7 @@ from highwater.resources.delta import add_actions, query, slice_is_one_of
 from highwater.resources.numbered_commits import close_intents, commit_slices
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import rows_at
-from highwater.resources.upkeep import files_of, slices_of
+from highwater.resources.table_maintenance import files_of, slices_of
 from highwater.tables import BY_SLICE
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from highwater.assets.work import Work
     from highwater.declaration import Stream
-    from highwater.upkeep import Group
+    from highwater.maintenance import Group
 
 
 # The slices of one commit are listed in the text of its predicate; the others are merged by the next maintenance.

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from highwater import envelope
-from highwater.assets import discards, foreign, reclaims, undecided
+from highwater.assets import discards, foreign, reclaims, unprocessed_origins
 from highwater.assets.dlq_copies import with_copies
 from highwater.balancing import balanced
-from highwater.declaration import TOPIC_NAME
+from highwater.declaration_parts import TOPIC_NAME
 from highwater.envelope import ORIGIN
 from highwater.resources.conditions import between, in_one_of
 from highwater.resources.delta import slice_is_one_of
@@ -33,7 +33,7 @@ TIMESTAMP = ("origin_timestamp", MILLISECONDS)
 DLQ = "dlq"
 # The problem of a record whose envelope cannot be read; it is rejected under the place where it lies.
 PROBLEM = "envelope_problem"
-SEEN = undecided.EVENTS_SEEN
+SEEN = unprocessed_origins.EVENTS_SEEN
 # For each slice what its decision rests on, as its proof has it.
 Seen = Mapping[str, Mapping[str, int]]
 
@@ -222,11 +222,11 @@ def _with_problem(
     from pyspark.sql import functions as F
 
     named = {name: column for name, column in _from_headers().items() if name in ORIGIN}
-    told = undecided.with_early(work, rows, named, tiers, seen, [p.key for p in tiers if p.key in published])
-    early = F.when(F.col(undecided.EARLY), F.lit(undecided.DETAIL))
+    told = unprocessed_origins.with_early(work, rows, named, tiers, seen, [p.key for p in tiers if p.key in published])
+    early = F.when(F.col(unprocessed_origins.EARLY), F.lit(unprocessed_origins.DETAIL))
     problem = F.when(enveloped, F.coalesce(_problem(work), early))
     return told.withColumn(PROBLEM, problem if otherwise is None else problem.when(~enveloped, otherwise)).drop(
-        undecided.EARLY
+        unprocessed_origins.EARLY
     )
 
 

@@ -17,13 +17,13 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from highwater import envelope
-from highwater.assets import events, kept, rejects, sent
+from highwater.assets import events, publication_log, rejects, retraction_guard
 from highwater.assets.commit import Clock, Standing, require_newer
 from highwater.assets.event_records import EventRecords
 from highwater.assets.events import require
 from highwater.assets.origins import DLQ
-from highwater.assets.outgoing import Batch
-from highwater.assets.window import RUN, Window
+from highwater.assets.publication_batch import Batch
+from highwater.assets.publication_window import RUN, Window
 from highwater.assets.work import SliceReport, Work, uncollected
 from highwater.errors import ConfigurationError, SupersededAttemptError, TemporaryError, TopicAbsentError
 from highwater.plans import Publication
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from highwater.resources.dlq_topics import Shape
     from highwater.slices import Slice
 
-TABLE = sent.TABLE
+TABLE = publication_log.TABLE
 # One transaction holds so much at the most: it lasts seconds, and memory is bounded.
 RECORDS_A_TRANSACTION = 20_000
 BYTES_A_TRANSACTION = 16 * 1024 * 1024
@@ -63,7 +63,7 @@ def materialise(work: Work) -> list[SliceReport]:
     """
     decided = require(work, events.TABLE)
     _see_done(work, decided)
-    before = sent.proofs(work.lake, work.stream, work.keys)
+    before = publication_log.proofs(work.lake, work.stream, work.keys)
     require_newer(decided.proofs, {key: proof.attempt for key, proof in before.items()})
     run = _Run(work, decided)
     if any(not run.stands(key, before) for key in work.keys):
@@ -106,7 +106,7 @@ class _Run:
     decided: Standing
     clock: Clock = field(default_factory=Clock)
     sent_now: Counter[str] = field(default_factory=Counter)
-    book: sent.Book | None = None
+    book: publication_log.Book | None = None
 
     def stands(self, key: str, proofs: Mapping[str, Proof]) -> bool:
         """Whether a slice is published as it is decided."""
@@ -124,7 +124,7 @@ class _Run:
             likely.read_ahead(beside)
             target = ensure_accepted(work.kafka, work.stream)
             with Transactions(work.kafka, name, publishes.topic, most_bytes=target.room) as transactions:
-                self.book = book = sent.Book(work, _topic_id(work, publishes.topic))
+                self.book = book = publication_log.Book(work, _topic_id(work, publishes.topic))
                 last = self._settle(book, transactions.mark())
                 ordered, waits = self._in_order(book)
                 found = [likely if one.pieces == likely.pieces else one for one in self._batches(ordered)]
@@ -150,7 +150,7 @@ class _Run:
         together = batches(pieces, rows, ROWS_A_BATCH, SLICES_A_BATCH)
         return [EventRecords(work.stream, decided, some, proofs) for some in together]
 
-    def _settle(self, book: sent.Book, mark: Mark | None) -> int:
+    def _settle(self, book: publication_log.Book, mark: Mark | None) -> int:
         """Take over what was sent of the batch that a run before has written down; returns the last number given."""
         work, batch = self.work, book.sending.attempt
         kept = work.ledger.publications([book.sending.topic]).get(book.sending.topic)
@@ -164,9 +164,9 @@ class _Run:
             book.settle(count, {piece.key: piece for piece in work.ledger.get(keys)})
         return max([batch, *(attempt for attempt, _ in known)])
 
-    def _in_order(self, book: sent.Book) -> tuple[list[Slice], str | None]:
+    def _in_order(self, book: publication_log.Book) -> tuple[list[Slice], str | None]:
         work = self.work
-        proofs = sent.complete(book.standing(work.keys))
+        proofs = publication_log.complete(book.standing(work.keys))
         asked = [piece for piece in work.slices if not self.stands(piece.key, proofs)]
         following = work.ledger.slices(
             work.stream.name, work.stream.topic, after=book.last_published(), limit=len(asked) + 1
@@ -219,7 +219,7 @@ class _Run:
 
         The lock is waited for before the transaction begins: that one lasts for a minute at the most.
         """
-        with kept.alone(self.work) as lease:
+        with retraction_guard.alone(self.work) as lease:
             written = beside.submit(batch.book.write_down)
 
             def meanwhile() -> None:
@@ -261,7 +261,7 @@ class _Run:
 
     def reports(self, before: Mapping[str, Proof]) -> list[SliceReport]:
         """A report for each slice, as it stands in the table now; `before` is what stood there before the run."""
-        proofs = before if self.book is None else sent.complete(self.book.standing(self.work.keys))
+        proofs = before if self.book is None else publication_log.complete(self.book.standing(self.work.keys))
         return [
             SliceReport(
                 piece=piece,
@@ -335,7 +335,7 @@ def _own_headers(judged: Judged | None) -> list[Header]:
     return found
 
 
-def _see_same_table(work: Work, book: sent.Book, mark: Mark | None, kept: Publication | None) -> None:
+def _see_same_table(work: Work, book: publication_log.Book, mark: Mark | None, kept: Publication | None) -> None:
     """See that the marks count what this table has written down.
 
     Raises:
@@ -357,7 +357,8 @@ def _see_same_table(work: Work, book: sent.Book, mark: Mark | None, kept: Public
             f"the table {TABLE} of {work.stream.name} is older than what was sent",
             stored=f"batch {latest} was sent",
             found=f"the table ends with batch {batch}",
-            remedy=f"restore the newest version of it and of {sent.SENDING}: an older one would send events again",
+            remedy=f"restore the newest version of it and of {publication_log.SENDING}: an older one would send events "
+            "again",
         )
 
 

@@ -14,7 +14,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from highwater.assets import client_reads, erased
+from highwater.assets import client_reads, erasures_table
 from highwater.assets.commit import Clock, Standing, commit_until_settled, have_table
 from highwater.assets.work import SliceReport, Work, nothing
 from highwater.balancing import balanced
@@ -31,11 +31,11 @@ from highwater.errors import (
 )
 from highwater.plans import RECORDED_BY_DECLARATION, Loss, left_to_read, overtaken
 from highwater.proof import Proof
+from highwater.resources.deleted_topics import state_of
 from highwater.resources.expired import expired_slices
 from highwater.resources.history import compare, fingerprints
 from highwater.resources.spark import DIVERGED, delta_errors
 from highwater.resources.spark_tables import TASKS, known_rows
-from highwater.resources.vanished_topics import state_of
 from highwater.retention import records
 from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice, merge_ranges
@@ -552,7 +552,7 @@ def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
     if not gone:
         return rows
     # What is left out must be known for as long as what stays.
-    erased.keep(work.ledger, work.lake, work.stream.name, of_keys=True)
+    erasures_table.keep(work.ledger, work.lake, work.stream.name, of_keys=True)
     moments = _literal_map({digest: milliseconds(moment) for digest, moment in gone.items()})
     last = f"TRY_ELEMENT_AT({moments}, SHA2(key, 256))"
     return rows.where(f"{last} IS NULL OR timestamp_ms > {last}")

@@ -11,7 +11,7 @@ from highwater.assets.commit import Clock, Standing, commit_rows, commit_turn, h
 from highwater.assets.dlq_copies import COPIED_AT
 from highwater.assets.events import origin_columns, require
 from highwater.assets.evolution import with_added_fields
-from highwater.assets.holding import parked_slices
+from highwater.assets.ordered_holds import parked_slices
 from highwater.assets.origins import DLQ, first_of_each, with_fate, with_origins
 from highwater.assets.parsing import PERMANENT, UNRESOLVED, is_tombstone, judged
 from highwater.assets.work import SliceReport, Work

@@ -12,12 +12,13 @@ import dagster as dg
 
 from highwater.orchestration.checking.checks import stream_checks
 from highwater.orchestration.jobs import IN_PROCESS, publish_job, slice_job
+from highwater.orchestration.maintenance_job import maintenance_job, nightly
 from highwater.orchestration.observation import topic_asset
-from highwater.orchestration.operating.maintenance_job import maintenance_job, nightly
-from highwater.orchestration.operating.operator_jobs import audit_daily, operator_jobs
+from highwater.orchestration.operator_jobs import audit_daily, operator_jobs
 from highwater.orchestration.resources import default_resources
 from highwater.orchestration.sensors import Ticking, alerts_sensor, stream_sensors
 from highwater.orchestration.stream_assets import table_assets
+from highwater.stream_files import Declarations, read_streams
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -28,7 +29,7 @@ SENSORS = "HIGHWATER_SENSORS"
 
 def build_defs(
     *,
-    streams: Sequence[Stream] | None = None,
+    streams: Declarations | Sequence[Stream] | None = None,
     resources: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
     pace: float = 1.0,
@@ -36,40 +37,40 @@ def build_defs(
     """All definitions; building them connects to nothing (I14).
 
     Args:
-        streams: the streams; those of the project's streams folder if None.
+        streams: the streams, or what `read_streams` found in a folder; the project's streams folder if None.
         resources: resources that take the place of the default ones, by name.
         environment: `HIGHWATER_SENSORS=running` in it lets sensors start by themselves.
         pace: a factor on the seconds between the ticks of planner, retries and publisher.
     """
-    if streams is None:
-        from highwater.stream_files import load_streams
-
-        streams = list(load_streams().values())
+    found = read_streams() if streams is None else streams
+    every = [*found.streams.values()] if isinstance(found, Declarations) else found
     return dg.Definitions.merge(
-        shared_defs(streams, resources=resources, environment=environment, pace=pace), *map(stream_defs, streams)
+        shared_defs(found, resources=resources, environment=environment, pace=pace), *map(stream_defs, every)
     )
 
 
 def shared_defs(
-    streams: Sequence[Stream],
+    found: Declarations | Sequence[Stream],
     *,
     resources: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
     pace: float = 1.0,
 ) -> dg.Definitions:
     """The definitions that are there once for all streams: jobs, sensors, schedules, resources; see `build_defs`."""
+    files = found if isinstance(found, Declarations) else None
+    streams = [*found.streams.values()] if isinstance(found, Declarations) else found
     ticking = Ticking(environment.get(SENSORS, "").lower() == "running", pace)
     by_name = {stream.name: stream for stream in streams}
     with quiet():
         slices = {stream.name: slice_job(stream) for stream in streams}
         publishing = {stream.name: publish_job(stream) for stream in streams if stream.publishes}
-        sensors = stream_sensors(streams, slices, publishing, ticking)
+        sensors = stream_sensors(streams, slices, publishing, ticking, files)
     maintenance, operators = maintenance_job(by_name), operator_jobs(by_name)
     [audit] = [job for job in operators if job.name == "audit"]
     return dg.Definitions(
         jobs=[maintenance, *operators, *slices.values(), *publishing.values()],
         schedules=[nightly(maintenance), audit_daily(by_name, audit)],
-        sensors=[*sensors, alerts_sensor(streams, ticking)],
+        sensors=[*sensors, alerts_sensor(streams, ticking, files)],
         resources={**default_resources(), **(resources or {})},
         # Backfills run outside of the job, with this one: a step in a process of its own once committed 22 s after its
         # run was marked as failed.

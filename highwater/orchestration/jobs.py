@@ -5,15 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from highwater.orchestration.sensing.requests import PUBLISH, PURPOSE
-from highwater.orchestration.stream_assets import (
-    PUBLISHED,
-    STREAM_TAG,
-    publish_job_name,
-    slice_job_name,
-    table_key,
-    table_keys,
-)
+from highwater.orchestration.asset_keys import PUBLISHED, publish_job_name, slice_job_name, table_key, table_keys
+from highwater.orchestration.run_tags import PUBLISH, PURPOSE, STREAM_TAG
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from highwater.log_fields import of_slices
-from highwater.orchestration.sensing.requests import PARTITION, RANGE_END, RANGE_START
-from highwater.orchestration.stream_assets import STREAM_TAG
+from highwater.orchestration.run_tags import PARTITION, RANGE_END, RANGE_START, STREAM_TAG
 from highwater.settings import log_format
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from highwater.assets.work import SliceReport
     from highwater.breaker import Circuit
     from highwater.declaration import Stream
-    from highwater.holding import Hold
+    from highwater.holds import Hold
     from highwater.slices import Slice
 
 Metadata = dict[str, dg.MetadataValue]

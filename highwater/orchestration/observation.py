@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from highwater.orchestration.asset_keys import topic_key, topic_spec
 from highwater.orchestration.failures import told_to_dagster
 from highwater.orchestration.metadata import MOST_SHOWN, Metadata
-from highwater.orchestration.stream_assets import topic_key, topic_spec
-from highwater.resources.vanished_topics import state_of
+from highwater.resources.deleted_topics import state_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream

@@ -11,6 +11,7 @@ from pydantic import PrivateAttr
 
 from highwater.assets.classified import Classified
 from highwater.errors import HighwaterError
+from highwater.orchestration.worker_leases import LEASE_SECONDS, lease_name
 from highwater.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
     from highwater.resources.producer import OnFailure, ReliableProducer
     from highwater.schemas import Schema
-    from highwater.settings import Plain
 
 
 def settings() -> Settings:
@@ -31,19 +31,10 @@ def settings() -> Settings:
 
 def schemas() -> "Callable[[int | str], Schema | None] | None":
     """How schemas of the registry of `HIGHWATER_SCHEMA_REGISTRY_URL` are found, by number or GUID; None without one."""
+    from highwater.resources.schema_registry import schema_finder
+
     found = settings()
-    return finder(found.schema_registry_url, frozenset(found.schema_registry_config.items()))
-
-
-@lru_cache
-def finder(url: str | None, config: "frozenset[tuple[str, Plain]]") -> "Callable[[int | str], Schema | None] | None":
-    """The same of a registry; one client a process, which remembers schemas."""
-    from highwater.resources.schema_registry import SchemaRegistry
-
-    if url is None:
-        return None
-    registry = SchemaRegistry(url, dict(config))
-    return lambda one: registry.schema(one) if isinstance(one, int) else registry.schema_by_guid(one)
+    return schema_finder(found.schema_registry_url, frozenset(found.schema_registry_config.items()))
 
 
 class KafkaResource(dg.ConfigurableResource["Kafka"]):
@@ -102,8 +93,6 @@ class LedgerResource(dg.ConfigurableResource["Ledger"]):
 
         A ledger that cannot be opened is told by the steps, which need it.
         """
-        from highwater.orchestration.sensing.workers import LEASE_SECONDS, lease_name
-
         if context.run is not None:
             with suppress(HighwaterError):
                 self._alive = self.open().heartbeat(lease_name(context.run), LEASE_SECONDS)

@@ -12,10 +12,10 @@ import dagster as dg
 from highwater.errors import HighwaterError, TemporaryError
 from highwater.log_fields import fields
 from highwater.orchestration.redaction import harmless, secret_values
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting.stalled_work import failing_sensors, skipped_files, skipped_streams
 from highwater.orchestration.resources import settings
-from highwater.orchestration.sensing.history import id_of, place_of_instance
-from highwater.orchestration.sensing.looks import PlannerRound, RetriesRound
-from highwater.orchestration.sensing.rests import MirrorRound, PublisherRound, RepairRound, Rests
+from highwater.orchestration.sensing.planning_rounds import PlannerRound, RetriesRound
 from highwater.orchestration.sensing.rounds import (
     BUDGET_SECONDS,
     MOST_RUNS,
@@ -28,11 +28,11 @@ from highwater.orchestration.sensing.rounds import (
     remedy_of,
     visit_all,
 )
+from highwater.orchestration.sensing.run_history import id_of, place_of_instance
+from highwater.orchestration.sensing.settled_rounds import MirrorRound, PublisherRound, RepairRound, Rests
 from highwater.orchestration.sensing.ticks import Tick, run_requests
-from highwater.orchestration.telling import alerts
-from highwater.orchestration.telling.stopped import failing_sensors, skipped_streams
 from highwater.resources.paused_topics import ALL, PLANNER, PUBLISHER, RETRIES
-from highwater.resources.sensor_faults import SensorFault
+from highwater.resources.sensor_faults import NAME_LENGTH, SensorFault
 from highwater.resources.webhook import post
 
 if TYPE_CHECKING:
@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 
     from highwater.alerting import Alert
     from highwater.declaration import Stream
+    from highwater.errors import DeclarationError
     from highwater.resources.ledger import Ledger
     from highwater.resources.paused_topics import Pause
+    from highwater.stream_files import Declarations
 
     Jobs = Mapping[str, UnresolvedAssetJobDefinition]
 
@@ -159,7 +161,11 @@ SHELLS = (PLANNER_SHELL, RETRIES_SHELL, REPAIR_SHELL, MIRROR_SHELL, PUBLISHER_SH
 
 
 def stream_sensors(
-    streams: Sequence["Stream"], slice_jobs: "Jobs", publish_jobs: "Jobs", ticking: Ticking
+    streams: Sequence["Stream"],
+    slice_jobs: "Jobs",
+    publish_jobs: "Jobs",
+    ticking: Ticking,
+    files: "Declarations | None" = None,
 ) -> list[dg.SensorDefinition]:
     """The five sensors that work on streams.
 
@@ -168,12 +174,13 @@ def stream_sensors(
         slice_jobs: by stream the job that takes its slices through its tables.
         publish_jobs: by stream the job that sends its events, of streams that publish.
         ticking: whether and how often they tick.
+        files: the stream files. The planner records those with a fault.
     """
     tiered = [stream for stream in streams if stream.delays]
     publishing = [stream for stream in streams if stream.name in publish_jobs]
     jobs = [*slice_jobs.values()]
     return [
-        _sensor(PLANNER_SHELL, streams, jobs, ticking),
+        _sensor(PLANNER_SHELL, streams, jobs, ticking, files),
         _sensor(RETRIES_SHELL, tiered, [slice_jobs[stream.name] for stream in tiered], ticking),
         _sensor(REPAIR_SHELL, streams, jobs, ticking),
         _sensor(MIRROR_SHELL, streams, [], ticking),
@@ -182,7 +189,11 @@ def stream_sensors(
 
 
 def _sensor(
-    shell: Shell, streams: Sequence["Stream"], jobs: "Sequence[UnresolvedAssetJobDefinition]", ticking: Ticking
+    shell: Shell,
+    streams: Sequence["Stream"],
+    jobs: "Sequence[UnresolvedAssetJobDefinition]",
+    ticking: Ticking,
+    files: "Declarations | None" = None,
 ) -> dg.SensorDefinition:
     @dg.sensor(
         name=shell.name,
@@ -193,12 +204,14 @@ def _sensor(
         required_resource_keys=set(shell.needs),
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        return _evaluate(context, shell, streams)
+        return _evaluate(context, shell, streams, files)
 
     return tick
 
 
-def _evaluate(context: dg.SensorEvaluationContext, shell: Shell, streams: Sequence["Stream"]) -> dg.SensorResult:
+def _evaluate(
+    context: dg.SensorEvaluationContext, shell: Shell, streams: Sequence["Stream"], files: "Declarations | None"
+) -> dg.SensorResult:
     """One tick over all streams; a dependency that is away is a reason to skip, never an empty look (I15)."""
     deadline = time.monotonic() + BUDGET_SECONDS
     now, cursor = datetime.now(UTC), Cursor.parse(context.cursor)
@@ -213,10 +226,24 @@ def _evaluate(context: dg.SensorEvaluationContext, shell: Shell, streams: Sequen
         context.log.warning(str(error))
         return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
     visits = visit_all(round_, active, cursor, known.keys(), deadline)
+    unread = {} if files is None else file_faults(files)
+    visits.faults |= unread
     faults, ticks = _faults(shell, known, visits, now), limit_runs(visits.ticks, MOST_RUNS)
-    lines = [*round_.lines, *_record(ledger, shell, known, faults, [*visits.served, *paused])]
+    read = [] if files is None else [one for one in known if is_in(files, one) and one not in unread]
+    lines = [*round_.lines, *_record(ledger, shell, known, faults, [*visits.served, *paused, *read])]
     _log(context, ticks, visits, faults)
     return _result(streams, ticks, _message(streams, paused, visits, faults, ticks, lines), visits.cursor)
+
+
+def file_faults(files: "Declarations") -> "dict[str, DeclarationError]":
+    """The faults of stream files by the name under which the ledger has them: the end of the file's path."""
+    return {str(file)[-NAME_LENGTH:]: error for file, error in files.faults.items()}
+
+
+def is_in(files: "Declarations", name: str) -> bool:
+    """Whether a fault in the ledger is one of a file in this folder of streams."""
+    folder, _, file = name.rpartition("/")
+    return file.endswith(".py") and str(files.folder).endswith(folder)
 
 
 def record_instance(instance: dg.DagsterInstance, ledger: "Ledger", streams: Sequence["Stream"]) -> None:
@@ -328,7 +355,9 @@ def _result(streams: Sequence["Stream"], ticks: Mapping[str, Tick], message: str
     )
 
 
-def alerts_sensor(streams: Sequence["Stream"], ticking: Ticking) -> dg.SensorDefinition:
+def alerts_sensor(
+    streams: Sequence["Stream"], ticking: Ticking, files: "Declarations | None" = None
+) -> dg.SensorDefinition:
     """The sensor `alerts` of all streams; it requests no run."""
 
     @dg.sensor(
@@ -355,6 +384,7 @@ def alerts_sensor(streams: Sequence["Stream"], ticking: Ticking) -> dg.SensorDef
                 sensors=lambda: [
                     *failing_sensors(context.instance, names, secret_values(settings())),
                     *skipped_streams(ledger, streams, names, datetime.now(UTC)),
+                    skipped_files(files),
                 ],
                 begin=cursor.begin,
                 resting=resting,

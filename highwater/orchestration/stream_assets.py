@@ -1,7 +1,6 @@
 """The assets of a stream, made from its declaration."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -9,14 +8,18 @@ import dagster as dg
 from highwater.errors import ConfigurationError, UnknownSliceError
 from highwater.log_fields import fields, of_slices
 from highwater.orchestration import metadata
+from highwater.orchestration.asset_keys import BY_NAME, Table, table_key, topic_key
+from highwater.orchestration.checking.blocking import see_not_blocked
 from highwater.orchestration.dependencies import guards_of, see_lake_there
 from highwater.orchestration.failures import told_to_dagster
 from highwater.orchestration.partitions import slices_of
 from highwater.orchestration.resources import schemas
-from highwater.orchestration.sensing.breaking import watched
+from highwater.orchestration.run_tags import STREAM_TAG
+from highwater.orchestration.sensing.ordered_processing import see_in_turn
+from highwater.orchestration.sensing.step_breaker import watched
 from highwater.resources.guards import guarded
 from highwater.routing import reads
-from highwater.tables import stages_of, tables_of
+from highwater.tables import tables_of
 
 if TYPE_CHECKING:
     from highwater.assets.work import SliceReport, Work
@@ -25,115 +28,6 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 Stage = Callable[["Work"], "list[SliceReport]"]
-
-# The tag by which runs and assets of one stream are found.
-STREAM_TAG = "highwater/stream"
-# Runs that dagster.yaml bounds for each stream, by its name: those of slices of tiers, and those of slices of the main
-# topic, so that however long a backlog is, a place is left for what is retried or published.
-TIER_TAG = "highwater/tier"
-MAIN_TAG = "highwater/main"
-
-
-@dataclass(frozen=True)
-class Table:
-    """One asset of a stream.
-
-    Args:
-        name: the table's name, and the last part of the asset's key.
-        what: one sentence for the asset's page.
-        above: the tables that it is made from; `kafka` is the topic.
-        pool: whether runs take turns here.
-        engine: what computes it.
-        spark: whether a session is opened for it.
-        kinds: what else it is made of, beside Delta.
-    """
-
-    name: str
-    what: str
-    above: tuple[str, ...]
-    pool: bool = False
-    engine: str = "spark"
-    spark: bool = True
-    kinds: frozenset[str] = frozenset()
-
-    def stage(self) -> Stage:
-        """The function that materialises it, imported when a run needs it."""
-        from importlib import import_module
-
-        stage: Stage = import_module(f"highwater.assets.{self.name}").materialise
-        return stage
-
-
-# What every stream has.
-TABLES = (
-    Table("raw", "Every record of a slice as Kafka gave it: nothing parsed, nothing dropped.", ("kafka",)),
-    Table("events", "The records that were parsed, validated and resolved.", ("raw",)),
-    Table("rejects", "The records that were not, each with its reason and its origin.", ("raw", "events")),
-    Table("dlq", "Which of the rejects were published, and where to: to a tier for a retry, or parked.", ("rejects",)),
-    # Two merges into one table conflict, so they take turns.
-    Table("current", "One row a key: the event with the highest version.", ("events",), pool=True),
-)
-
-# Commits follow each other anyway; in turn they compute nothing in vain.
-METRICS = Table(
-    "metrics",
-    "One row a minute of event time: events and amounts by status, and the mean amount over a moving hour.",
-    ("events", "current"),
-    pool=True,
-    engine="python",
-)
-
-# No part of the job that takes slices through the tables: it follows the prefix of slices that are done.
-PUBLISHED = Table(
-    "published",
-    "Which events were sent to the topic of accepted events, each once and in the order of its origin.",
-    ("events", "dlq"),
-    pool=True,
-    engine="python",
-    spark=False,
-    kinds=frozenset({"kafka"}),
-)
-
-
-BY_NAME = {table.name: table for table in (*TABLES, METRICS, PUBLISHED)}
-
-
-def slice_job_name(stream: "Stream") -> str:
-    """The job that takes slices of a stream through its tables."""
-    return f"{stream.name}_slice"
-
-
-def publish_job_name(stream: "Stream") -> str:
-    """The job that sends a stream's accepted events."""
-    return f"{stream.name}_publish"
-
-
-def topic_key(stream: "Stream") -> dg.AssetKey:
-    """The key of the external asset that stands for the topic."""
-    return dg.AssetKey(["kafka", stream.topic])
-
-
-def table_key(stream: "Stream", table: str) -> dg.AssetKey:
-    """The key of a table's asset."""
-    return dg.AssetKey([stream.name, table])
-
-
-def table_keys(stream: "Stream") -> list[dg.AssetKey]:
-    """The keys of the tables that a run takes its slices through, upstream first."""
-    return [table_key(stream, name) for name in stages_of(stream)]
-
-
-def topic_spec(stream: "Stream") -> dg.AssetSpec:
-    """The topic, as the asset that Highwater reads and does not make."""
-    return dg.AssetSpec(
-        topic_key(stream),
-        group_name=stream.name,
-        kinds={"kafka"},
-        owners=[stream.owner],
-        tags={STREAM_TAG: stream.name},
-        description=metadata.description(stream, f"The Kafka topic `{stream.topic}`."),
-        metadata=metadata.of_stream(stream),
-    )
 
 
 def table_assets(stream: "Stream") -> list[dg.AssetsDefinition]:
@@ -174,9 +68,6 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
 
     One result marks every slice of the run as materialised, so a stage commits all of them or raises.
     """
-    from highwater.orchestration.checking.blocking import see_not_blocked
-    from highwater.orchestration.sensing.turns import see_in_turn
-
     tries = context.op_execution_context.retry_number
     named = fields(stream=stream.name, table=table.name, **of_slices(context.partition_keys))
     with named, told_to_dagster(tries, context.resources.spark.interrupt if table.spark else nothing):
@@ -186,13 +77,29 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
         with watched(work, table.name, tries), guarded(*guards):
             see_lake_there(work.ledger, work.lake)
             see_in_turn(work, table.name)
-            reports = table.stage()(work)
+            reports = stage_of(table.name)(work)
         _see_all_reported(work.keys, reports)
         breaker, holds = work.ledger.breakers.circuit(stream.name), work.ledger.holds.open(stream.name)
         of_stream = {**metadata.of_breaker(breaker), **metadata.of_holds(stream, holds)}
         for report in reports:
             found = {**metadata.of_slice(report, len(reports)), **of_stream}
             context.add_asset_metadata(found, partition_key=report.piece.key)
+
+
+def stage_of(table: str) -> Stage:
+    """The function that materialises a table. Its module is imported here, since it needs pyspark."""
+    from highwater.assets import current, dlq, events, metrics, published, raw, rejects
+
+    stages: dict[str, Stage] = {
+        "raw": raw.materialise,
+        "events": events.materialise,
+        "rejects": rejects.materialise,
+        "dlq": dlq.materialise,
+        "current": current.materialise,
+        "metrics": metrics.materialise,
+        "published": published.materialise,
+    }
+    return stages[table]
 
 
 def nothing() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from highwater.envelope import MOST_BYTES
 from highwater.errors import ConfigurationError, HighwaterError, TopicAbsentError, TopicDriftError
-from highwater.fitting import configure
+from highwater.message_size import configure
 from highwater.resources.topic_facts import topic_facts, topic_settings
 from highwater.topic_rules import reassignment
 

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.envelope import Origin
 from highwater.errors import LeaseHeldError
-from highwater.holding import Found, Hold, Release, found_again
+from highwater.holds import Found, Hold, Release, found_again
 from highwater.resources import ledger_schema as schema
 
 if TYPE_CHECKING:

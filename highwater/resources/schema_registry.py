@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -244,3 +245,17 @@ def open_registry(settings: Settings) -> SchemaRegistry | None:
     if settings.schema_registry_url is None:
         return None
     return SchemaRegistry(settings.schema_registry_url, settings.schema_registry_config)
+
+
+@lru_cache
+def schema_finder(url: str | None, config: frozenset[tuple[str, Plain]]) -> Callable[[int | str], Schema | None] | None:
+    """How schemas are found by ID or GUID. A process has one client for a registry, which caches schemas.
+
+    Args:
+        url: the registry's addresses; None without a registry.
+        config: the items of `HIGHWATER_SCHEMA_REGISTRY_CONFIG`.
+    """
+    if url is None:
+        return None
+    registry = SchemaRegistry(url, dict(config))
+    return lambda one: registry.schema(one) if isinstance(one, int) else registry.schema_by_guid(one)

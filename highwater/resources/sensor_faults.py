@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
 _TABLE = schema.sensor_faults
+# The length of a name in the ledger.
+NAME_LENGTH = 249
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class SensorFault:
     """Why a sensor skips a stream.
 
     Args:
-        stream: the stream.
+        stream: the stream, or the path of a stream file that cannot be read.
         sensor: the sensor.
         since: when a tick found the fault first, in UTC.
         problem: the fault, with the stored and the found value.

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from highwater.errors import ConfigurationError, RecordTooLargeError, SupersededAttemptError, TemporaryError
-from highwater.fitting import size_of, too_large
+from highwater.message_size import size_of, too_large
 from highwater.resources.clients import opened
 from highwater.resources.producer import ANY_PARTITION, NOW, POLL_SECONDS, Record
 from highwater.resources.producer_properties import producer_properties

@@ -13,9 +13,9 @@ import dagster as dg
 
 from highwater.declaration import Severity
 from highwater.errors import BlockedError
+from highwater.orchestration.asset_keys import BY_NAME, table_key
 from highwater.orchestration.checking.check_results import warned
 from highwater.orchestration.checking.checks import CHECKS
-from highwater.orchestration.stream_assets import BY_NAME, table_key
 
 if TYPE_CHECKING:
     from dagster._core.storage.asset_check_execution_record import AssetCheckPartitionInfo

@@ -64,8 +64,8 @@ def check_keys(stream: Stream) -> list[dg.AssetCheckKey]:
     """The keys of a stream's checks."""
     import dagster as dg
 
+    from highwater.orchestration.asset_keys import table_key
     from highwater.orchestration.checking.checks import CHECKS
-    from highwater.orchestration.stream_assets import table_key
 
     return [
         dg.AssetCheckKey(table_key(stream, checks.table), name) for checks in CHECKS for name in checks.names(stream)

@@ -9,6 +9,7 @@ import dagster as dg
 
 from highwater.declaration import Severity
 from highwater.orchestration import metadata
+from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.checking import (
     contents,
     follower_checks,
@@ -18,14 +19,13 @@ from highwater.orchestration.checking import (
     origin_checks,
     plan_checks,
     published_checks,
+    slice_status,
     version_checks,
 )
 from highwater.orchestration.checking.offset_queries import in_raw
 from highwater.orchestration.failures import told_to_dagster
 from highwater.orchestration.partitions import slices_of
 from highwater.orchestration.resources import schemas
-from highwater.orchestration.sensing import standing
-from highwater.orchestration.stream_assets import table_key
 from highwater.reclaims import numbers
 from highwater.settings import docs_url
 
@@ -158,7 +158,7 @@ CHECKS = (
             ),
         },
         lambda ask, stream, keys: {
-            version_checks.IN_ORDER: standing.version_order(ask.lake, stream, keys),
+            version_checks.IN_ORDER: slice_status.version_order(ask.lake, stream, keys),
             version_checks.FOLLOWS_EVENTS: follower_checks.current_follows_events(ask.lake, stream, keys),
         },
         version_checks.current_names,

@@ -10,9 +10,9 @@ from highwater.assets.evolution import stream_of
 from highwater.assets.parsing import PERMANENT, field_columns
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
-from highwater.orchestration.checking.later_origins import IS_LATER
 from highwater.orchestration.checking.origin_checks import told
 from highwater.orchestration.checking.plan_checks import another_commit, another_plan
+from highwater.orchestration.checking.tie_break_check import IS_LATER
 from highwater.orchestration.checking.verdicts import Verdict
 from highwater.resources.commit_log import proofs_in
 from highwater.resources.delta import columns_in_all, count_in, has_column, query_all, slice_is_one_of

@@ -7,11 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.assets.undecided import DETAIL as NAMED_EARLY
+from highwater.assets.unprocessed_origins import DETAIL as NAMED_EARLY
 from highwater.envelope import ORIGIN, Origin, headers_of, opened
 from highwater.orchestration.checking.plan_checks import another_plan
+from highwater.orchestration.checking.slice_status import CONSERVED, conservation
 from highwater.orchestration.checking.verdicts import Verdict
-from highwater.orchestration.sensing.standing import CONSERVED, conservation
 from highwater.reclaims import numbers, stale
 from highwater.resources.commit_log import proofs_in, sized
 from highwater.resources.conditions import in_none_of, in_one_of

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import microseconds
-from highwater.orchestration.checking.left_over import left_over
-from highwater.orchestration.telling.stranded import lost_until
+from highwater.orchestration.checking.last_rejections import left_over
+from highwater.orchestration.checking.stranded_origins import lost_until
 from highwater.reclaims import numbers, stale
 from highwater.resources.commit_log import proofs_in, sized
 from highwater.resources.conditions import in_none_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets import event_json
 from highwater.assets.copies import fields_of
-from highwater.assets.sent import TABLE, complete, last_in, last_published
+from highwater.assets.publication_log import TABLE, complete, last_in, last_published
 from highwater.envelope import ORIGIN, Origin
 from highwater.orchestration.checking.origin_checks import SAMPLES, told
 from highwater.orchestration.checking.plan_checks import another_plan

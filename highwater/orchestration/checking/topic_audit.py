@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError, TopicAbsentError
+from highwater.resources.deleted_topics import look_if_there
 from highwater.resources.topic_facts import topic_facts
-from highwater.resources.vanished_topics import look_if_there
 from highwater.topic_rules import Finding, judge_published, judge_room
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.orchestration.checking.missing_versions import NOWHERE, missing
+from highwater.orchestration.checking.slice_status import attempts, highest_versions
 from highwater.orchestration.checking.verdicts import (
     Verdict,
     allowed_transitions,
@@ -16,7 +17,6 @@ from highwater.orchestration.checking.verdicts import (
     versions_rise,
 )
 from highwater.orchestration.checking.version_questions import STREAM, Found, Questions, Scope
-from highwater.orchestration.sensing.standing import attempts, highest_versions
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets.evolution import stream_of
 from highwater.assets.parsing import content_columns
 from highwater.field_rules import CONTAINERS
-from highwater.orchestration.checking.suspects import TOUCHED, TOUCHED_KEYS, Suspects, Trait
+from highwater.orchestration.checking.candidate_keys import TOUCHED, TOUCHED_KEYS, Suspects, Trait
 from highwater.resources.delta import has_column, query, query_columns, quoted, rows_in, slice_is_one_of, stream_all
 from highwater.slices import SliceKey
 

@@ -9,15 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from highwater.errors import ConfigurationError
-from highwater.orchestration.cli.terminal import (
-    Deployment,
-    as_json_option,
-    deployment_of,
-    print_json,
-    print_lines,
-    print_table,
-)
+from highwater.orchestration.cli.terminal import as_json_option, deployment_of, print_json, print_lines, print_table
 from highwater.orchestration.dagster_home import answer, dagster_instance
+from highwater.orchestration.deployment import Deployment
 from highwater.producer_rules import Client
 
 if TYPE_CHECKING:
@@ -71,9 +65,9 @@ def audit(
     and whether producers hash differently. Exit status 2 if something has to be mended, 75 if all that is wrong is that
     a service is away.
     """
-    from highwater.orchestration.checking.audit import audit as gather
-    from highwater.orchestration.checking.audit import outcome
     from highwater.orchestration.checking.check_results import failing_checks
+    from highwater.orchestration.reporting.audit import audit as gather
+    from highwater.orchestration.reporting.audit import outcome
 
     declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
     ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from highwater.orchestration.cli.terminal import (
-    Deployment,
     as_json_option,
     by_option,
     deployment_of,
@@ -19,7 +18,8 @@ from highwater.orchestration.cli.terminal import (
     sure_option,
     told_lines,
 )
-from highwater.orchestration.operating import accepting_rejects, releasing_holds, retrying_slices
+from highwater.orchestration.deployment import Deployment
+from highwater.orchestration.operations import accepting_rejects, releasing_holds, retrying_slices
 
 _Log = Callable[[str], object]
 _BECAUSE = "Why; goes into the record."

@@ -6,14 +6,8 @@ import os
 
 import click
 
-from highwater.orchestration.cli.terminal import (
-    Deployment,
-    as_json_option,
-    deployment_of,
-    exit_status,
-    print_json,
-    print_table,
-)
+from highwater.orchestration.cli.terminal import as_json_option, deployment_of, exit_status, print_json, print_table
+from highwater.orchestration.deployment import Deployment
 
 NAMES = ("state", "tried", "found", "remedy")
 
@@ -24,7 +18,7 @@ NAMES = ("state", "tried", "found", "remedy")
 @click.pass_context
 def doctor(context: click.Context, deployment: Deployment, as_json: bool) -> None:  # noqa: FBT001 - click's flag
     """Try every connection, permission and setting once, and tell the remedy of each that fails."""
-    from highwater.orchestration.telling.doctor import examine
+    from highwater.orchestration.reporting.doctor import examine
 
     found = list(examine(deployment, deployment.settings, os.environ))
     if as_json:

@@ -10,7 +10,6 @@ import click
 
 from highwater.errors import TemporaryError
 from highwater.orchestration.cli.terminal import (
-    Deployment,
     as_json_option,
     by_option,
     deployment_of,
@@ -19,6 +18,7 @@ from highwater.orchestration.cli.terminal import (
     print_table,
 )
 from highwater.orchestration.dagster_home import dagster_instance
+from highwater.orchestration.deployment import Deployment
 
 
 @click.command()
@@ -46,7 +46,7 @@ def erase(
     Spark with --yes, as runs do.
     """
     from highwater.erasing import digest_of
-    from highwater.orchestration.operating.erasing import Asked, act
+    from highwater.orchestration.operations.erasing import Asked, act
     from highwater.orchestration.resources import session_of
 
     if (key is None) == (digest is None):

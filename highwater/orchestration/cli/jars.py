@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from highwater.orchestration.cli.terminal import Deployment, deployment_of
+from highwater.orchestration.cli.terminal import deployment_of
+from highwater.orchestration.deployment import Deployment
 
 
 @click.command("jars")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,6 @@ from highwater.orchestration.cli.parked import discard_parked, reclaim, redrive_
 from highwater.orchestration.cli.pause import pause, pause_tier, resume, resume_tier
 from highwater.orchestration.cli.rebuild import rebuild_all, rebuild_current, rebuild_ledger
 from highwater.orchestration.cli.terminal import (
-    Deployment,
     as_json_option,
     deployment_of,
     ensure_named,
@@ -38,6 +38,7 @@ from highwater.orchestration.cli.terminal import (
 )
 from highwater.orchestration.cli.tracing import explain, locate
 from highwater.orchestration.cli.try_stream import try_stream
+from highwater.orchestration.deployment import Deployment
 from highwater.settings import Settings
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def main(context: click.Context, declarations: Path | None) -> None:
     DAGSTER_HOME. Exit status: 0 done, 2 something has to be mended, 75 a service
     is away and trying again may help.
     """
-    context.obj = Deployment(Settings.from_environment(os.environ), declarations)
+    warn = partial(click.echo, err=True)
+    context.obj = Deployment(Settings.from_environment(os.environ), declarations, warn)
 
 
 @main.command()
@@ -187,7 +189,7 @@ def _accept(
     if sure and dry:
         raise click.UsageError("--yes and --dry-run contradict each other")
     ensure_named(by, sure=sure, why="it is accepted by a person")
-    from highwater.orchestration.operating.accepting_losses import Asked, act
+    from highwater.orchestration.operations.accepting_losses import Asked, act
 
     asked = Asked(topic, set(partitions) or None, divergence, sure, by or "")
     connections = deployment.ledger(), deployment.kafka(), deployment.lake()
@@ -207,7 +209,7 @@ def _accept(
 @deployment_of
 def status(deployment: Deployment, streams: Sequence[str], as_json: bool) -> None:  # noqa: FBT001 - click's flag
     """Show how far the topics are planned, and accepted events are sent, for the named STREAMS or all."""
-    from highwater.orchestration.telling.plan_status import StreamStatus, stream_status
+    from highwater.orchestration.reporting.plan_status import StreamStatus, stream_status
 
     declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
     ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()

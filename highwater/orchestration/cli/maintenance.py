@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 import click
 
 from highwater.orchestration.cli.terminal import (
-    Deployment,
     as_json_option,
     deployment_of,
     print_json,
@@ -16,6 +15,7 @@ from highwater.orchestration.cli.terminal import (
     sure_option,
 )
 from highwater.orchestration.dagster_home import dagster_instance
+from highwater.orchestration.deployment import Deployment
 
 _NAMES = ("table", "files", "bytes", "stored files", "stored bytes", "joined", "removed", "seconds")
 
@@ -36,7 +36,7 @@ def maintain(
     Needs Spark, as runs do: SPARK_REMOTE, or a session in this process. Set DAGSTER_HOME, so that keys are looked at
     and slices that runs work on are left alone.
     """
-    from highwater.orchestration.operating.maintaining import act
+    from highwater.orchestration.operations.maintenance import act
     from highwater.orchestration.resources import session_of
 
     declared = deployment.stream(stream)
@@ -85,7 +85,7 @@ def recall_keys(
 
     Both are slices of one topic. They stay for seven days at least. Without DAGSTER_HOME the repair sensor adds them.
     """
-    from highwater.orchestration.operating.retiring import recall
+    from highwater.orchestration.operations.key_retirement import recall
 
     declared = deployment.stream(stream)
     lines: list[str] = []

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import click
 
-from highwater.orchestration.cli.terminal import Deployment, deployment_of
+from highwater.orchestration.cli.terminal import deployment_of
 from highwater.orchestration.dagster_home import dagster_instance
+from highwater.orchestration.deployment import Deployment
 
 
 @click.command()
@@ -19,7 +20,7 @@ def metrics(deployment: Deployment, streams: Sequence[str]) -> None:
     With DAGSTER_HOME set it counts failing checks as well. What is away leaves out what rests on it and has
     highwater_up 0: the text is whole all the same, and the exit status is 75.
     """
-    from highwater.orchestration.telling.open_metrics import measure
+    from highwater.orchestration.reporting.open_metrics import measure
 
     declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
     found = measure(deployment.ledger(), deployment.kafka(), deployment.lake(), declared, dagster_instance)

@@ -12,7 +12,6 @@ import click
 
 from highwater.errors import UnknownSliceError
 from highwater.orchestration.cli.terminal import (
-    Deployment,
     as_json_option,
     by_option,
     deployment_of,
@@ -21,10 +20,11 @@ from highwater.orchestration.cli.terminal import (
     print_table,
     sure_option,
 )
+from highwater.orchestration.deployment import Deployment
 from highwater.slices import SliceKey
 
 if TYPE_CHECKING:
-    from highwater.orchestration.operating.parked import Choice, Parked
+    from highwater.orchestration.operations.parked import Choice, Parked
 
 _MOMENT = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"])
 
@@ -50,7 +50,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         until: datetime | None,
         **asked: Any,
     ) -> None:
-        from highwater.orchestration.operating.parked import Choice
+        from highwater.orchestration.operations.parked import Choice
 
         command(choice=Choice(reasons, slices, keys, _in_utc(since), _in_utc(until)), **asked)
 
@@ -103,7 +103,7 @@ def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: Ch
     --slice also means the slice of the main topic that read them. Copies on the tiers and the parked topic count no
     more from then on.
     """
-    from highwater.orchestration.operating.reclaiming import Asked, act
+    from highwater.orchestration.operations.reclaiming import Asked, act
 
     lines: list[str] = []
     found = act(deployment.ledger(), deployment.lake(), deployment.stream(stream), Asked(choice, **asked), lines.append)
@@ -112,7 +112,7 @@ def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: Ch
 
 
 def _act(deployment: Deployment, *, stream: str, as_json: bool, choice: Choice, **asked: Any) -> None:
-    from highwater.orchestration.operating.parked import Asked, act
+    from highwater.orchestration.operations.parked import Asked, act
 
     lines: list[str] = []
     found = act(

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from highwater.orchestration.cli.terminal import (
-    Deployment,
     as_json_option,
     by_option,
     deployment_of,
@@ -19,7 +18,8 @@ from highwater.orchestration.cli.terminal import (
     sure_option,
     told_lines,
 )
-from highwater.orchestration.operating.pausing import Asked, AskedPart, act, act_on_part
+from highwater.orchestration.deployment import Deployment
+from highwater.orchestration.operations.pausing import Asked, AskedPart, act, act_on_part
 from highwater.resources.paused_topics import ALL, PARTS
 
 _because_option = click.option("--because", default="", help="Why; goes into the record.")

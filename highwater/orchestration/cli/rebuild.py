@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from highwater.orchestration.cli.terminal import (
-    Deployment,
     as_json_option,
     by_option,
     deployment_of,
@@ -17,6 +16,7 @@ from highwater.orchestration.cli.terminal import (
     print_table,
 )
 from highwater.orchestration.dagster_home import dagster_instance
+from highwater.orchestration.deployment import Deployment
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -37,7 +37,7 @@ def rebuild_ledger(
 
     For a ledger that was lost. Set DAGSTER_HOME, so that no key that Dagster knows is given to another slice.
     """
-    from highwater.orchestration.operating.rebuilding import act
+    from highwater.orchestration.operations.rebuilding import act
 
     declared = deployment.stream(stream)
     known = _known_to_dagster(declared)
@@ -66,7 +66,7 @@ def rebuild_current(
 
     For a table that was deleted or changed. Needs Spark, as runs do: SPARK_REMOTE, or a session in this process.
     """
-    from highwater.orchestration.operating.rebuilding_current import act, table
+    from highwater.orchestration.operations.rebuilding_current import act, table
     from highwater.orchestration.resources import session_of
 
     declared = deployment.stream(stream)
@@ -105,7 +105,7 @@ def rebuild_all(
     the topic no longer holds is recorded as lost. Let no sensor and no run of before go on. Set DAGSTER_HOME, if that
     instance is still there.
     """
-    from highwater.orchestration.operating.rebuilding_all import act
+    from highwater.orchestration.operations.rebuilding_all import act
 
     declared = deployment.stream(stream)
     known = _known_to_dagster(declared)

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import click
 
-from highwater.orchestration.cli.terminal import (
-    Deployment,
-    as_json_option,
-    deployment_of,
-    print_json,
-    print_lines,
-    print_table,
-)
+from highwater.orchestration.cli.terminal import as_json_option, deployment_of, print_json, print_lines, print_table
 from highwater.orchestration.dagster_home import dagster_instance
+from highwater.orchestration.deployment import Deployment
 
 
 @click.command()
@@ -25,8 +19,8 @@ def explain(deployment: Deployment, slice_key: str, as_json: bool) -> None:  # n
     The latter with DAGSTER_HOME set. Where Dagster cannot be asked the rest is told all the same, and the exit status
     is 75, or 2 if somebody has to mend that.
     """
-    from highwater.orchestration.telling.explaining import explain as gather
-    from highwater.orchestration.telling.locating import stream_of
+    from highwater.orchestration.reporting.explaining import explain as gather
+    from highwater.orchestration.reporting.locating import stream_of
     from highwater.slices import SliceKey
 
     stream = stream_of(deployment.streams().values(), SliceKey.parse(slice_key).topic)
@@ -60,8 +54,8 @@ def locate(
     TOPIC is a main topic, a tier or a parked topic. Where Kafka is to be looked at and is away, what is known is told
     all the same, and the exit status is 75.
     """
-    from highwater.orchestration.telling.locating import locate as follow
-    from highwater.orchestration.telling.locating import stream_of
+    from highwater.orchestration.reporting.locating import locate as follow
+    from highwater.orchestration.reporting.locating import stream_of
 
     stream = stream_of(deployment.streams().values(), topic)
     found = follow(deployment.ledger(), deployment.kafka(), deployment.lake(), stream, topic, partition, offset)

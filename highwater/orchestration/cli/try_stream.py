@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from highwater.errors import ConfigurationError
-from highwater.orchestration.cli.terminal import (
-    Deployment,
-    as_json_option,
-    deployment_of,
-    print_json,
-    print_lines,
-    print_table,
-)
+from highwater.orchestration.cli.terminal import as_json_option, deployment_of, print_json, print_lines, print_table
+from highwater.orchestration.deployment import Deployment
 from highwater.settings import SCHEMA_REGISTRY_URL
 
 if TYPE_CHECKING:

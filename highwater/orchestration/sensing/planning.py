@@ -13,12 +13,12 @@ from highwater.declaration import Start, Stream
 from highwater.envelope import SLICE
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError, TopicAbsentError
 from highwater.history import SOUND, Fingerprint
-from highwater.orchestration.sensing.cutting import PlanResult, plan, positions, see_same_topic
-from highwater.orchestration.sensing.endangered import endangered_ends
-from highwater.orchestration.sensing.looking import judge
+from highwater.orchestration.sensing.expiring_records import endangered_ends
+from highwater.orchestration.sensing.slice_planner import PlanResult, plan, positions, see_same_topic
+from highwater.orchestration.sensing.topic_inspection import judge
 from highwater.plans import Generation, Loss, Planned
+from highwater.resources.deleted_topics import state_of
 from highwater.resources.history import fingerprints
-from highwater.resources.vanished_topics import state_of
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:

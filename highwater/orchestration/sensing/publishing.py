@@ -11,13 +11,13 @@ from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.sent import last_published, proofs
+from highwater.assets.publication_log import last_published, proofs
+from highwater.orchestration.checking import slice_status
 from highwater.orchestration.dependencies import came_back, lake_guard, see_kafka_awake
-from highwater.orchestration.sensing import standing
-from highwater.orchestration.sensing.history import left_by_what_was_away, past_publishing, past_runs
-from highwater.orchestration.sensing.mirror import leading
-from highwater.orchestration.sensing.requests import (
-    PUBLISH,
+from highwater.orchestration.run_tags import PUBLISH
+from highwater.orchestration.sensing.offset_mirror import leading
+from highwater.orchestration.sensing.run_history import left_by_what_was_away, past_publishing, past_runs
+from highwater.orchestration.sensing.run_requests import (
     RepairRules,
     Request,
     decide_repair,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from highwater.declaration import Stream
-    from highwater.orchestration.sensing.requests import PastRun, Repair
+    from highwater.orchestration.sensing.run_requests import PastRun, Repair
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
     from highwater.slices import Slice
@@ -160,7 +160,7 @@ def _late(
         return piece.topic != stream.topic and (waits is None or piece.planned_at < waits.planned_at)
 
     found = [piece for piece in pieces.values() if due(piece)]
-    done = standing.settled(lake, stream, [piece.key for piece in found]) if found else set()
+    done = slice_status.settled(lake, stream, [piece.key for piece in found]) if found else set()
     return [piece for piece in found if piece.key in done], cursor
 
 

@@ -11,14 +11,15 @@ import dagster as dg
 
 from highwater.breaker import rested
 from highwater.errors import HighwaterError, UnknownSliceError
+from highwater.orchestration.asset_keys import table_keys
+from highwater.orchestration.checking import slice_status
 from highwater.orchestration.dependencies import came_back, lake_guard, lookup_away, see_kafka_awake, see_lake_there
-from highwater.orchestration.sensing import standing
-from highwater.orchestration.sensing.endangered import endangered
-from highwater.orchestration.sensing.forgotten import forgotten_events
-from highwater.orchestration.sensing.history import left_by_what_was_away, materialised, past_runs
-from highwater.orchestration.sensing.requests import (
-    PRIORITY,
-    URGENT_PRIORITY,
+from highwater.orchestration.run_tags import PRIORITY, STREAM_TAG, URGENT_PRIORITY
+from highwater.orchestration.sensing.expiring_records import endangered
+from highwater.orchestration.sensing.materialization_sync import forgotten_events
+from highwater.orchestration.sensing.ordered_processing import released, standing_holds, take_turn, turn_lines
+from highwater.orchestration.sensing.run_history import left_by_what_was_away, materialised, past_runs
+from highwater.orchestration.sensing.run_requests import (
     RepairRules,
     decide_repair,
     forgiven,
@@ -32,18 +33,16 @@ from highwater.orchestration.sensing.requests import (
     urgent_due,
 )
 from highwater.orchestration.sensing.ticks import OLDEST, PAGE, Tick, breaker_lines, next_page
-from highwater.orchestration.sensing.turns import released, standing_holds, take_turn, turn_lines
-from highwater.orchestration.stream_assets import STREAM_TAG, table_keys
 from highwater.resources.guards import guarded
 from highwater.routing import reads
 
 if TYPE_CHECKING:
     from highwater.breaker import Circuit
     from highwater.declaration import Stream
-    from highwater.holding import Hold
+    from highwater.holds import Hold
     from highwater.orchestration.checking.verdicts import Attempts
-    from highwater.orchestration.sensing.requests import PastRun, Repair, Request, Stopped
-    from highwater.orchestration.sensing.turns import Turn
+    from highwater.orchestration.sensing.ordered_processing import Turn
+    from highwater.orchestration.sensing.run_requests import PastRun, Repair, Request, Stopped
     from highwater.resources.given_up import GivenUp
     from highwater.resources.in_vain import InVain
     from highwater.resources.lake import Lake
@@ -201,7 +200,7 @@ def _look(
     slices = {piece.key: piece for piece in (*suspects, *looked_after, *page)}
     with guarded(lake_guard(ledger, lake, stream)):
         see_lake_there(ledger, lake)
-        there = standing.attempts(lake, stream, list(slices))
+        there = slice_status.attempts(lake, stream, list(slices))
     lacking = {key: tables for key in slices if (tables := there.lacking(key))}
     left = [key for key in lacking if not reads(stream, slices[key].topic)]
     lacking = {key: tables for key, tables in lacking.items() if reads(stream, slices[key].topic)}

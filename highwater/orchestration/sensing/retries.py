@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import TopicAbsentError
 from highwater.orchestration.sensing.planning import Look, Planner, Tick
-from highwater.resources.vanished_topics import vanished
+from highwater.resources.deleted_topics import vanished
 from highwater.routing import due_after, on_tier
 from highwater.slices import SliceKey
 

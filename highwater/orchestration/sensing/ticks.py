@@ -11,26 +11,19 @@ import dagster as dg
 
 from highwater.errors import PermanentError, TemporaryError, TopicAbsentError, TopicVanishedError, UnknownSliceError
 from highwater.orchestration import metadata, observation
+from highwater.orchestration.asset_keys import publish_job_name, slice_job_name, table_key, topic_key
 from highwater.orchestration.dependencies import kafka_guard, lake_guard, lookup_rests, see_lake_there
 from highwater.orchestration.partitions import unknown_to
-from highwater.orchestration.sensing.endangered import endangered
-from highwater.orchestration.sensing.requests import PROBE, PUBLISH, RETRY, Request, first_requests
-from highwater.orchestration.sensing.turns import behind, hold_lines
-from highwater.orchestration.stream_assets import (
-    MAIN_TAG,
-    STREAM_TAG,
-    TIER_TAG,
-    publish_job_name,
-    slice_job_name,
-    table_key,
-    topic_key,
-)
+from highwater.orchestration.run_tags import MAIN_TAG, PROBE, PUBLISH, RETRY, STREAM_TAG, TIER_TAG
+from highwater.orchestration.sensing.expiring_records import endangered
+from highwater.orchestration.sensing.ordered_processing import behind, hold_lines
+from highwater.orchestration.sensing.run_requests import Request, first_requests
 from highwater.resources.guards import guarded
 
 if TYPE_CHECKING:
     from highwater.breaker import Circuit
     from highwater.declaration import Stream
-    from highwater.holding import Hold
+    from highwater.holds import Hold
     from highwater.orchestration.sensing.planning import Look
     from highwater.orchestration.sensing.planning import Tick as Planning
     from highwater.resources.ledger import Ledger

@@ -1,0 +1,107 @@
+"""Holding: slices that records keep from being decided, in streams of which a reason holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from highwater.envelope import ORIGIN, Origin
+from highwater.errors import SliceHeldError
+from highwater.holds import Found, place
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from highwater.assets.work import Work
+    from highwater.declaration import Stream
+    from highwater.proof import Proof
+
+# The column that tells whether a record holds its slice, and in the numbers of a split how many do.
+HOLDS = "holds"
+FIRST = "first_that_holds"
+
+
+def holding(stream: Stream) -> Column:
+    """Whether a judged record holds its slice: one of the main topic that was not published before."""
+    from pyspark.sql import functions as F
+
+    mine = (F.col("topic") == stream.topic) & F.col("held_reason").isNull()
+    return F.coalesce(mine & F.col("reason").isin(sorted(stream.holding)), F.lit(False))  # noqa: FBT003 - a literal column
+
+
+def counted_holds(alive: Column) -> tuple[Column, Column]:
+    """How many records of a slice hold it, and the first of them."""
+    from pyspark.sql import functions as F
+
+    that = alive & F.col(HOLDS)
+    first = F.min(F.when(that, F.struct(*ORIGIN, "reason", "detail")))
+    return F.count_if(that).alias(HOLDS), first.alias(FIRST)
+
+
+def see_none_held(work: Work, standing: Mapping[str, Proof], measured: Mapping[str, Mapping[str, Any]]) -> None:
+    """See that no record holds a slice that is about to be decided; a hold is kept in the ledger.
+
+    A slice that stands in events keeps its rows, and what follows it may follow: it is refused, and no hold is kept.
+
+    Args:
+        work: the connections.
+        standing: what stands of the slices in events.
+        measured: the numbers of the split, by slice.
+
+    Raises:
+        SliceHeldError: records hold one of them, and nobody released it.
+    """
+    held = {key: _found(row) for key, row in measured.items() if row.get(HOLDS)}
+    known = work.ledger.holds.of(list(held)) if held else {}
+    for key, found in held.items():
+        if key in known and known[key].release is not None:
+            work.log(f"{known[key].text}: the slice is decided")
+        else:
+            raise _held(work, key, found, stands=key in standing)
+
+
+def _found(row: Mapping[str, Any]) -> Found:
+    first = row[FIRST]
+    return Found.of(row[HOLDS], Origin(*[first[name] for name in ORIGIN]), first["reason"], first["detail"])
+
+
+def _held(work: Work, key: str, found: Found, *, stands: bool) -> SliceHeldError:
+    told = f"{key} is held by {found.many}, the first is {place(found.origin)}"
+    because = f"{found.reason}: {found.detail}"
+    if stands:
+        return SliceHeldError(
+            f"{told}; its earlier decision stays",
+            found=because,
+            remedy="mend what the records lack, then request the slice again",
+        )
+    hold = work.ledger.holds.note(work.stream.name, key, found, datetime.now(UTC))
+    return SliceHeldError(
+        f"{told}; no slice of {work.stream.name} behind it is decided",
+        stored=f"held since {hold.since:%Y-%m-%d %H:%M:%S} UTC, attempt {hold.attempts}",
+        found=because,
+        remedy=f"mend what the records lack: the sensor repair asks for the slice again. "
+        f"highwater release-hold {key} lets it go on without them, with --park parked for a person",
+    )
+
+
+def rejected_anyway(
+    measured: Mapping[str, Mapping[str, Any]], counts: Mapping[str, Mapping[str, int]]
+) -> dict[str, Mapping[str, int]]:
+    """The numbers of the split without the rejects that a person released: those the breaker does not judge."""
+    return {
+        key: {**numbers, "rejects": numbers["rejects"] - (measured[key].get(HOLDS) or 0)}
+        for key, numbers in counts.items()
+    }
+
+
+def end_holds(work: Work) -> None:
+    """Forget what held slices that are decided now."""
+    if work.ledger.holds.end(work.keys):
+        work.log(f"{', '.join(work.keys)}: held no longer")
+
+
+def parked_slices(work: Work) -> list[str]:
+    """Slices of which a person parks what held them."""
+    holds = work.ledger.holds.of(work.keys) if work.stream.ordered else {}
+    return [key for key, hold in holds.items() if hold.release is not None and hold.release.park]

@@ -1,0 +1,306 @@
+"""What a batch of slices sends: its events in order, each judged by what became of its origin before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets import reclaims, rejects
+from highwater.assets.origins import MILLISECONDS
+from highwater.assets.publication_log import complete, schema
+from highwater.assets.publication_window import Window
+from highwater.assets.publication_window import schema as window_schema
+from highwater.envelope import ORIGIN, Origin
+from highwater.errors import UnbalancedError
+from highwater.publishing import Judged, Known, Late, State, judge, lets_go, second_deliveries, see_none_retracted
+from highwater.resources.delta import query_all, slice_is_one_of
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    from highwater.assets.event_records import EventRecords
+    from highwater.assets.publication_log import Book
+    from highwater.assets.work import Work
+    from highwater.proof import Proof
+    from highwater.slices import Slice
+
+# What a batch's events may take in memory to be held until they are sent.
+HELD_BYTES = 256 * 1024 * 1024
+_ORIGIN = ", ".join(ORIGIN)
+
+
+@dataclass
+class Batch:
+    """Slices that are published together, read from one version of events.
+
+    Args:
+        work: the connections.
+        book: what became of events before.
+        records: of the slices.
+    """
+
+    work: Work
+    book: Book
+    records: EventRecords
+    _held: list[Window] = field(default_factory=list)
+
+    @property
+    def pieces(self) -> Sequence[Slice]:
+        """The slices, in the order of publication."""
+        return self.records.pieces
+
+    @property
+    def events(self) -> DeltaTable:
+        """The table, at the version that is published."""
+        return self.records.events
+
+    def windows(self) -> Iterator[Window]:
+        """All events in the order of publication, window by window, then what retracts events.
+
+        They are read once where they take little memory, else anew at each call.
+
+        Raises:
+            RetractionError: what was sent of a slice is no event any more, and nobody allows that.
+        """
+        if self._held:
+            yield from self._held
+            return
+        found: list[Window] = []
+        seen: set[Origin] = set()
+        missing = set(self._left_out)
+        count, size = 0, 0
+        for rows in self.records.windows():
+            window = self._judged(rows)
+            count, size = count + len(window), size + window.rows.nbytes
+            if self._known:
+                seen.update(one for one in _origins(window.rows) if one in self._known)
+            if missing:
+                missing.difference_update(zip(window.rows["slice"].to_pylist(), _origins(window.rows), strict=True))
+            if size <= HELD_BYTES:
+                found.append(window)
+            else:
+                found.clear()
+            yield window
+        self._see_all(count)
+        last = self._gone(seen, missing)
+        if size <= HELD_BYTES:
+            self._held = [*found, last]
+        yield last
+
+    def _see_all(self, count: int) -> None:
+        if count != self.records.rows:
+            raise UnbalancedError(
+                f"{', '.join(piece.key for piece in self.pieces)}: the table of events holds another number of rows "
+                "than its commits recorded",
+                stored=self.records.rows,
+                found=count,
+                remedy="materialise the slices again from events on; nothing of them was sent now",
+            )
+
+    def written_down(self) -> pa.Table:
+        """The rows of the table `published`: what is sent has its number, what is left out none."""
+        import pyarrow as pa
+
+        parts, number = [], 0
+        for window in self.windows():
+            parts.append(self._rows(window.of(lambda one: one is not None), number))
+            number += len(parts[-1]) - parts[-1]["number"].null_count
+        return pa.concat_tables(parts)
+
+    def outgoing(self) -> Iterator[Window]:
+        """The records that are sent, in their order."""
+        for window in self.windows():
+            yield window.of(lambda one: one is not None and one.goes_out)
+
+    def _rows(self, window: Window, number: int) -> pa.Table:
+        """The rows of records, numbered from `number` on."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        rows = window.rows
+        sent = window.told(lambda one: one.goes_out, pa.bool_())
+        numbers = pc.add(pc.cumulative_sum(pc.cast(sent, pa.int64())), number - 1)
+        keys = [piece.key for piece in self.pieces]
+        attempts = pa.array([self.records.decisions[key].attempt for key in keys], pa.int32())
+        columns: dict[str, Any] = {
+            "slice": rows["slice"],
+            **{name: rows[name] for name in ORIGIN},
+            "attempt": attempts.take(pc.index_in(rows["slice"], pa.array(keys)).combine_chunks()),
+            "state": window.told(lambda one: one.state.value, pa.string()),
+            "revision": window.told(lambda one: one.revision, pa.int32()),
+            "late": window.told(lambda one: one.late and one.late.value, pa.string()),
+            "fingerprint": rows["fingerprint"],
+            "published_at": window.told(lambda one: one.at, schema().field("published_at").type),
+            "number": pc.if_else(sent, numbers, None),
+        }
+        return pa.table(columns, schema=schema().append(pa.field("number", pa.int64())))
+
+    def _judged(self, rows: pa.Table) -> Window:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        known, again, passed = self._known, self._again, self._passed
+        plain = {key: Judged(State.SENT, 0, late) for key, late in self._late.items()}
+        if not known and not again and not passed:
+            which = pc.index_in(rows["slice"], pa.array([*plain], pa.string()))
+            return Window(rows, [*plain.values()], which.combine_chunks())
+        judged = [
+            judge(
+                key,
+                print_,
+                known.get(origin),
+                again=(key, origin) in again,
+                late=self._late[key] or self._behind(key, origin),
+            )
+            if known or passed or (key, origin) in again
+            else plain[key]
+            for key, origin, print_ in zip(
+                rows["slice"].to_pylist(), _origins(rows), rows["fingerprint"].to_pylist(), strict=True
+            )
+        ]
+        places = {one: at for at, one in enumerate(dict.fromkeys(judged))}
+        return Window(rows, [*places], pa.array([places[one] for one in judged], pa.int32()))
+
+    @cached_property
+    def _standing(self) -> dict[str, Proof]:
+        """What is published of the slices, in full or in part."""
+        return self.book.standing([piece.key for piece in self.pieces])
+
+    @cached_property
+    def _late(self) -> dict[str, Late | None]:
+        """Why an event of each slice would be late of which nothing is known."""
+        published = complete(self._standing)
+        return {
+            piece.key: Late.RETRIED
+            if piece.topic != self.work.stream.topic
+            else (Late.CORRECTED if piece.key in published else None)
+            for piece in self.pieces
+        }
+
+    @cached_property
+    def _ends(self) -> dict[tuple[str, int, int], int]:
+        """The last offsets that were sent of slices whose first publication broke off."""
+        found: dict[tuple[str, int, int], int] = {}
+        for origin, one in self._known.items():
+            if one.state is State.SENT:
+                place = (one.slice_key, origin.generation, origin.partition)
+                found[place] = max(found.get(place, -1), origin.offset)
+        return found
+
+    def _behind(self, key: str, origin: Origin) -> Late | None:
+        """Accepted since the first publication broke off, or the lake was lost, at an offset that had been passed."""
+        end = self._ends.get((key, origin.generation, origin.partition), -1)
+        passed = self._passed.get((origin.topic, origin.generation, origin.partition), -1)
+        return Late.CORRECTED if origin.offset < max(end, passed) else None
+
+    @cached_property
+    def _known(self) -> dict[Origin, Known]:
+        """What became before of the origins in slices that were published, and in any slice of those that moved."""
+        found = self.book.known(slice_is_one_of(self._standing)) if self._standing else {}
+        if where := self._moved():
+            theirs = f"SELECT DISTINCT {_ORIGIN} FROM e WHERE ({' OR '.join(where)})"
+            for origin, one in self.book.known_among(self.events, theirs).items():
+                # Readers have the highest revision, whichever slice sent it.
+                if origin not in found or one.revision > found[origin].revision:
+                    found[origin] = one
+        if self.book.before is not None and self._anew:
+            theirs = f"SELECT {_ORIGIN} FROM e WHERE {slice_is_one_of(self._anew)}"
+            found = self.book.before.beside(found, self.events, theirs)
+        return found
+
+    @cached_property
+    def _anew(self) -> list[str]:
+        """The slices of whose origins some may have been sent before a lost lake was begun anew."""
+        before = self.book.before
+        return [] if before is None else [piece.key for piece in self.pieces if before.concerns(piece)]
+
+    @cached_property
+    def _passed(self) -> Mapping[tuple[str, int, int], int]:
+        """By partition the last offset that had been sent by then, if any of these slices lies before its end."""
+        return self.book.before.passed if self.book.before is not None and self._anew else {}
+
+    def _moved(self) -> list[str]:
+        """Conditions that pick the events that another slice may have sent: those of tiers, and those taken back."""
+        tiers = [piece.key for piece in self.pieces if piece.topic != self.work.stream.topic]
+        found = [slice_is_one_of(tiers)] if tiers else []
+        seen = [piece.key for piece in self.pieces if self.records.decisions[piece.key].counts.get(reclaims.SEEN)]
+        main = [key for key in seen if key not in tiers]
+        if not main:
+            return found
+        taken_back = f"({slice_is_one_of(main)} AND {reclaims.NUMBER} > 0)"
+        some = query_all({"e": self.events}, f"SELECT 1 FROM e WHERE {taken_back} LIMIT 1")
+        return [*found, taken_back] if some else found
+
+    @cached_property
+    def _again(self) -> set[tuple[str, Origin]]:
+        """Events whose content was accepted before, under another origin."""
+        publishes = self.work.stream.publishes
+        assert publishes is not None, "only streams that publish have batches"
+        if not self.records.any_twice():
+            return set()
+        return second_deliveries(self.records.twice.copies(self.book, self._known), publishes.horizon)
+
+    @cached_property
+    def _left_out(self) -> set[tuple[str, Origin]]:
+        """What was left out of the slices before as second deliveries."""
+        return self.book.left_out([key for key, one in self._standing.items() if one.counts.get("second_deliveries")])
+
+    def _gone(self, seen: set[Origin], missing: set[tuple[str, Origin]]) -> Window:
+        """What was sent, or left out, of the slices and is no event of them any more."""
+        import pyarrow as pa
+
+        rows: list[dict[str, Any]] = [
+            {"slice": key, **dict(zip(ORIGIN, origin, strict=True))} for key, origin in sorted(missing)
+        ]
+        verdicts = [Judged(State.GONE, 0, None) for _ in rows]
+        for piece in self.pieces:
+            gone = {
+                origin: one
+                for origin, one in self._known.items()
+                if one.slice_key == piece.key and one.state is State.SENT and origin not in seen
+            }
+            gone |= self._refused(piece.key)
+            if not gone:
+                continue
+            allowed = lets_go(self._leaves.get(piece.key), [one.at for one in gone.values()])
+            see_none_retracted(piece.key, gone, allowed=allowed)
+            rows += self._retractions(piece, gone)
+            verdicts += [Judged(State.RETRACTED, gone[one].revision + 1, Late.CORRECTED) for one in sorted(gone)]
+        which = pa.array(range(len(rows)), pa.int32())
+        return Window(pa.Table.from_pylist(rows, window_schema()), verdicts, which)
+
+    def _refused(self, key: str) -> dict[Origin, Known]:
+        """What was sent before a lost lake was begun anew, and was rejected since."""
+        if key not in self._anew or self._rejects is None:
+            return {}
+        asked = f"SELECT {_ORIGIN} FROM e WHERE {rejects.PUBLISHED_AT} IS NULL"
+        known = self.book.known_among(self._rejects, f"{asked} AND {slice_is_one_of([key])}")
+        return {origin: one for origin, one in known.items() if not one.slice_key and one.state is State.SENT}
+
+    @cached_property
+    def _leaves(self) -> dict[str, datetime]:
+        """Slices of which a person allows that what was sent is retracted, with the time."""
+        found = self.work.ledger.breakers.accepted([piece.key for piece in self.pieces])
+        return {key: one.accepted_at for key, one in found.items()}
+
+    @cached_property
+    def _rejects(self) -> DeltaTable | None:
+        return self.work.lake.table(self.work.stream.name, rejects.TABLE)
+
+    def _retractions(self, piece: Slice, gone: Mapping[Origin, Known]) -> list[dict[str, Any]]:
+        """The records that retract events, with the keys that these have as rejects."""
+        assert self._rejects is not None, "what is retracted is among the rejects"
+        asked = f"SELECT {_ORIGIN}, {MILLISECONDS}, key FROM t WHERE {slice_is_one_of([piece.key])}"
+        rows = {Origin.of_row(row): row for row in query_all({"t": self._rejects}, asked)}
+        # What is no reject either was lost by somebody else: that is never told to readers.
+        see_none_retracted(piece.key, gone.keys() - rows.keys(), allowed=False)
+        return [{**rows[one], "slice": piece.key, "key": rows[one]["key"] or b""} for one in sorted(gone)]
+
+
+def _origins(rows: pa.Table) -> Iterator[Origin]:
+    return map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))

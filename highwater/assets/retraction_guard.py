@@ -1,0 +1,141 @@
+"""Keeping what was sent: an accepted event is not rejected by a later decision of its slice (I6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from highwater.assets import accepted_copies
+from highwater.assets.commit import LEASE_SECONDS
+from highwater.assets.publication_log import SENDING, TABLE, proofs, under_way
+from highwater.envelope import ORIGIN, Origin
+from highwater.errors import LeaseHeldError, SupersededAttemptError
+from highwater.publishing import State, lets_go, see_none_retracted
+from highwater.resources.delta import open_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
+
+    from highwater.assets.work import Work
+    from highwater.proof import Proof
+    from highwater.resources.leases import Lease
+
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+# So many are looked at before an error names some of them.
+MOST_RETRACTED = 1_000
+# For so long nothing is sent after a run died as it committed a decision: Spark may go on with it. A Connect server
+# notices within 120 s that a client is gone, and ends its query 300 s later (`detachedTimeout`) or 330 s. That
+# is 450 s, what is left at least of a term that was renewed a quarter of it ago.
+ABANDONED_SECONDS = 600
+
+
+def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame, refused: DataFrame) -> None:
+    """See that a new decision of slices accepts all that was sent of them, or may have been, before it is committed.
+
+    Args:
+        work: the connections.
+        keys: slices that are about to be decided.
+        accepted: what is accepted of them now: slice and origin.
+        refused: what is rejected of them now, and was not left to the DLQ before: the same columns.
+
+    Raises:
+        RetractionError: an event that was sent would be rejected, and nobody allows that (I6).
+        DependencyAwayError: the lake could not be read.
+    """
+    found: dict[str, dict[Origin, datetime | None]] = {}
+    for row in (*_gone(work, _reached(work, keys), accepted), *accepted_copies.refused(work, keys, refused)):
+        # Not by a float: that rounds the last microsecond of the year 9999 into a year that Python does not have.
+        at = None if row["us"] is None else _BEGIN + timedelta(microseconds=row["us"])
+        found.setdefault(row["slice"], {}).setdefault(Origin.of_row(row.asDict()), at)
+    leaves = work.ledger.breakers.accepted([*found])
+    for key, origins in found.items():
+        leave = leaves[key].accepted_at if key in leaves else None
+        see_none_retracted(key, origins, allowed=lets_go(leave, origins.values()))
+
+
+def _gone(work: Work, keys: Sequence[str], accepted: DataFrame) -> list[Row]:
+    """What was sent of slices and is not accepted of them now: the slice, the origin, and when it was sent."""
+    from pyspark.sql import functions as F
+
+    if not keys:
+        return []
+    columns = ["slice", *ORIGIN, "state", "published_at"]
+    # The batch before the table: what is settled between the two looks is in the table by then.
+    being_sent = under_way(work.lake, work.stream) & {*keys}
+    rows = work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE))
+    if being_sent:
+        sending = work.spark.read.format("delta").load(work.lake.path(work.stream.name, SENDING))
+        rows = rows.select(*columns).union(sending.where("batch IS NULL").select(*columns))
+    was = rows.where(F.col("slice").isin(*keys)).where(F.col("state") == State.SENT.value)
+    told = was.select("slice", *ORIGIN, F.unix_micros("published_at").alias("us"))
+    # The last that were sent first: a leave that covers them covers the rest.
+    gone = told.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti")
+    return gone.orderBy(F.col("us").desc_nulls_first()).limit(MOST_RETRACTED).collect()
+
+
+def exposed(work: Work, standing: Mapping[str, Proof]) -> set[str]:
+    """Those of the slices of which events may be sent as they stand, until they are decided anew.
+
+    Of a slice that was sent as it stands nothing follows but second deliveries, where their first one is retracted.
+
+    Args:
+        work: the connections.
+        standing: what stands of slices in events. What was never decided was never sent.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    if work.stream.publishes is None or not standing:
+        return set()
+    found = proofs(work.lake, work.stream, [*standing])
+    return {
+        key
+        for key, proof in standing.items()
+        if key not in found or found[key].attempt != proof.attempt or found[key].counts.get("second_deliveries")
+    }
+
+
+def alone(work: Work, seconds: float = LEASE_SECONDS) -> AbstractContextManager[Lease]:
+    """The lock between writing a batch down and committing a decision that may reject what is in it: one at a time."""
+    return work.ledger.lease(f"sending {work.stream.name}", seconds=seconds, wait=2 * ABANDONED_SECONDS)
+
+
+@contextmanager
+def kept(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Keep batches from being written down while slices are committed, and see once more what was sent of them.
+
+    Whoever writes a batch down looks at events after it. So the batch is seen here, or the decision there.
+
+    Args:
+        work: the connections.
+        see: sees that what was sent of slices stays an event; of those of which events may be sent as they stand.
+
+    Raises:
+        RetractionError: an event that was sent would be rejected, and nobody allows that (I6).
+        LeaseHeldError: somebody else kept the lock, or took it; nothing was committed.
+        DependencyAwayError: the lake or the ledger could not be read.
+    """
+    with alone(work, ABANDONED_SECONDS) as lease:
+        see()
+        lease.left = True  # a run that dies, or is told nothing of the outcome, leaves a query that may still commit
+        try:
+            yield lease.check
+        except (SupersededAttemptError, LeaseHeldError):
+            lease.left = False  # nothing was written, and nothing will be
+            raise
+        lease.left = False
+
+
+def _reached(work: Work, keys: Sequence[str]) -> list[str]:
+    """Those of the slices of which anything was sent, or may have been, whatever stands in events of them."""
+    if work.stream.publishes is None:
+        return []
+    # The batch before the table: what is settled between the two looks is in the table by then.
+    being_sent = under_way(work.lake, work.stream)
+    table = open_table(work.lake.path(work.stream.name, TABLE))
+    if table is None:
+        return []
+    there = {str(one["slice"]) for one in table.partitions()} | being_sent
+    return [key for key in keys if key in there]

@@ -1,0 +1,146 @@
+"""Envelopes on tiers that name an origin which no slice of the main topic has decided yet: they were garbled.
+
+The look costs the ledger's keys of the main topic and the logs of two tables: no rows of theirs are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from highwater.assets import dlq_copies
+from highwater.assets.foreign import DLQ_SEEN, GENERATIONS_SEEN, LOSSES_SEEN
+from highwater.envelope import ORIGIN_OFFSET
+from highwater.plans import Planned
+from highwater.resources.commit_log import held_in
+from highwater.resources.delta import slice_is_one_of
+from highwater.unprocessed_offsets import Undecided, undecided
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from highwater.assets.work import Work
+    from highwater.plans import Generation
+    from highwater.slices import Slice
+
+# In the proof of a tier's slice: the version of events in which others' acceptance, and decisions, counted.
+EVENTS_SEEN = "events_seen"
+# The detail of such a record.
+DETAIL = f"header {ORIGIN_OFFSET} names a record of the main topic that no slice has decided yet"
+# Whether a row is such a record.
+EARLY = "named_early"
+_SPAN = "in_slice STRING, in_generation INT, in_partition INT, from_offset BIGINT, to_offset BIGINT"
+
+
+def _undecided(work: Work, seen: Mapping[str, int]) -> Undecided | None:
+    """What was not decided in what a decision saw; None where it saw nothing of it: an older Highwater made it.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    where = (work.stream.name, work.stream.topic)
+    generations, losses = work.ledger.generations(*where), work.ledger.losses(*where)
+    known, lost = generations[: seen.get(GENERATIONS_SEEN, 0)], losses[: seen.get(LOSSES_SEEN, 0)]
+    if not known:
+        return None
+    planned = Planned.of(known[-1], _last(work, known, generations), lost)
+    # Of what the lake lost in one of the tables the other one tells.
+    decided = _keys(work, "events", seen[EVENTS_SEEN]) | _keys(work, "dlq", seen[DLQ_SEEN])
+    keys = [key for topic_id in {one.topic_id for one in known} for key in work.ledger.attempts_at(*where, topic_id)]
+    waiting = work.ledger.get([key for key in keys if key not in decided])
+    return undecided(planned, waiting, lost, _copied(work))
+
+
+def _last(work: Work, known: Sequence[Generation], generations: Sequence[Generation]) -> Slice | None:
+    """The last slice of the newest generation that was known."""
+    where = (work.stream.name, work.stream.topic)
+    if len(known) == len(generations):
+        return work.ledger.last(*where)
+    planned = reversed(work.ledger.slices(*where))
+    return next((piece for piece in planned if piece.generation == known[-1].number), None)
+
+
+def _keys(work: Work, table: str, version: int) -> set[str]:
+    return set() if version < 0 else held_in(work.lake.table_at(work.stream.name, table, version))
+
+
+def _copied(work: Work) -> dict[int, int]:
+    """The main topic's ends when a lost lake was begun anew."""
+    table = work.lake.table(work.stream.name, dlq_copies.TABLE)
+    ends = json.loads(table.metadata().description or "{}") if table is not None else {}
+    return {int(partition): end for partition, end in ends.get(work.stream.topic, {}).items()}
+
+
+def with_early(
+    work: Work,
+    rows: DataFrame,
+    named: Mapping[str, Column],
+    tiers: Sequence[Slice],
+    seen: Mapping[str, Mapping[str, int]],
+    sent: Sequence[str],
+) -> DataFrame:
+    """Rows of tiers with `EARLY`.
+
+    What was parked as such stays so when its slice is decided anew: by then the origin is decided, and the record would
+    have two ends.
+
+    Args:
+        work: the connections.
+        rows: raw rows.
+        named: the columns of the origin that an envelope names.
+        tiers: the slices of tiers among those that the rows are of.
+        seen: for each of them what its decision rests on.
+        sent: those of which something was published.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    from pyspark.sql import functions as F
+
+    looked = {piece.key: _undecided(work, seen[piece.key]) for piece in tiers}
+    undecided_of = {key: found for key, found in looked.items() if found is not None}
+    topic, generation, partition, offset = named.values()
+    spans = [(key, *span) for key, found in undecided_of.items() for span in found.spans]
+    inside = (
+        (F.col("slice") == F.col("in_slice"))
+        & (generation == F.col("in_generation"))
+        & (partition == F.col("in_partition"))
+        & (offset >= F.col("from_offset"))
+        & (F.col("to_offset").isNull() | (offset < F.col("to_offset")))
+    )
+    frame = work.spark.createDataFrame(spans, _SPAN)
+    told = rows.join(F.broadcast(frame), inside, "left")
+    beyond = [F.when(F.col("slice") == key, _beyond(found, named)) for key, found in undecided_of.items()]
+    none = F.lit(False)  # noqa: FBT003 - a literal column
+    early = (topic == work.stream.topic) & (F.col("in_slice").isNotNull() | F.coalesce(*beyond, none))
+    return _kept(work, told.withColumn(EARLY, F.coalesce(early, none)).drop(*frame.columns), sent)
+
+
+def _beyond(found: Undecided, named: Mapping[str, Column]) -> Column:
+    """Whether an origin is of no generation and no partition that is known."""
+    _, generation, partition, _ = named.values()
+    unplanned = (generation == found.newest) & ~partition.isin(sorted(found.partitions))
+    return (generation > found.newest) | unplanned
+
+
+def _kept(work: Work, rows: DataFrame, sent: Sequence[str]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    if not sent:
+        return rows
+    dlq = work.spark.read.format("delta").load(work.lake.path(work.stream.name, "dlq"))
+    mine = dlq.where(slice_is_one_of(sent)).where(F.col("detail") == DETAIL)
+    # Such a record is rejected under its own place.
+    places = mine.select(
+        F.col("slice").alias("in_slice"),
+        F.col("origin_partition").alias("in_partition"),
+        F.col("origin_offset").alias("in_offset"),
+    ).distinct()
+    same = (
+        (F.col("slice") == F.col("in_slice"))
+        & (F.col("partition") == F.col("in_partition"))
+        & (F.col("offset") == F.col("in_offset"))
+    )
+    told = rows.join(places, same, "left")
+    return told.withColumn(EARLY, F.col(EARLY) | F.col("in_slice").isNotNull()).drop(*places.columns)

@@ -1,0 +1,108 @@
+"""The assets of a stream by name: its tables, their keys, and the names of its jobs."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from highwater.orchestration import metadata
+from highwater.orchestration.run_tags import STREAM_TAG
+from highwater.tables import stages_of
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+
+
+@dataclass(frozen=True)
+class Table:
+    """One asset of a stream.
+
+    Args:
+        name: the table's name, and the last part of the asset's key.
+        what: one sentence for the asset's page.
+        above: the tables that it is made from; `kafka` is the topic.
+        pool: whether runs take turns here.
+        engine: what computes it.
+        spark: whether a session is opened for it.
+        kinds: what else it is made of, beside Delta.
+    """
+
+    name: str
+    what: str
+    above: tuple[str, ...]
+    pool: bool = False
+    engine: str = "spark"
+    spark: bool = True
+    kinds: frozenset[str] = frozenset()
+
+
+# What every stream has.
+TABLES = (
+    Table("raw", "Every record of a slice as Kafka gave it: nothing parsed, nothing dropped.", ("kafka",)),
+    Table("events", "The records that were parsed, validated and resolved.", ("raw",)),
+    Table("rejects", "The records that were not, each with its reason and its origin.", ("raw", "events")),
+    Table("dlq", "Which of the rejects were published, and where to: to a tier for a retry, or parked.", ("rejects",)),
+    # Two merges into one table conflict, so they take turns.
+    Table("current", "One row a key: the event with the highest version.", ("events",), pool=True),
+)
+
+# Commits follow each other anyway; in turn they compute nothing in vain.
+METRICS = Table(
+    "metrics",
+    "One row a minute of event time: events and amounts by status, and the mean amount over a moving hour.",
+    ("events", "current"),
+    pool=True,
+    engine="python",
+)
+
+# No part of the job that takes slices through the tables: it follows the prefix of slices that are done.
+PUBLISHED = Table(
+    "published",
+    "Which events were sent to the topic of accepted events, each once and in the order of its origin.",
+    ("events", "dlq"),
+    pool=True,
+    engine="python",
+    spark=False,
+    kinds=frozenset({"kafka"}),
+)
+
+
+BY_NAME = {table.name: table for table in (*TABLES, METRICS, PUBLISHED)}
+
+
+def slice_job_name(stream: "Stream") -> str:
+    """The job that takes slices of a stream through its tables."""
+    return f"{stream.name}_slice"
+
+
+def publish_job_name(stream: "Stream") -> str:
+    """The job that sends a stream's accepted events."""
+    return f"{stream.name}_publish"
+
+
+def topic_key(stream: "Stream") -> dg.AssetKey:
+    """The key of the external asset that stands for the topic."""
+    return dg.AssetKey(["kafka", stream.topic])
+
+
+def table_key(stream: "Stream", table: str) -> dg.AssetKey:
+    """The key of a table's asset."""
+    return dg.AssetKey([stream.name, table])
+
+
+def table_keys(stream: "Stream") -> list[dg.AssetKey]:
+    """The keys of the tables that a run takes its slices through, upstream first."""
+    return [table_key(stream, name) for name in stages_of(stream)]
+
+
+def topic_spec(stream: "Stream") -> dg.AssetSpec:
+    """The topic, as the asset that Highwater reads and does not make."""
+    return dg.AssetSpec(
+        topic_key(stream),
+        group_name=stream.name,
+        kinds={"kafka"},
+        owners=[stream.owner],
+        tags={STREAM_TAG: stream.name},
+        description=metadata.description(stream, f"The Kafka topic `{stream.topic}`."),
+        metadata=metadata.of_stream(stream),
+    )

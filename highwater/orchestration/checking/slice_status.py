@@ -1,0 +1,271 @@
+"""What the lake holds of a stream's slices, read without a JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from highwater.orchestration.checking.tie_break_check import CLASS, IS_LATER, RULE, Among, later_origins
+from highwater.orchestration.checking.verdicts import Attempts, Counted, Verdict, conserved, in_order
+from highwater.orchestration.checking.version_questions import SAMPLES, Found, Scope, portions
+from highwater.proof import Proof
+from highwater.resources.commit_log import proofs_in, slices_in_sql
+from highwater.resources.delta import has_column, query, query_all, slice_is_one_of
+from highwater.tables import stages_of
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+    from highwater.resources.lake import Lake
+
+# The tables that hold the records of a slice.
+CONSERVED = ("raw", "events", "rejects")
+
+
+def conservation(
+    tables: Mapping[str, DeltaTable], proofs: Mapping[str, Mapping[str, Proof]], keys: Sequence[str]
+) -> dict[str, Verdict]:
+    """For each slice whether its records are accounted for, by the proofs of its commits and the rows that are there.
+
+    Args:
+        tables: those of `CONSERVED` that were ever created, as they were opened.
+        proofs: by table the proofs in it, with their rows.
+        keys: the slices.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    rows = {name: _counted(table, keys) for name, table in tables.items()}
+    return {
+        key: conserved(
+            {name: proofs.get(name, {}).get(key) for name in CONSERVED},
+            {name: rows.get(name, {}).get(key, Counted()) for name in CONSERVED},
+        )
+        for key in keys
+    }
+
+
+def _counted(table: DeltaTable, keys: Sequence[str]) -> dict[str, Counted]:
+    """The rows of slices with the attempts that they name; those of raw name none."""
+    attempt = "attempt" if has_column(table, "attempt") else "CAST(NULL AS INT)"
+    asked = f"SELECT slice, count(*) AS rows, min({attempt}) AS least, max({attempt}) AS most FROM t"
+    where = f"{slice_is_one_of(keys)}"
+    return {
+        row["slice"]: Counted(row["rows"], frozenset({row["least"], row["most"]} - {None}))
+        for row in query(table, f"{asked} WHERE {where} GROUP BY slice")
+    }
+
+
+def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+    """For each slice whether `current` is at or above every version that the slice brought, and by the rule.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
+    if events is None or current is None:
+        return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of current"))
+    sql = _ORDER.format(slices=slice_is_one_of(keys), deletes=_deletes(events))
+    found = {row["slice"]: row for row in query_all({"e": events, "c": current}, sql)}
+    counts = {key: found.get(key, {"keys": 0, "absent": 0, "behind": 0, "late": 0}) for key in keys}
+    wrong = [key for key, row in counts.items() if row["absent"] or row["behind"]]
+    samples = _samples(events, current, wrong, _deletes(events)) if wrong else {}
+    late = [key for key, row in counts.items() if row["late"]]
+    later = later_origins({"e": events, "c": current}, stream, Among.of(late)) if late else {}
+    return {
+        key: in_order(
+            row["keys"],
+            row["absent"],
+            row["behind"],
+            [*samples.get(key, ()), *_told(later.get(key, Found()))],
+            stream.name,
+            later=later.get(key, Found()).counts[CLASS],
+        )
+        for key, row in counts.items()
+    }
+
+
+def _told(later: Found) -> list[dict[str, object]]:
+    return [{name: cell for name, cell in row.items() if name != "class"} for row in later.samples]
+
+
+_RULE = ", ".join(RULE)
+# An event is followed where `current` has a higher version of its key, or its own of the same origin or an earlier one.
+# Joined row by row, since ranking the rows of a slice's keys takes three times as long; and only those of the highest
+# version that a slice has of a key, since a key may come with hundreds.
+_ORDER = f"""
+WITH highest AS (SELECT slice AS of_slice, key AS of_key, max(version) AS of_version FROM e
+                 WHERE {{slices}} GROUP BY slice, key),
+     brought AS (SELECT slice, key, version, {_RULE}
+                 FROM (SELECT slice, key, version, {_RULE} FROM e WHERE {{slices}}) r
+                 LEFT SEMI JOIN highest ON slice = of_slice AND key = of_key AND version = of_version),
+     standing AS (SELECT key, version, {_RULE} FROM c {{deletes}}),
+     beside AS (SELECT b.slice, b.key, max(b.version) AS version, max(s.version) AS standing,
+                  bool_or(s.version > b.version OR (s.version = b.version AND {IS_LATER} IS NOT TRUE)) AS followed
+                FROM brought b LEFT JOIN standing s ON b.key = s.key
+                GROUP BY b.slice, b.key, b.origin_partition, b.origin_offset, b.origin_generation),
+     held AS (SELECT slice, key, max(version) AS version, max(standing) AS standing,
+                bool_and(coalesce(followed, false)) AS followed
+              FROM beside GROUP BY slice, key)
+SELECT slice, count(*) AS keys,
+       sum(CASE WHEN standing IS NULL THEN 1 ELSE 0 END) AS absent,
+       sum(CASE WHEN standing < version THEN 1 ELSE 0 END) AS behind,
+       sum(CASE WHEN standing = version AND NOT followed THEN 1 ELSE 0 END) AS late
+FROM held GROUP BY slice
+"""
+# A delete is a version too: it stands in events alone.
+_DELETES = "UNION ALL SELECT key, version, {rule} FROM e WHERE deleted"
+_STANDING = f"""
+     wanted AS (SELECT DISTINCT key FROM brought),
+     standing AS (SELECT c.key, max(c.version) AS version FROM (SELECT key, version, {_RULE} FROM c {{deletes}}) c
+                  JOIN wanted ON c.key = wanted.key GROUP BY c.key)
+"""
+# Of each key the event that won among those of its slice.
+_EXAMPLES = f"""
+WITH brought AS (SELECT * FROM (SELECT slice, key, version, origin_topic, origin_generation, origin_partition,
+                                  origin_offset, row_number() OVER (PARTITION BY slice, key
+                                    ORDER BY version DESC, origin_timestamp_ms, origin_partition, origin_offset,
+                                             origin_generation) AS place
+                                FROM e WHERE {{slices}}) WHERE place = 1), {_STANDING},
+     wrong AS (SELECT b.*, s.version AS in_current, row_number() OVER (PARTITION BY b.slice ORDER BY b.key) AS rank
+               FROM brought b LEFT JOIN standing s ON b.key = s.key WHERE s.version IS NULL OR s.version < b.version)
+SELECT slice, key, version AS in_events, in_current, origin_topic, origin_generation, origin_partition, origin_offset
+FROM wrong WHERE rank <= {SAMPLES} ORDER BY slice, key
+"""
+
+
+def _deletes(events: DeltaTable) -> str:
+    """The deletes of events beside the rows of `current`, in SQL; nothing where events have none."""
+    return _DELETES.format(rule=_RULE) if has_column(events, "deleted") else ""
+
+
+def _samples(
+    events: DeltaTable, current: DeltaTable, keys: Sequence[str], deletes: str
+) -> dict[str, list[dict[str, object]]]:
+    """For each slice some of the keys that are absent or behind, with both versions and the origin of the higher."""
+    found: dict[str, list[dict[str, object]]] = {key: [] for key in keys}
+    for row in query_all({"e": events, "c": current}, _EXAMPLES.format(slices=slice_is_one_of(keys), deletes=deletes)):
+        found[row.pop("slice")].append(row)
+    return found
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The keys of `current` beside those of events: how many, and those that differ."""
+
+    keys: int
+    found: Found
+
+
+# Slices whose part of `current` does not follow their events yet are left out, and so are all of their keys.
+_HIGHEST = """
+WITH settled AS (SELECT slice FROM ({slices}) WHERE NOT {unsettled}),
+     brought AS (SELECT key, max(version) AS version, bool_or({unsettled}) AS moving FROM e
+                 WHERE {portion} GROUP BY key),
+     standing AS (SELECT key, max(version) AS version, max(live) AS live, max(dead) AS dead
+                  FROM (SELECT key, version, version AS live, NULL AS dead, updated_by_slice AS slice
+                        FROM c {deletes}) c
+                  LEFT SEMI JOIN settled ON c.slice = settled.slice
+                  WHERE {portion} GROUP BY key),
+     beside AS (SELECT coalesce(b.key, s.key) AS key, b.version AS in_events, coalesce(s.live, s.version) AS in_current,
+                  CASE WHEN s.live < s.dead THEN 'revived'
+                       WHEN s.version IS NULL THEN 'absent' WHEN b.version IS NULL OR s.version > b.version THEN 'ahead'
+                       WHEN s.version < b.version THEN 'behind' ELSE '' END AS class
+                FROM brought b FULL OUTER JOIN standing s ON b.key = s.key WHERE NOT coalesce(b.moving, false))
+SELECT * FROM (SELECT *, count(*) OVER (PARTITION BY class) AS found,
+                      row_number() OVER (PARTITION BY class ORDER BY key) AS rank FROM beside)
+WHERE rank <= CASE WHEN class = '' THEN 1 ELSE {samples} END
+"""
+
+
+def highest_versions(lake: Lake, stream: Stream, standing: Attempts, *, conflicts: bool) -> Compared:
+    """Hold the version of each key in `current` against the highest one in events, over the whole stream.
+
+    Args:
+        lake: the tables.
+        stream: the stream.
+        standing: what stands in its tables, read before: what was committed since is left out.
+        conflicts: whether a version has several contents; only then `current` may hold the wrong one of them.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
+    if events is None or current is None:
+        return Compared(0, Found())
+    decided = {key: proof.attempt for key, proof in proofs_in(events).items()}
+    followed = standing.current or {}
+    moving = [key for key, attempt in decided.items() if followed.get(key) != attempt]
+    # After a RESTORE of events `current` holds slices that events lack.
+    moving += followed.keys() - decided.keys()
+    of_commits, slices = slices_in_sql(events)
+    tables = {"e": events, "c": current, **of_commits}
+    keys, found = 0, Found()
+    deletes = (
+        "UNION ALL SELECT key, version, NULL, version AS dead, slice FROM e WHERE deleted"
+        if has_column(events, "deleted")
+        else ""
+    )
+    unsettled = slice_is_one_of(moving) if moving else "false"
+    for scope in portions(events, Scope(None)):
+        sql = _HIGHEST.format(
+            unsettled=unsettled, portion=scope.portion, samples=SAMPLES, slices=slices, deletes=deletes
+        )
+        for row in query_all(tables, sql):
+            count, rank = row.pop("found"), row.pop("rank")
+            keys += count if rank == 1 else 0
+            if row["class"]:
+                found.counts[row["class"]] += count if rank == 1 else 0
+                found.keep(row)
+        if conflicts:
+            for later in later_origins(tables, stream, Among.all(scope.portion, unsettled, slices)).values():
+                found.counts.update(later.counts)
+                for sample in later.samples:
+                    found.keep(sample)
+    return Compared(keys, found)
+
+
+Proofs = Mapping[str, Mapping[str, Proof]]
+
+
+def committed(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> Proofs:
+    """For each table with a proof a slice the proofs that stand in it, of these slices or of all.
+
+    Raises:
+        DependencyAwayError: the lake could not be read; a table that was never created is empty.
+    """
+    return {name: lake.committed(stream.name, name, keys) for name in stages_of(stream) if name != "current"}
+
+
+def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> Attempts:
+    """What stands in the stream's tables, of these slices or of all.
+
+    Raises:
+        DependencyAwayError: the lake could not be read; a table that was never created is empty.
+    """
+    return attempts_of(lake, stream, committed(lake, stream, keys), keys)
+
+
+def attempts_of(lake: Lake, stream: Stream, proofs: Proofs, keys: Sequence[str] | None = None) -> Attempts:
+    """The same by proofs that were read before, of these slices or of all; `current` is read now."""
+    current = lake.commits(stream.name, "current", keys).attempts if stream.versioned else None
+    return replace(_up_to_dlq(proofs), current=current)
+
+
+def settled(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+    """Which of these slices are done but for `current` and `metrics`: read, decided, and their rejects published.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    found = _up_to_dlq(committed(lake, stream, keys))
+    return {key for key in keys if set(found.lacking(key)) <= {"metrics"}}
+
+
+def _up_to_dlq(proofs: Proofs) -> Attempts:
+    nothing_to_publish = {key: proof for key, proof in proofs["rejects"].items() if not proof.rows}
+    tables = {**proofs, "dlq": {**nothing_to_publish, **proofs["dlq"]}}
+    numbers = {name: {key: proof.attempt for key, proof in found.items()} for name, found in tables.items()}
+    return Attempts(**numbers, current=None)

@@ -1,0 +1,197 @@
+"""Counts the records of slices on the topics that they were published to: tiers, parked topic, accepted events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from highwater.assets import publication_log
+from highwater.assets.reclaims import NUMBER
+from highwater.envelope import ORIGIN, REVISION, Header, Origin, opened
+from highwater.errors import HighwaterError
+from highwater.publishing import State
+from highwater.resources.delta import count_in, query, slice_is_one_of
+from highwater.slices import OffsetRange
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.lake import Lake
+    from highwater.slices import Slice
+
+SAMPLES = 5
+# Nothing is sent of a slice before it is planned. When it was sent is not known as surely: a run that died between the
+# transaction and its table is finished later, with a later time. Clocks differ by no more than this.
+MARGIN = timedelta(hours=1)
+# Some ten seconds of reading a topic.
+MOST_RECORDS = 2_000_000
+_ORIGIN = ", ".join(ORIGIN)
+
+
+class Copy(NamedTuple):
+    """What tells one record from every other.
+
+    Args:
+        origin: of the record.
+        sent_by: the slice that sent it to the DLQ; empty on the topic of accepted events.
+        number: how often it had been taken back from the DLQ, or there its revision.
+    """
+
+    origin: Origin
+    sent_by: str
+    number: int
+
+
+# With the time at which the slice of each was planned.
+Wanted = Mapping[Copy, datetime]
+
+
+@dataclass(frozen=True)
+class OnTopic:
+    """What a topic holds of slices.
+
+    Args:
+        topic: its name.
+        records: those that the tables say were sent.
+        lacking: those that are not there.
+        doubled: those that are there more than once.
+        unsure: whether some may be gone by retention, or behind a transaction that is open: nothing is lacking then.
+        skipped: why the topic could not be looked at; None if it was.
+    """
+
+    topic: str
+    records: int
+    lacking: Sequence[Copy] = ()
+    doubled: Sequence[Copy] = ()
+    unsure: bool = False
+    skipped: str | None = None
+
+    @property
+    def error(self) -> str | None:
+        """What is wrong, in a sentence; None if nothing is."""
+        parts = [
+            f"{len(copies):,} records {what}: {', '.join(_told(copy) for copy in copies[:SAMPLES])}"
+            for copies, what in ((self.lacking, "were sent and are not there"), (self.doubled, "are there twice"))
+            if copies
+        ]
+        return f"{self.topic}: {'; '.join(parts)}" if parts else None
+
+    @property
+    def line(self) -> str:
+        """The topic in a sentence."""
+        if self.skipped is not None:
+            return f"{self.topic}: not counted: {self.skipped}"
+        some = "none of them twice, some perhaps gone or not readable yet" if self.unsure else "each once"
+        return self.error or f"{self.topic}: {self.records:,} records were sent of these slices, {some}"
+
+
+def _told(copy: Copy) -> str:
+    origin = copy.origin
+    by = f" by {copy.sent_by}" if copy.sent_by else ""
+    return f"{origin.topic} partition {origin.partition} offset {origin.offset}{by}"
+
+
+def held_on_topics(kafka: Kafka, lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> list[OnTopic]:
+    """Count what was sent of slices, topic by topic, from an hour before the first of them was planned on.
+
+    Raises:
+        DependencyAwayError: the lake could not be read; a topic that could not be is told as such.
+    """
+    if not pieces:
+        return []
+    found = [_counted(kafka, topic, wanted, _of_dlq) for topic, wanted in sorted(_sent(lake, stream, pieces).items())]
+    accepted = _accepted(lake, stream, pieces)
+    if stream.publishes is not None and accepted:
+        found.append(_counted(kafka, stream.publishes.topic, accepted, _of_accepted))
+    return found
+
+
+def _sent(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> dict[str, dict[Copy, datetime]]:
+    """By topic what the table dlq says; what was sent before a lost lake was rebuilt is no slice's any more."""
+    dlq, found = lake.table(stream.name, "dlq"), dict[str, dict[Copy, datetime]]()
+    planned = {piece.key: piece.planned_at for piece in pieces}
+    if dlq is None:
+        return found
+    columns = f"slice, {_ORIGIN}, next_topic, {count_in(dlq, NUMBER)} AS number, published_at"
+    for row in query(dlq, f"SELECT {columns} FROM t WHERE {slice_is_one_of(planned)}"):
+        if row["published_at"] is not None and row["published_at"] >= planned[row["slice"]]:
+            copy = Copy(Origin.of_row(row), row["slice"], row["number"])
+            found.setdefault(row["next_topic"], {})[copy] = planned[row["slice"]]
+    return found
+
+
+def _accepted(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> dict[Copy, datetime]:
+    """What the table published says: of each origin the record that was sent last."""
+    table = lake.table(stream.name, publication_log.TABLE) if stream.publishes else None
+    if table is None:
+        return {}
+    planned = {piece.key: piece.planned_at for piece in pieces}
+    sql = f"SELECT slice, {_ORIGIN}, revision, published_at FROM t WHERE {slice_is_one_of(planned)}"
+    rows = query(table, f"{sql} AND state <> '{State.AGAIN.value}'")
+    return {
+        Copy(Origin.of_row(row), "", row["revision"]): planned[row["slice"]]
+        for row in rows
+        if row["published_at"] is not None and row["published_at"] >= planned[row["slice"]]
+    }
+
+
+def _of_dlq(headers: Sequence[Header]) -> Copy | None:
+    envelope = opened(headers)
+    return None if envelope is None else Copy(envelope.origin, envelope.slice_key, envelope.reclaims)
+
+
+def _of_accepted(headers: Sequence[Header]) -> Copy | None:
+    told = {name: (value or b"").decode(errors="replace") for name, value in headers}
+    try:
+        _, *numbers = (told[f"highwater.origin.{name}"] for name in Origin._fields)
+        origin = Origin(told["highwater.origin.topic"], *map(int, numbers))
+        return Copy(origin, "", int(told.get(REVISION, "0")))
+    except (KeyError, ValueError):
+        return None  # no record of ours
+
+
+def _counted(kafka: Kafka, topic: str, wanted: Wanted, read: Callable[[Sequence[Header]], Copy | None]) -> OnTopic:
+    found: Counter[Copy] = Counter()
+    try:
+        state = kafka.topic_state(topic)
+        ranges, reason = _window(kafka, state, min(wanted.values()) - MARGIN)
+        if reason is not None:
+            return OnTopic(topic, len(wanted), skipped=reason)
+        for message in kafka.read(topic, ranges):
+            headers: Any = message.headers()
+            copy = read(headers or ())
+            if copy is not None and copy in wanted:
+                found[copy] += 1
+    except HighwaterError as error:
+        return OnTopic(topic, len(wanted), skipped=error.problem)
+    unsure = _is_unsure(state, ranges)
+    return OnTopic(
+        topic,
+        len(wanted),
+        lacking=[] if unsure else sorted(wanted.keys() - found.keys()),
+        doubled=sorted(copy for copy, times in found.items() if times > 1),
+        unsure=unsure,
+    )
+
+
+def _window(kafka: Kafka, state: TopicState, since: datetime) -> tuple[dict[int, OffsetRange], str | None]:
+    """What is read of each partition, up to the last stable offset; or why nothing is."""
+    starts = kafka.offsets_at(state.topic, round(since.timestamp() * 1000), state)
+    if unled := sorted(state.partitions.keys() - starts.keys()):
+        return {}, f"no leader for partitions {', '.join(map(str, unled))}"
+    ends = {p: seen.last_stable or 0 for p, seen in state.partitions.items()}
+    ranges = {p: OffsetRange(start, ends[p]) for p, start in starts.items()}
+    total = sum(len(offsets) for offsets in ranges.values())
+    return ranges, None if total <= MOST_RECORDS else f"{total:,} offsets since {since:%Y-%m-%d %H:%M} UTC"
+
+
+def _is_unsure(state: TopicState, ranges: Mapping[int, OffsetRange]) -> bool:
+    def of(partition: int) -> bool:
+        seen = state.partitions[partition]
+        cut = bool(seen.log_start) and ranges[partition].start <= (seen.log_start or 0)
+        return cut or seen.high_watermark != seen.last_stable
+
+    return any(of(partition) for partition in ranges)

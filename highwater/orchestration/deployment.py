@@ -1,0 +1,86 @@
+"""The connections of a command, opened when they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from highwater.resources.schema_registry import schema_finder
+from highwater.stream_files import Declarations, declared, read_streams
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from highwater.assets.work import Work
+    from highwater.declaration import Stream
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.schemas import Schema
+    from highwater.settings import Settings
+
+
+class Deployment:
+    """The connections of this process's settings, opened when they are asked for.
+
+    Args:
+        settings: where everything is.
+        declarations: the folder of the declared streams; the project's own if None.
+        warn: gets a line for each stream file with a fault, when the files are read.
+    """
+
+    def __init__(
+        self, settings: Settings, declarations: Path | None = None, warn: Callable[[str], None] | None = None
+    ) -> None:
+        self.settings = settings
+        self._declarations = declarations
+        self._warn = warn
+
+    @cached_property
+    def declarations(self) -> Declarations:
+        """The declared streams, and the files with a fault."""
+        found = read_streams(self._declarations)
+        if self._warn is not None:
+            for line in found.lines():
+                self._warn(f"warning: {line}")
+        return found
+
+    def streams(self) -> Mapping[str, Stream]:
+        """The declared streams by name, without those of files with a fault."""
+        return self.declarations.streams
+
+    def stream(self, name: str) -> Stream:
+        """One declared stream.
+
+        Raises:
+            ConfigurationError: none is declared under that name.
+        """
+        return declared(self.streams(), name)
+
+    def ledger(self) -> Ledger:
+        from highwater.resources.ledger import Ledger
+
+        return Ledger(self.settings.ledger_url)
+
+    def kafka(self) -> Kafka:
+        from highwater.resources.kafka import Kafka
+
+        return Kafka(self.settings.kafka_bootstrap, self.settings.kafka_config)
+
+    def lake(self) -> Lake:
+        from highwater.resources.lake import Lake
+
+        return Lake(self.settings.lake)
+
+    def work(self, stream: Stream, spark: SparkSession | None, log: Callable[[str], None]) -> Work:
+        """All of them for work on a stream; without a session for what needs none."""
+        from highwater.assets.work import Work
+
+        opened = cast("SparkSession", spark), self.lake(), self.ledger(), self.kafka()
+        return Work(stream, [], *opened, log, schemas=self.schemas())
+
+    def schemas(self) -> Callable[[int | str], Schema | None] | None:
+        """How schemas of the configured registry are found; None without one."""
+        return schema_finder(self.settings.schema_registry_url, frozenset(self.settings.schema_registry_config.items()))

@@ -1,0 +1,402 @@
+"""Accepting what cannot be mended: offsets that are gone, and topics that were cut off or made anew (I11)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from highwater.declaration import Stream
+from highwater.errors import (
+    ConfigurationError,
+    DependencyAwayError,
+    OffsetsExpiredError,
+    PartitionsRemovedError,
+    PermanentError,
+    TemporaryError,
+    TopicTruncatedError,
+)
+from highwater.history import History
+from highwater.orchestration.sensing.slice_planner import NOTHING, partition_errors
+from highwater.orchestration.sensing.topic_inspection import confirming_look, went_back, without_leaders
+from highwater.plans import Generation, Loss, Planned, left_to_read
+from highwater.resources.history import look_back, parted
+from highwater.slices import OffsetRange, Slice
+
+if TYPE_CHECKING:
+    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+Partitions = Collection[int] | None
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What an acceptance records.
+
+    Args:
+        seen: the generation that it was made from.
+        losses: the holes.
+        opened: the generation that it opens; None if planning goes on in the one that was seen.
+        reasons: what is accepted, in sentences.
+    """
+
+    seen: Generation
+    losses: tuple[Loss, ...] = ()
+    opened: Generation | None = None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there is nothing to accept."""
+        return not self.losses and self.opened is None
+
+    @property
+    def lines(self) -> list[str]:
+        """What is recorded, in sentences."""
+        lost = [
+            f"lost: {loss.topic} generation {loss.generation} partition {loss.partition}, "
+            f"{loss.offsets}, {len(loss.offsets):,} offsets: {loss.reason}"
+            for loss in self.losses
+        ]
+        if self.opened is None:
+            return [*self.reasons, *lost]
+        starts = ", ".join(f"{p}: {start}" for p, start in self.opened.starts.items())
+        opened = (
+            f"opens generation {self.opened.number} of {self.opened.topic}, topic ID {self.opened.topic_id}, "
+            f"starting at {starts}"
+        )
+        return [*self.reasons, *lost, opened]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What an acceptance is worked out from."""
+
+    stream: Stream
+    planned: Planned
+    state: TopicState
+    unread: Sequence[Slice]
+    by: str
+    now: datetime
+    divergence: bool
+
+    def loss(self, generation: int, partition: int, offsets: OffsetRange, reason: str) -> Loss:
+        return Loss(
+            stream=self.stream.name,
+            topic=self.state.topic,
+            generation=generation,
+            partition=partition,
+            offsets=offsets,
+            reason=reason,
+            accepted_by=self.by,
+            recorded_at=self.now,
+        )
+
+    def opened(self, starts: Mapping[int, int | None]) -> Generation:
+        return Generation(
+            stream=self.stream.name,
+            topic=self.state.topic,
+            topic_id=self.state.topic_id,
+            number=self.planned.generation.number + 1,
+            starts=dict(sorted(starts.items())),
+            opened_at=self.now,
+            opened_by=self.by,
+            first_ordinal=self.planned.next_ordinal,
+        )
+
+
+def acceptance(
+    stream: Stream,
+    planned: Planned,
+    state: TopicState,
+    unread: Sequence[Slice],
+    *,
+    by: str,
+    now: datetime,
+    partitions: Partitions = None,
+    diverged: Mapping[int, int] = NOTHING,
+    divergence: bool = False,
+) -> Acceptance:
+    """Work out what is recorded so that planning and reading go on.
+
+    Expired offsets become losses, unless a divergence is accepted. A recreated topic, and one with a partition that was
+    cut off, opens a generation, in which offsets may come again. Slices that were never read lose what Kafka does not
+    hold any more, and keep the rest.
+
+    Args:
+        stream: the declaration.
+        planned: how far the topic is planned.
+        state: what the topic holds; looked at after `planned`.
+        unread: slices of the topic that were never read, without what is recorded as lost of them already.
+        by: who accepts.
+        now: the time, in UTC.
+        partitions: the only ones that are meant; None means all.
+        diverged: partitions whose log was replaced before their planned end, with the offset where it was (I16).
+        divergence: whether that is accepted, and nothing beside it but what was cut off; else all else is accepted, and
+            `diverged` only says where a partition that was cut off is sound.
+
+    Raises:
+        ConfigurationError: single partitions are named, and the whole topic was recreated.
+    """
+    case = _Case(stream, planned, state, unread, by, now, divergence)
+    if state.topic_id != planned.generation.topic_id:
+        if partitions is not None:
+            raise ConfigurationError(
+                f"topic {state.topic} was recreated as a whole",
+                stored=f"topic ID {planned.generation.topic_id}",
+                found=f"topic ID {state.topic_id}",
+                remedy="leave out --partition",
+            )
+        return _recreated(case)
+    errors = partition_errors(stream, planned, state, diverged if divergence else NOTHING)
+    meant = {p: error for p, error in errors.items() if partitions is None or p in partitions}
+    if divergence:
+        # Offsets that expired are another loss, and are accepted by another command.
+        meant = {p: error for p, error in meant.items() if isinstance(error, TopicTruncatedError)}
+    return _same_topic(case, meant, partitions, diverged)
+
+
+def _recreated(case: _Case) -> Acceptance:
+    """The new topic from its beginning; what was not read of the old one is lost."""
+    reason = f"recreated: topic ID {case.planned.generation.topic_id} is gone"
+    losses = [
+        case.loss(piece.generation, p, offsets, reason)
+        for piece in case.unread
+        for p, offsets in piece.ranges.items()
+        if len(offsets)
+    ]
+    starts = {p: seen.log_start for p, seen in case.state.partitions.items()}
+    told = f"{reason}; what stood in it beyond its plan is not known"
+    return Acceptance(case.planned.generation, tuple(losses), case.opened(starts), (told,))
+
+
+def _same_topic(
+    case: _Case, errors: Mapping[int, PermanentError], partitions: Partitions, diverged: Mapping[int, int]
+) -> Acceptance:
+    cut_off = _cut_off(case, errors, diverged)
+    removed = {p for p, error in errors.items() if isinstance(error, PartitionsRemovedError)}
+    losses = [*_unplanned(case, errors), *_unread(case, partitions, cut_off, removed)]
+    opened = None
+    if cut_off or removed:
+        kept = {p: end for p, end in case.planned.ends.items() if p not in removed}
+        undecided: dict[int, int | None] = dict.fromkeys(case.planned.undecided)
+        skipped = {loss.partition: loss.offsets.end for loss in losses if _is_unplanned(case, loss)}
+        opened = case.opened(undecided | kept | skipped | cut_off)
+    reasons = tuple(str(error) for error in errors.values())
+    return Acceptance(case.planned.generation, tuple(losses), opened, reasons)
+
+
+def _cut_off(case: _Case, errors: Mapping[int, PermanentError], diverged: Mapping[int, int]) -> dict[int, int]:
+    """For each partition that was cut off where its sound part ends."""
+    found: dict[int, int] = {}
+    for partition, error in errors.items():
+        if isinstance(error, TopicTruncatedError):
+            stable = case.state.partitions[partition].last_stable or 0
+            found[partition] = min(stable, diverged.get(partition, stable))
+    return found
+
+
+def _unplanned(case: _Case, errors: Mapping[int, PermanentError]) -> list[Loss]:
+    """The holes between the planned end and the log start."""
+    return [
+        case.loss(
+            case.planned.generation.number,
+            partition,
+            OffsetRange(case.planned.ends.get(partition, 0), case.state.partitions[partition].log_start or 0),
+            "expired: deleted before it was planned",
+        )
+        for partition, error in errors.items()
+        if isinstance(error, OffsetsExpiredError)
+    ]
+
+
+def _is_unplanned(case: _Case, loss: Loss) -> bool:
+    return loss.offsets.start == case.planned.ends.get(loss.partition, 0)
+
+
+def _unread(case: _Case, partitions: Partitions, cut_off: Mapping[int, int], removed: Collection[int]) -> list[Loss]:
+    """What slices that were never read cannot take any more.
+
+    Those of earlier generations of the same topic are among them: what was left of them may be lost too.
+    """
+    return [
+        case.loss(piece.generation, p, lost, reason)
+        for piece in case.unread
+        if piece.topic_id == case.planned.generation.topic_id
+        for p, offsets in piece.ranges.items()
+        if partitions is None or p in partitions
+        for lost, reason in _parts_lost(case, p, offsets, cut_off, removed)
+    ]
+
+
+def _parts_lost(
+    case: _Case, partition: int, offsets: OffsetRange, cut_off: Mapping[int, int], removed: Collection[int]
+) -> Iterable[tuple[OffsetRange, str]]:
+    if not len(offsets):
+        return
+    if partition in removed:
+        yield offsets, "removed: the partition is gone"
+        return
+    seen = case.state.partitions.get(partition)
+    log_start = (seen.log_start if seen else None) or 0
+    if log_start > offsets.start and not case.divergence:
+        yield OffsetRange(offsets.start, min(offsets.end, log_start)), "expired: deleted before its slice was read"
+    sound = max(cut_off.get(partition, offsets.end), offsets.start, log_start)
+    if sound < offsets.end:
+        yield OffsetRange(sound, offsets.end), "truncated: cut off before its slice was read"
+
+
+Unread = Callable[[Sequence[Slice]], Sequence[Slice]]
+
+
+def never_read(lake: Lake, stream: Stream) -> Unread:
+    """Tells which slices raw holds no commit of; may raise DependencyAwayError."""
+
+    def unread(slices: Sequence[Slice]) -> Sequence[Slice]:
+        held = lake.committed(stream.name, "raw")
+        return [piece for piece in slices if piece.key not in held]
+
+    return unread
+
+
+def accept_loss(
+    ledger: Ledger,
+    kafka: Kafka,
+    stream: Stream,
+    unread: Unread,
+    *,
+    by: str,
+    now: datetime,
+    partitions: Partitions = None,
+    dry: bool = True,
+    divergence: bool = False,
+    state: TopicState | None = None,
+) -> Acceptance:
+    """Work out what an acceptance records, and record it unless the run is dry.
+
+    What is recorded cannot be undone, so two looks at the topic must agree on it, and all its partitions have a leader.
+
+    Args:
+        ledger: holds the plans, and takes the record.
+        kafka: is looked at.
+        stream: the declaration.
+        unread: tells which slices were never read.
+        by: who accepts.
+        now: the time, in UTC.
+        partitions: the only ones that are meant; None means all.
+        dry: record nothing.
+        divergence: whether it is accepted that history was replaced (I16), and not that offsets expired; without it
+            partitions in which other records stand under planned offsets stay as they are.
+        state: what the topic holds, for a dry run; it is looked at if None.
+
+    Raises:
+        ConfigurationError: the topic was never planned, or single partitions of a recreated one are named.
+        TopicAbsentError: the topic does not exist.
+        DependencyAwayError: Kafka, the lake or the ledger is away, a partition has no leader, or two looks at the topic
+            do not agree on what is lost; nothing was recorded.
+        TemporaryError: the topic was planned on in the meantime; nothing was recorded.
+    """
+    planned = ledger.planned(stream.name, stream.topic)
+    if planned is None:
+        raise ConfigurationError(
+            f"topic {stream.topic} of stream {stream.name} was never planned, so nothing of it can be lost",
+            remedy=f"highwater plan {stream.name} --commit",
+        )
+    recorded = ledger.losses(stream.name, stream.topic)
+    slices = ledger.slices(stream.name, stream.topic)
+    left = [left_to_read(piece, recorded) for piece in unread(slices)]
+
+    def work_out(state: TopicState) -> Acceptance:
+        history = look_back(kafka, state, planned, seconds=math.inf)
+        _see_sure(stream, history, partitions)
+        return acceptance(
+            stream,
+            planned,
+            state,
+            left,
+            by=by,
+            now=now,
+            partitions=partitions,
+            diverged=_parted(kafka, planned, state, slices, history),
+            divergence=divergence,
+        )
+
+    if state is not None:
+        return work_out(state)
+    first = kafka.topic_state(stream.topic)
+    found = work_out(first)
+    if not found.nothing:
+        _see_led(first)
+        second = confirming_look(kafka, stream.topic)
+        _see_led(second)
+        found = _agreed(found, work_out(second), first, second)
+    if not dry and not found.nothing:
+        _record(ledger, stream, found)
+    return found
+
+
+def _parted(
+    kafka: Kafka, planned: Planned, state: TopicState, slices: Sequence[Slice], history: History
+) -> dict[int, int]:
+    """Where the partitions that were replaced part from their plans, also from the older ones of the generation."""
+    found: dict[int, int] = {}
+    newest = [piece for piece in reversed(slices) if piece.generation == planned.generation.number]
+    for p, at in history.diverged.items():
+        sound = OffsetRange(min(state.partitions[p].log_start or 0, at), at)
+        marks = (piece.marks[p] for piece in newest if p in piece.marks and p in piece.ranges)
+        found[p] = parted(kafka, state.topic, p, sound, marks)
+    return found
+
+
+def _see_led(state: TopicState) -> None:
+    if state.unled:
+        raise DependencyAwayError(
+            f"topic {state.topic}: nothing can be called lost now",
+            found=without_leaders(state),
+            remedy="nothing was recorded; see that every partition has a leader, then try again",
+        )
+
+
+def _agreed(found: Acceptance, again: Acceptance, first: TopicState, second: TopicState) -> Acceptance:
+    """The newer of two acceptances that were worked out from two looks; offsets may only have grown in between."""
+
+    def kind(one: Acceptance) -> tuple[object, ...]:
+        # Without the offsets: producers and retention move both ends of a log between the looks.
+        lost = sorted((loss.generation, loss.partition, loss.reason) for loss in one.losses)
+        return lost, one.opened and (one.opened.topic_id, sorted(one.opened.starts))
+
+    fell = [p for p in first.partitions if went_back(first, second, p)]
+    if fell or kind(found) != kind(again):
+        raise DependencyAwayError(
+            f"two looks at topic {second.topic} do not agree on what is lost",
+            stored=f"first: {'; '.join(found.lines) or 'nothing is lost'}",
+            found=f"then: {'; '.join(again.lines) or 'nothing is lost'}",
+            remedy="nothing was recorded; try again when `highwater status` shows the same twice",
+        )
+    return again
+
+
+def _see_sure(stream: Stream, history: History, partitions: Partitions) -> None:
+    """See that every partition that is meant could be compared: what was not looked at is not accepted (I15)."""
+    for partition, reason in history.unsure.items():
+        if partitions is None or partition in partitions:
+            raise DependencyAwayError(
+                f"topic {stream.topic} partition {partition}: {reason}",
+                remedy="nothing was recorded; see that the partition has a leader, then try again",
+            )
+
+
+def _record(ledger: Ledger, stream: Stream, found: Acceptance) -> None:
+    if found.opened is None:
+        stored = ledger.record_loss(found.losses, seen=found.seen)
+    else:
+        stored = ledger.open_generation(found.opened, found.losses, seen=found.seen)
+    if not stored:
+        raise TemporaryError(
+            f"topic {stream.topic} was planned on while its loss was worked out",
+            remedy="nothing was recorded; look at a dry run again",
+        )

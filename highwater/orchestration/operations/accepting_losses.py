@@ -1,0 +1,92 @@
+"""Accepting a loss of a topic of a stream: `accept-loss` and `accept-divergence`, as commands and as jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from highwater.orchestration.operations.acceptance import accept_loss, never_read
+from highwater.resources.deleted_topics import as_made, is_there, look_if_there, make_anew, vanished
+from highwater.routing import named
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.orchestration.operations.acceptance import Acceptance, Partitions
+    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asks.
+
+    Args:
+        topic: the tier, or another system's topic, that is meant; the main topic if None.
+        partitions: the only ones that are meant; None means all.
+        divergence: accept that other records stand under planned offsets than before (I16).
+        sure: record it; without it only what would be recorded is told.
+        by: the person's name.
+    """
+
+    topic: str | None = None
+    partitions: Partitions = None
+    divergence: bool = False
+    sure: bool = False
+    by: str = ""
+
+
+def act(
+    ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, now: datetime
+) -> tuple[Acceptance, list[str]]:
+    """Accept what is gone of a topic, or tell what would be recorded; returns it, and the same in sentences.
+
+    A tier that is not there any more is made anew first. Whoever dies behind that finds a topic that was recreated, and
+    accepts it by the same command.
+
+    Raises:
+        TopicVanishedError: the topic is not there any more, and not ours to make.
+        As `accept_loss` and `make_anew`.
+    """
+    view = named(stream, asked.topic)
+    state, made = _anew(ledger, kafka, stream, view.topic, sure=asked.sure)
+    found = accept_loss(
+        ledger,
+        kafka,
+        view,
+        never_read(lake, view),
+        by=asked.by or "nobody yet",
+        now=now,
+        partitions=asked.partitions,
+        dry=not asked.sure,
+        divergence=asked.divergence,
+        state=state,
+    )
+    return found, [*made, *found.lines, *_next(stream, view.topic, found, now)]
+
+
+def _anew(
+    ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, *, sure: bool
+) -> tuple[TopicState | None, list[str]]:
+    """The topic as it will be, of one that vanished and nobody is sure yet to make anew; and what is done of it."""
+    if is_there(kafka, topic):
+        return None, []
+    gone = vanished(ledger, stream, topic)
+    if gone is None or look_if_there(kafka, topic) is not None:
+        return None, []
+    if topic not in stream.tier_topics:
+        raise gone
+    if not sure:
+        return as_made(kafka, stream, topic), [f"{topic} is gone, and would be made anew"]
+    make_anew(ledger, kafka, stream, topic)
+    return None, [f"{topic} was gone, and is made anew"]
+
+
+def _next(stream: Stream, topic: str, found: Acceptance, now: datetime) -> list[str]:
+    """What becomes of records that waited on a tier: they stand in raw and in rejects."""
+    if found.nothing or topic not in stream.tier_topics:
+        return []
+    until = now + timedelta(seconds=1)  # the option takes whole seconds; what came since is decided anew in vain, once
+    told = f"highwater reclaim {stream.name} --on {topic} --until {until:%Y-%m-%dT%H:%M:%S} tells which records"
+    return [f"what waited on {topic} and is gone stands in raw: {told}, and takes them back to be decided anew"]

@@ -1,0 +1,167 @@
+"""Accepting rejects, of single slices or of a whole stream for a reason: a person's decision, recorded with a name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from highwater.errors import ConfigurationError
+from highwater.orchestration.operations.named_slices import slices_of
+from highwater.resources.breakers import Acceptance, AcceptedReason
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.resources.breakers import Judgement
+    from highwater.resources.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asks.
+
+    Args:
+        slices: the keys.
+        sure: record it; without it only what would be recorded is told.
+        by: the person's name.
+        because: why.
+    """
+
+    slices: Sequence[str]
+    sure: bool = False
+    by: str = ""
+    because: str = ""
+
+
+def act(ledger: Ledger, streams: Collection[str], asked: Asked, now: datetime, log: Callable[[str], object]) -> int:
+    """Let slices through, or tell what is known of them; returns how many were not let through before.
+
+    Args:
+        ledger: holds plans and judgements.
+        streams: the names of those that the slices may be of.
+        asked: what is asked.
+        now: the time, in UTC.
+        log: gets what is found and done, in sentences.
+
+    Raises:
+        UnknownSliceError: one of them was never planned.
+        ConfigurationError: it is to be recorded and nobody is named, or a slice cannot be let through.
+    """
+    if asked.sure and not asked.by:
+        raise ConfigurationError("nobody is named who accepts the rejects", remedy="name a person with `by`")
+    pieces = slices_of(ledger, streams, asked.slices)
+    if not pieces:
+        raise ConfigurationError("no slice is named", remedy="name the slices whose rejects are accepted")
+    judgements, known = ledger.breakers.judgements([*asked.slices]), ledger.breakers.accepted([*asked.slices])
+    for piece in pieces:
+        log(_told(piece.key, judgements.get(piece.key)))
+    fresh = [piece.key for piece in pieces if piece.key not in known]
+    log(f"{len(fresh):,} of {len(pieces):,} slices are not let through yet")
+    if asked.sure:
+        # Those too that were let through before: a leave covers only what was sent until it was given.
+        for name in sorted({piece.stream for piece in pieces}):
+            keys = [piece.key for piece in pieces if piece.stream == name]
+            ledger.breakers.accept(name, [Acceptance(key, asked.because, asked.by, now) for key in keys])
+            log(f"{', '.join(keys)}: recorded; the sensor repair requests what is not done, or materialise it by hand")
+    return len(fresh)
+
+
+def _told(key: str, judged: Judgement | None) -> str:
+    if judged is None:
+        return f"{key}: never judged; its rejects, however many, would be published"
+    state = "refused" if judged.refused else "not refused"
+    return (
+        f"{key}: {state} at {judged.judged_at:%Y-%m-%d %H:%M} UTC, {judged.rejects:,} of {judged.records:,} records "
+        "would be rejected; they would be published to the tiers and parked, by their reasons"
+    )
+
+
+@dataclass(frozen=True)
+class AskedReasons:
+    """What a person asks for a whole stream.
+
+    Args:
+        reasons: the reasons for rejects that are accepted.
+        from_slice: the slice of the main topic from which on they are; empty to revoke.
+        revoke: end the acceptance.
+        sure: record it; without it the command only shows what would be recorded.
+        by: the person's name.
+        because: why.
+    """
+
+    reasons: Sequence[str]
+    from_slice: str = ""
+    revoke: bool = False
+    sure: bool = False
+    by: str = ""
+    because: str = ""
+
+
+def accept_reasons(
+    ledger: Ledger, stream: Stream, asked: AskedReasons, now: datetime, log: Callable[[str], object]
+) -> None:
+    """Accept or revoke reasons for a stream, or show what that would do.
+
+    Raises:
+        UnknownSliceError: the slice was never planned.
+        ConfigurationError: nobody is named, or a reason or the slice cannot be accepted.
+    """
+    known = ledger.breakers.accepted_reasons(stream.name)
+    for reason in asked.reasons:
+        log(known[reason].text if reason in known else f"rejects for {reason} are not accepted")
+    if asked.sure and not asked.by:
+        raise ConfigurationError("nobody is named who accepts the rejects", remedy="name a person with `by`")
+    if asked.revoke:
+        _revoke(ledger, stream, asked, now, log)
+        return
+    allowed = [reason for reason in stream.on_reject if reason not in stream.holding]
+    if wrong := [reason for reason in asked.reasons if reason not in allowed]:
+        raise ConfigurationError(
+            f"rejects for {', '.join(wrong)} cannot be accepted for all slices of {stream.name}",
+            stored=f"reasons that can be: {', '.join(allowed)}",
+            found="a reason that holds slices is released slice by slice" if {*wrong} & stream.holding else None,
+            remedy=f"name one of {', '.join(allowed)}",
+        )
+    if not asked.from_slice:
+        raise ConfigurationError("no first slice is named", remedy="name it with --from SLICE")
+    [piece] = slices_of(ledger, [stream.name], [asked.from_slice])
+    if piece.topic != stream.topic:
+        raise ConfigurationError(
+            f"{piece.key} is no slice of {stream.topic}",
+            found=f"a slice of {piece.topic}, which the breaker does not judge",
+            remedy=f"name a slice of {stream.topic}",
+        )
+    refused = [one for one in ledger.breakers.refused(stream.name) if one.reasons.keys() & {*asked.reasons}]
+    log(
+        f"from {piece.key} on, rejects for {', '.join(asked.reasons)} would open the breaker no more, however many; "
+        f"they go to the tiers and to the parked topic by their reasons; {len(refused):,} refused slices have such"
+    )
+    if asked.sure:
+        for reason in asked.reasons:
+            ledger.breakers.accept_reason(
+                stream.name, AcceptedReason(reason, piece.key, piece.ordinal, asked.because, asked.by, now)
+            )
+        log(f"{', '.join(asked.reasons)}: recorded; the sensor repair requests the refused slices")
+
+
+def _revoke(ledger: Ledger, stream: Stream, asked: AskedReasons, now: datetime, log: Callable[[str], object]) -> None:
+    if not asked.sure:
+        log("from the next slice on, such rejects would open the breaker again")
+        return
+    for reason in asked.reasons:
+        done = ledger.breakers.revoke_reason(stream.name, reason, asked.by, now)
+        log(f"{reason}: revoked" if done else f"{reason}: it was not accepted")
+
+
+def accepting_command(ledger: Ledger, stream: Stream, refused: Sequence[Judgement]) -> str | None:
+    """The command that accepts the most frequent reason of refused slices for the whole stream; None without one."""
+    counts = Counter[str]()
+    for one in refused:
+        counts.update(one.reasons)
+    found = [reason for reason, _ in counts.most_common() if reason not in stream.holding]
+    if not found:
+        return None
+    first = min(ledger.get([one.slice_key for one in refused if found[0] in one.reasons]), key=lambda one: one.ordinal)
+    return f"highwater accept-rejects {stream.name} --reason {found[0]} --from {first.key}"

@@ -1,0 +1,213 @@
+"""Erasing a key of a stream: what a person decides, as a command and as a job; a dry run unless they are sure.
+
+The ledger comes first: from then on no reader takes the key's older records, whichever slice or tier they are in. Then
+what each slice loses is kept, there and in the lake (`highwater.assets.erasures_table`), and only then it is removed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from highwater.assets import client_reads, erasures_table, publication_log
+from highwater.assets.erasing import KEYED, Found, ensure_gone, ensure_same_keys, erase, find
+from highwater.erasing import Erasure, moment_of, see_digest
+from highwater.errors import ConfigurationError, SupersededAttemptError
+from highwater.orchestration.checking import slice_status
+from highwater.orchestration.dependencies import see_lake_there
+from highwater.orchestration.sensing.run_history import past_publishing, past_runs
+from highwater.orchestration.sensing.run_requests import in_flight
+from highwater.portions import portions
+from highwater.tables import COMMON
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from highwater.assets.work import Work
+    from highwater.declaration import Stream
+    from highwater.erasing import Erased
+    from highwater.resources.erasures import Erasures
+
+CURRENT = "current"
+LEASE_SECONDS = 60
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asks for.
+
+    Args:
+        digest: SHA-256 of the key's bytes, in hexadecimal.
+        sure: do it; else only what would be erased is told.
+        by: who decides it.
+        because: why.
+    """
+
+    digest: str
+    sure: bool = False
+    by: str = ""
+    because: str = ""
+
+    def see_complete(self) -> None:
+        """See that all is there that the record needs.
+
+        Raises:
+            ConfigurationError: something is missing.
+        """
+        see_digest(self.digest)
+        if self.sure and not (self.by and self.because):
+            raise ConfigurationError(
+                "an erasure needs a name and a reason",
+                remedy="add --by NAME and --because REASON; the ledger keeps both",
+            )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was erased, or would be.
+
+    Args:
+        rows: for each slice how many rows of each table.
+        done: slices that are without the key now.
+        later: slices that could not be taken now, with the reason.
+    """
+
+    rows: Mapping[str, Mapping[str, int]]
+    done: Sequence[str] = ()
+    later: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """The slices as names of columns and rows."""
+        rows = [[key, *[str(counts.get(name, 0)) for name in COMMON]] for key, counts in sorted(self.rows.items())]
+        return ["slice", *COMMON], rows
+
+
+def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: datetime) -> Outcome:
+    """Erase a key, or tell what that would come to. The same again finishes what was left.
+
+    Args:
+        work: the connections; its slices do not matter. Its `log` gets the sentences.
+        instance: Dagster's instance, to know which slices runs work on; None where it cannot be asked.
+        asked: what is asked for.
+        now: in UTC.
+
+    Raises:
+        ConfigurationError: the digest is none, or name or reason is missing.
+        LeaseHeldError: another erasure goes on.
+        SupersededAttemptError: runs were first again and again; the same again goes on.
+        UnbalancedError: the tables of a slice do not hold what was decided, or the key is still there afterwards.
+        IncompleteReadError: not all rows could be read, so nobody knows whether the key is among them.
+        DependencyAwayError: something is away; the same again goes on.
+    """
+    asked.see_complete()
+    stream, ledger = work.stream, work.ledger
+    see_lake_there(ledger, work.lake)
+    ensure_same_keys(work.lake, stream, asked.digest)
+    found = find(work.lake, stream, asked.digest)
+    begun = _begun(ledger.erasures, stream, asked.digest)
+    keys = sorted({*found.rows, *begun})
+    later = _not_now(work, instance, keys, begun, now)
+    if instance is None:
+        work.log("DAGSTER_HOME is not set: slices that runs work on are not known, so let no run go on meanwhile")
+    for key, why in later.items():
+        work.log(f"{key} is left for later: {why}; erase the key again then")
+    if not asked.sure:
+        work.log(f"{len(keys):,} slices hold the key. A dry run: nothing was erased")
+        return Outcome(found.rows, later=later)
+    with ledger.lease(lease_of(stream), LEASE_SECONDS) as lease:
+        # A producer's clock may run ahead: what is there now is older than the erasure, whatever its time says.
+        at = max(now, moment_of(found.newest_ms))
+        number = ledger.erasures.add(Erasure(stream.name, asked.digest, asked.because, asked.by, at))
+        erasures_table.keep(ledger, work.lake, stream.name)
+        client_reads.remove_left_over(work.lake, stream.name, timedelta(0))
+        done = _erased(replace(work, before_commit=lease.check), asked.digest, number, found, keys, later)
+    work.log(f"erased from {len(done):,} slices" + (f"; {len(later):,} are left" if later else ""))
+    accepted = [stream.publishes.topic] if stream.publishes else []
+    for line in LEFT_TO_DO:
+        work.log(line.format(stream=stream.name, topics=", ".join([*stream.all_topics, *accepted])))
+    return Outcome(found.rows, done, later)
+
+
+def lease_of(stream: Stream) -> str:
+    """The lock of those who remove rows for good: one at a time."""
+    return f"erase {stream.name}"
+
+
+LEFT_TO_DO = (
+    "files of older versions still hold the rows, until `highwater maintain {stream} --yes` runs after its horizon",
+    "Kafka still holds the records until retention takes them: {topics}",
+)
+
+
+def _not_now(
+    work: Work, instance: dg.DagsterInstance | None, keys: Sequence[str], begun: Collection[str], now: datetime
+) -> dict[str, str]:
+    """Slices whose turn is later: a run works on them, or their decision is not followed yet by all that it needs.
+
+    A run that reads a slice for the first time may have begun before the erasure was known.
+    """
+    stream = work.stream
+    busy = _busy(instance, stream, now) if instance else frozenset()
+    asked = sorted({*keys, *busy})
+    if not asked:
+        return {}
+    held, sending = slice_status.attempts(work.lake, stream, asked), publication_log.under_way(work.lake, stream)
+    found = {key: "a run reads it" for key in asked if key not in held.raw}
+    for key in keys:
+        if key in busy:
+            found[key] = "a run works on it"
+        elif key in sending:
+            found[key] = f"its publication broke off, materialise {stream.name}/{publication_log.TABLE} of it first"
+        elif key in held.events and held.lacking(key) and key not in begun:
+            found[key] = f"it is decided, and not in {', '.join(held.lacking(key))} yet"
+    return found
+
+
+def _busy(instance: dg.DagsterInstance, stream: Stream, now: datetime) -> frozenset[str]:
+    """Slices that runs read, decide or send."""
+    order = list(instance.get_dynamic_partitions(stream.partitions_name))
+    return in_flight([*past_runs(instance, stream, order, now), *past_publishing(instance, stream, order, now)])
+
+
+def _erased(
+    work: Work, digest: str, number: int, found: Found, keys: Sequence[str], later: Collection[str]
+) -> list[str]:
+    erasures, done = work.ledger.erasures, list[str]()
+    open_ = _begun(erasures, work.stream, digest)
+    wanted = [key for key in keys if key not in later]
+    for some in portions(wanted, work.stream.limits.slices_a_run):
+        taken = {key: open_.get(key) or found.erased(key) for key in some}
+        erasures.begin(number, [one for key, one in taken.items() if key not in open_])
+        erasures_table.keep(work.ledger, work.lake, work.stream.name)
+        _try(replace(work, slices=work.ledger.get(some)), digest, taken)
+        ensure_gone(work.lake, work.stream, digest, some, [name for name in KEYED if name != CURRENT])
+        erasures.done(some, digest, datetime.now(UTC))
+        erasures_table.keep(work.ledger, work.lake, work.stream.name)
+        done += some
+        work.log(f"erased from {len(done):,} of {len(wanted):,} slices")
+    # Its rows lie in partitions of many slices, so it is read once.
+    ensure_gone(work.lake, work.stream, digest, done, [CURRENT])
+    return done
+
+
+def _begun(erasures: Erasures, stream: Stream, digest: str) -> dict[str, Erased]:
+    """What an erasure of the key began to take from slices, and did not finish."""
+    newest = {key: all_[-1] for key, all_ in erasures.of_key(stream.name, digest).items()}
+    return {key: one for key, one in newest.items() if one.done_at is None}
+
+
+def _try(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
+    for tries in range(1, TRIES + 1):
+        try:
+            erase(work, digest, taken)
+        except SupersededAttemptError:
+            if tries == TRIES:
+                raise
+            time.sleep(tries)
+        else:
+            return

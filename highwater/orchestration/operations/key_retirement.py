@@ -1,0 +1,203 @@
+"""Retiring keys: what a slice costs Dagster ends when it is complete and old; and bringing keys back.
+
+The ledger comes first. A key that is marked and still live is taken at the next maintenance; one that was brought back
+and is not live yet is added by the sensor `repair`. Deleting a key fails the runs that name it, so whoever names one
+keeps it; what named one while it was deleted is looked for afterwards, and gets it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from highwater.assets.publication_log import as_decided
+from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.maintenance import Key, candidates, to_retire
+from highwater.orchestration.asset_keys import PUBLISHED, table_key, table_keys
+from highwater.orchestration.checking import slice_status
+from highwater.orchestration.sensing.run_history import RECORDS, past_publishing, past_runs
+from highwater.orchestration.sensing.run_requests import in_flight
+from highwater.portions import portions
+from highwater.slices import SliceKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+
+    from dagster._core.execution.backfill import PartitionBackfill
+
+    from highwater.declaration import Stream
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+# The lake is asked for so many slices at once.
+PAGE = 500
+# Deleting one takes Dagster some milliseconds; what is above this is left to the next maintenance.
+MOST_KEYS = 20_000
+
+
+@dataclass(frozen=True)
+class Retirement:
+    """What became of a stream's live keys, or would.
+
+    Args:
+        live: how many there were.
+        retired: those that are retired, the oldest first.
+        kept: how many were to be retired and stay, by reason.
+    """
+
+    live: int
+    retired: Sequence[str] = ()
+    kept: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> list[str]:
+        """The same in sentences."""
+        ends = f": {self.retired[0]} .. {self.retired[-1]}" if self.retired else ""
+        lines = [f"keys: {len(self.retired):,} of {self.live:,} live ones are retired{ends}"]
+        return [*lines, *[f"keys: {count:,} stay, {why}" for why, count in self.kept.items()]]
+
+
+def retire(
+    instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, now: datetime, *, sure: bool
+) -> Retirement:
+    """Retire the keys that the stream's `Upkeep` does not keep, or tell which.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake is away, or what names keys cannot be told; no key was retired.
+    """
+    live = list(instance.get_dynamic_partitions(stream.partitions_name))
+    planned, recalled = ledger.planned_at(live), ledger.retired.recalled(stream.name)
+    half_done = ledger.retired.among(live)
+    keys = [Key(key, at, recalled.get(key)) for key, at in planned.items() if key not in half_done]
+    wanted = candidates(keys, stream.upkeep.live_slices, stream.upkeep.live_for, now)[:MOST_KEYS]
+    named = named_keys(instance, stream, live, now)
+    found, kept = to_retire(wanted, complete(lake, stream, wanted), named)
+    gone = [*sorted(half_done - named), *found]
+    if sure and gone:
+        ledger.retired.retire(stream.name, found, now)
+        for key in gone:
+            instance.delete_dynamic_partition(stream.partitions_name, key)
+        late = sorted(named_keys(instance, stream, live, now) & set(gone))
+        if late:
+            bring_back(instance, ledger, stream, late, now)
+            gone = [key for key in gone if key not in late]
+            kept = {**kept, "named while they were retired": len(late)}
+    return Retirement(len(live), gone, kept)
+
+
+def complete(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+    """Those of the slices that stand whole in all tables and, of a stream that publishes its events, are sent.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    found: set[str] = set()
+    for some in portions(keys, PAGE):
+        held = slice_status.attempts(lake, stream, some)
+        found.update(set(as_decided(lake, stream, some, held.events)) - {key for key in some if held.lacking(key)})
+    return found
+
+
+def named_keys(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> frozenset[str]:
+    """The keys that an unfinished run or backfill names.
+
+    Args:
+        instance: Dagster's instance.
+        stream: the stream.
+        order: the stream's keys in Dagster's order.
+        now: in UTC.
+
+    Raises:
+        DependencyAwayError: Dagster has something unfinished of which this cannot be told.
+    """
+    from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
+
+    unfinished = instance.get_runs_count(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES))
+    if unfinished > RECORDS:
+        raise _unclear(stream, f"{unfinished:,} runs are not finished, and {RECORDS:,} can be looked at")
+    runs = in_flight([*past_runs(instance, stream, order, now), *past_publishing(instance, stream, order, now)])
+    return runs.union(*(_of_backfill(stream, backfill) for backfill in _unfinished_backfills(instance)))
+
+
+def _unfinished_backfills(instance: dg.DagsterInstance) -> list[PartitionBackfill]:
+    from dagster._core.execution.backfill import (
+        BULK_ACTION_TERMINAL_STATUSES,
+        BulkActionsFilter,
+        BulkActionStatus,
+    )
+
+    statuses = [status for status in BulkActionStatus if status not in BULK_ACTION_TERMINAL_STATUSES]
+    return list(instance.get_backfills(filters=BulkActionsFilter(statuses=statuses)))
+
+
+def _of_backfill(stream: Stream, backfill: PartitionBackfill) -> frozenset[str]:
+    if backfill.serialized_asset_backfill_data is not None:  # the form of old versions, which names no keys
+        raise _unclear(stream, f"the backfill {backfill.backfill_id} does not tell which keys it names")
+    if backfill.asset_backfill_data is None:
+        return frozenset(backfill.partition_names or ())
+    subsets = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
+    assets = (*table_keys(stream), table_key(stream, PUBLISHED.name))
+    ours = [subsets[key] for key in assets if key in subsets]
+    return frozenset(key for subset in ours for key in subset.get_partition_keys())
+
+
+def _unclear(stream: Stream, why: str) -> DependencyAwayError:
+    return DependencyAwayError(
+        f"no key of {stream.name} was retired: it is not known which ones are still named",
+        found=why,
+        remedy="nothing: it is tried again when they have ended",
+    )
+
+
+def bring_back(
+    instance: dg.DagsterInstance | None, ledger: Ledger, stream: Stream, keys: Sequence[str], now: datetime
+) -> None:
+    """Mark retired keys as live, then add them to Dagster in the order given; without an instance repair adds them."""
+    ledger.retired.recall(keys, now)
+    if instance is not None and keys:
+        instance.add_dynamic_partitions(stream.partitions_name, list(keys))
+
+
+def recall(
+    instance: dg.DagsterInstance | None,
+    ledger: Ledger,
+    stream: Stream,
+    first: str,
+    last: str,
+    now: datetime,
+    log: Callable[[str], object],
+    *,
+    sure: bool,
+) -> list[str]:
+    """Bring back the retired keys from `first` to `last`, slices of one topic; returns them, the oldest first.
+
+    Raises:
+        UnknownSliceError: one of the two was never planned.
+        ConfigurationError: they are of two topics, of another stream, or in the wrong order.
+    """
+    begin, end = SliceKey.parse(first), SliceKey.parse(last)
+    [piece, _] = ledger.get([first, last])
+    if begin.topic != end.topic or begin.ordinal > end.ordinal or piece.stream != stream.name:
+        raise ConfigurationError(
+            f"{first} to {last} are no slices of one topic of {stream.name}, the older one first",
+            remedy=f"highwater slices {stream.name} --topic {begin.topic} lists them",
+        )
+    later = ledger.slices(stream.name, begin.topic, after=first, limit=end.ordinal - begin.ordinal)
+    meant = [first, *[one.key for one in later if one.ordinal <= end.ordinal]]
+    retired = ledger.retired.among(meant)
+    keys = [key for key in meant if key in retired]
+    log(f"{len(keys):,} of {len(meant):,} slices have a retired key")
+    if not sure:
+        log("a dry run: nothing was brought back")
+    elif keys:
+        bring_back(instance, ledger, stream, keys, now)
+        log(
+            "brought back"
+            if instance
+            else "brought back: the sensor repair adds them to Dagster within its next rest, 12 minutes at the longest"
+        )
+    return keys

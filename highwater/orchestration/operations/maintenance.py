@@ -1,0 +1,301 @@
+"""Maintenance of a stream: small files are joined, old ones removed, old rows and keys go; as a command and as a job.
+
+All of it is safe beside runs: files are joined by commits like any others, which take turns with those of runs or give
+way, and no file goes that a run or an unfinished retry may read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets import client_reads, discards_table, dlq_marks, erasures_table
+from highwater.assets.commit import LEASE_SECONDS, commit_lock
+from highwater.assets.foreign import DLQ_SEEN
+from highwater.assets.merging import merge
+from highwater.assets.metrics import TABLE as METRICS
+from highwater.assets.origins import SEEN
+from highwater.assets.publication_log import SENDING
+from highwater.assets.publication_log import TABLE as PUBLISHED
+from highwater.errors import LeaseHeldError, SupersededAttemptError
+from highwater.maintenance import (
+    LONGEST_RUN,
+    MOST_BYTES,
+    PARTITIONS_A_COMMIT,
+    RUN_RETRIES,
+    Horizon,
+    to_compact,
+    to_merge,
+    whole_hours,
+)
+from highwater.orchestration.dependencies import see_lake_there
+from highwater.orchestration.operations.key_retirement import PAGE, Retirement, retire
+from highwater.orchestration.operations.old_runs import OldRuns, delete_runs
+from highwater.orchestration.operations.raw_retention import Retained, retain
+from highwater.portions import portions
+from highwater.resources.commit_log import TABLE as COMMITS
+from highwater.resources.commit_log import complete
+from highwater.resources.numbered_commits import Pieces
+from highwater.resources.table_maintenance import (
+    Stock,
+    files_of,
+    join_files,
+    join_small,
+    parts_of,
+    removable,
+    remove_files,
+    stock_of,
+    times_of,
+)
+from highwater.tables import BY_SLICE, tables_of
+
+if TYPE_CHECKING:
+    import dagster as dg
+    from deltalake import DeltaTable
+
+    from highwater.assets.work import Work
+
+WITHOUT_A_JVM = (METRICS, PUBLISHED, SENDING, erasures_table.TABLE, discards_table.TABLE, COMMITS)
+# Whose unfinished decisions read which table at an old version, by the number in their proofs.
+READ_LATER = {"events": SEEN, "dlq": DLQ_SEEN}
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """What became of a table, or would.
+
+    Args:
+        table: its name.
+        before: what it took before; in a dry run the same as after.
+        after: what it takes now.
+        joined: small files of slices that were joined, or partitions of other tables whose small files were.
+        removed: files that were removed from storage.
+        seconds: how long it took.
+        notes: sentences for the operator.
+    """
+
+    table: str
+    before: Stock
+    after: Stock
+    joined: int
+    removed: int
+    seconds: float
+    notes: Sequence[str] = ()
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The same as names and values."""
+        return {
+            "table": self.table,
+            "files": self.before.files,
+            "files_after": self.after.files,
+            "bytes": self.before.bytes,
+            "bytes_after": self.after.bytes,
+            "stored_files": self.before.stored,
+            "stored_files_after": self.after.stored,
+            "stored_bytes": self.before.stored_bytes,
+            "stored_bytes_after": self.after.stored_bytes,
+            "joined": self.joined,
+            "removed": self.removed,
+            "seconds": round(self.seconds, 1),
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """What maintenance did, or would do.
+
+    Args:
+        tables: of the stream, upstream first; those that were never created are left out.
+        keys: what became of Dagster's keys; None where Dagster was not asked.
+        runs: what became of Dagster's old runs; None where Dagster was not asked, or all are kept.
+        done: whether it was done.
+        retained: what became of rows that are old enough; None of a stream that keeps them forever.
+        groups: what became of consumer groups of publications, in a sentence.
+    """
+
+    tables: Sequence[TableReport] = ()
+    keys: Retirement | None = None
+    runs: OldRuns | None = None
+    done: bool = False
+    retained: Retained | None = None
+    groups: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """The sentences beside the table."""
+        notes = [f"{one.table}: {note}" for one in self.tables for note in one.notes]
+        keys = ["keys: DAGSTER_HOME is not set, so none was looked at"] if self.keys is None else self.keys.lines
+        rows = [] if self.retained is None else self.retained.lines
+        runs = [] if self.runs is None else [self.runs.line]
+        groups = [self.groups] if self.groups else []
+        return [*notes, *rows, *keys, *runs, *groups, *([] if self.done else ["a dry run: nothing was done"])]
+
+
+@dataclass
+class _Task:
+    """One table in hand."""
+
+    work: Work
+    name: str
+    table: DeltaTable
+    hours: int
+    outlived: Mapping[str, str]
+    sure: bool
+    notes: list[str] = field(default_factory=list)
+    joined: int = 0
+
+    @property
+    def path(self) -> str:
+        return self.work.lake.path(self.work.stream.name, self.name)
+
+
+def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure: bool) -> Report:
+    """Maintain a stream, or tell what that would come to.
+
+    Args:
+        work: the connections; its slices do not matter. Its `log` gets progress.
+        instance: Dagster's instance; without it no key is retired, and runs are not known.
+        now: in UTC.
+        sure: do it.
+
+    Raises:
+        ConfigurationError: the declared horizon is shorter than what a run may need; nothing was done.
+        DependencyAwayError: Spark, the ledger or the lake is away; what was done by then stays.
+    """
+    stream, rule = work.stream, horizon_rule(instance, now)
+    rule.see_enough(stream.upkeep.horizon)
+    see_lake_there(work.ledger, work.lake)
+    if sure:
+        # What checks found since, what older versions kept, and what a ledger that was restored does not know.
+        erasures_table.keep(work.ledger, work.lake, stream.name)
+        discards_table.keep(work.ledger, work.lake, stream.name)
+        client_reads.remove_left_over(work.lake, stream.name)
+    later = _read_later(work)
+    found = []
+    for name in (*tables_of(stream), SENDING, erasures_table.TABLE, discards_table.TABLE, COMMITS):
+        table = work.lake.table(stream.name, name)
+        if table is None:
+            continue
+        if sure and name in tables_of(stream):
+            complete(table, Pieces(work.ledger))  # a run may have died before it did
+        times = times_of(table, [*later.get(name, {}).values()])
+        read = {key: times[version] for key, version in later.get(name, {}).items()}
+        outlived = rule.outlived(stream.upkeep.horizon, read, now)
+        task = _Task(work, name, table, whole_hours(stream.upkeep.horizon), outlived, sure)
+        found.append(_maintained(task))
+        if sure and name in tables_of(stream):
+            complete(task.table, Pieces(work.ledger))  # entries without records may be cleaned from now on
+    retained = retain(work, instance, now, sure=sure)
+    keys = retire(instance, work.ledger, work.lake, stream, now, sure=sure) if instance else None
+    runs = delete_runs(instance, stream, now, sure=sure) if instance else None
+    return Report(found, keys, runs, sure, retained, dlq_marks.clean_up(work, sure=sure))
+
+
+def horizon_rule(instance: dg.DagsterInstance | None, now: datetime) -> Horizon:
+    """What the horizon must exceed, by Dagster's settings and the age of the oldest run that goes on."""
+    if instance is None:
+        return Horizon()
+    from dagster import RunsFilter
+    from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES
+
+    longest = timedelta(seconds=instance.run_monitoring_max_runtime_seconds) or LONGEST_RUN
+    oldest = instance.get_run_records(RunsFilter(statuses=IN_PROGRESS_RUN_STATUSES), limit=1, ascending=True)
+    ages = [now - datetime.fromtimestamp(one.start_time, UTC) for one in oldest if one.start_time is not None]
+    return Horizon(max([longest, *ages]), max(instance.run_retries_max_retries, RUN_RETRIES))
+
+
+def _read_later(work: Work) -> dict[str, dict[str, int]]:
+    """For each table the slices of tiers that are decided and not whole, with the version that they still read.
+
+    One that is retired was whole, and is still, but for an erasure that has not done it yet.
+    """
+    stream, found = work.stream, {name: dict[str, int]() for name in READ_LATER}
+    keys = [piece.key for topic in stream.delays for piece in work.ledger.slices(stream.name, topic)]
+    retired = work.ledger.retired.among(keys)
+    lost = work.ledger.erasures.slices([*retired])
+    opened = {key for key, all_ in lost.items() if any(one.done_at is None for one in all_)}
+    for some in portions([key for key in keys if key not in retired or key in opened], PAGE):
+        decided, rejects = (work.lake.committed(stream.name, name, some) for name in ("events", "rejects"))
+        for key, proof in decided.items():
+            follows = key in rejects and rejects[key].attempt == proof.attempt
+            for name, number in READ_LATER.items():
+                if not follows and proof.counts.get(number, -1) >= 0:
+                    found[name][key] = proof.counts[number]
+    return found
+
+
+def _maintained(task: _Task) -> TableReport:
+    begin, before = time.monotonic(), stock_of(task.table)
+    if task.name in WITHOUT_A_JVM:
+        _gently(task, lambda: _join_small(task))
+    elif task.name in BY_SLICE:
+        _gently(task, lambda: _merge(task))
+    else:
+        _gently(task, lambda: _join(task))
+    task.table.update_incremental()
+    if task.sure and task.joined:
+        # The commit that replaced many files names each of them, and every reader would read it again.
+        task.table.create_checkpoint()
+    removed = _remove(task)
+    after = stock_of(task.table) if task.sure else before
+    seconds = time.monotonic() - begin
+    task.work.log(f"{task.name}: maintained in {seconds:.1f} s")
+    return TableReport(task.name, before, after, task.joined, removed, seconds, task.notes)
+
+
+def _gently(task: _Task, step: Callable[[], None]) -> None:
+    """A step that gives way to writers: what is not done today is done another day."""
+    try:
+        step()
+    except (SupersededAttemptError, LeaseHeldError) as error:
+        task.notes.append(f"gave way to another writer: {error.problem}")
+
+
+def _join(task: _Task) -> None:
+    """Join the small files of a table without partitions."""
+    if to_compact(parts_of(task.table)):
+        if task.sure:
+            with commit_lock(task.work, task.name):
+                join_files(task.work.spark, task.path)
+        task.joined += 1
+
+
+def _merge(task: _Task) -> None:
+    """Join small files of slices, a group of neighbours at a time: writers take their turns in between."""
+    rewritten = 0
+    for group in to_merge(files_of(task.table)):
+        if rewritten + group.bytes > MOST_BYTES:
+            return
+        if not task.sure or merge(task.work, task.name, group):
+            task.joined += len(group.files)
+            rewritten += group.bytes
+
+
+def _remove(task: _Task) -> int:
+    """Remove old files, unless an unfinished retry may read one of them; how many were, or would be, removed."""
+    for key, why in task.outlived.items():
+        task.notes.append(f"no file was removed: {key} {why}; finish it first")
+    if task.outlived:
+        return 0
+    return remove_files(task.table, task.hours) if task.sure else len(removable(task.table, task.hours))
+
+
+def _join_small(task: _Task) -> None:
+    """A table that is written without a JVM: its writers wait, as they do for each other.
+
+    A run that publishes opened its table before; its next commit finds another version, and the run is tried again.
+    """
+    name = f"commit {task.work.stream.name}/{task.name}"
+    wait = nullcontext() if not task.sure else task.work.ledger.lease(name, LEASE_SECONDS, wait=10 * LEASE_SECONDS)
+    with wait as lease:
+        task.table.update_incremental()
+        for some in portions(to_compact(parts_of(task.table)), PARTITIONS_A_COMMIT):
+            if lease is not None:
+                lease.check()
+                join_small(task.table, some)
+            task.joined += len(some)

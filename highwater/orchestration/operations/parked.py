@@ -1,0 +1,316 @@
+"""Parked records: which still wait for a person, having them sent back to the tiers, and giving them up.
+
+A record that is sent back keeps its origin, so it is accepted once, however often it is sent; its copy on the parked
+topic stays, and counts no more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from highwater.assets import discards_table
+from highwater.assets.commit import LEASE_SECONDS
+from highwater.assets.events import retries_lease
+from highwater.assets.reclaims import NUMBER
+from highwater.envelope import ORIGIN, Envelope, Origin, opened
+from highwater.erasing import digest_of, milliseconds, until
+from highwater.errors import ConfigurationError, TopicAbsentError, TopicVanishedError
+from highwater.orchestration.checking.origin_counts import count_parked
+from highwater.orchestration.dependencies import see_lake_there
+from highwater.orchestration.operations.redriving import headers_of, key_of, redrive
+from highwater.plans import Discard
+from highwater.reclaims import numbers, stale
+from highwater.resources.commit_log import ensure_all_rows_seen
+from highwater.resources.deleted_topics import state_of, vanished
+from highwater.resources.delta import count_in, query
+from highwater.slices import OffsetRange
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from highwater.declaration import Stream
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+SAMPLES = 10
+# Of each record's detail so many characters are held and shown.
+DETAIL = 60
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which parked records are meant; what is left out chooses all.
+
+    Args:
+        reasons: why they were rejected the last time.
+        slices: the slices that rejected them.
+        keys: the keys of the records, as text.
+        since: parked at this moment or later.
+        until: parked before this moment.
+    """
+
+    reasons: Collection[str] = ()
+    slices: Collection[str] = ()
+    keys: Collection[str] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def takes(self, reason: str, slices: Iterable[str], key: bytes | None, parked_ms: int) -> bool:
+        """Whether a record is meant that these slices rejected."""
+        return (
+            (not self.reasons or reason in self.reasons)
+            and (not self.slices or not set(slices).isdisjoint(self.slices))
+            and (not self.keys or (key or b"").decode("utf-8", "replace") in self.keys)
+            and (self.since is None or parked_ms >= self.since.timestamp() * 1000)
+            and (self.until is None or parked_ms < self.until.timestamp() * 1000)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A parked record: where its latest copy stands, when it was parked (ms since 1970), and why, in a few words.
+
+    Of one that is parked by reference also what is left out of it.
+    """
+
+    partition: int
+    offset: int
+    parked_ms: int
+    reason: str
+    slice_key: str
+    detail: str
+    key: str
+    left_out: str = ""
+    reclaims: int = 0
+
+
+@dataclass(frozen=True)
+class Parked:
+    """The parked records of a stream that wait for a person.
+
+    Args:
+        waiting: those that are meant, by their origin.
+        others: how many wait beside them.
+        settled: how many of the topic's records were accepted, given up, taken back or erased, since.
+        strange: records of the topic without an envelope that can be believed; nobody touches them.
+        ends: to where the topic was read.
+        missing: how many wait by the tables beyond those that the topic holds.
+    """
+
+    waiting: Mapping[Origin, Waiting]
+    others: int
+    settled: int
+    strange: int
+    ends: Mapping[int, OffsetRange]
+    missing: int = 0
+
+    @property
+    def lines(self) -> list[str]:
+        """What was found, in sentences."""
+        reasons = Counter(one.reason for one in self.waiting.values())
+        told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common()) or "none"
+        lines = [f"{len(self.waiting):,} parked records are meant: {told}"]
+        referred = sum(bool(one.left_out) for one in self.waiting.values())
+        lines += [f"{referred:,} of them are parked by reference: all of them stands in raw"] if referred else []
+        lines += [f"{self.others:,} others wait"] if self.others else []
+        lines += [f"{self.settled:,} were accepted, given up, taken back or erased before"] if self.settled else []
+        lines += [f"{self.strange:,} have no envelope of ours and are left alone"] if self.strange else []
+        lost = f"{self.missing:,} more wait by the tables, and the topic does not hold them: highwater reclaim"
+        lines += [f"{lost} --on this topic takes back what was parked there"] if self.missing else []
+        return lines
+
+    @property
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """The first of those that are meant, as names of columns and rows."""
+        names = ["partition", "offset", "origin", "key", "reason", "slice", "left out", "detail"]
+        shown = sorted(self.waiting.items(), key=lambda item: (item[1].partition, item[1].offset))[:SAMPLES]
+        return names, [
+            [
+                *(str(one.partition), str(one.offset), _text(origin)),
+                *(one.key, one.reason, one.slice_key, one.left_out, one.detail),
+            ]
+            for origin, one in shown
+        ]
+
+    @property
+    def places(self) -> set[tuple[int, int]]:
+        """Partition and offset of those that are meant."""
+        return {(one.partition, one.offset) for one in self.waiting.values()}
+
+
+def _text(origin: Origin) -> str:
+    return f"{origin.topic}[{origin.partition}]@{origin.offset}"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asks to be done with parked records.
+
+    Args:
+        choice: which ones.
+        most: the oldest so many of them; all if None.
+        sure: do it; without it only what would be done is told.
+        by: the person's name.
+        because: why they are given up; None sends them back instead.
+    """
+
+    choice: Choice = field(default_factory=Choice)
+    most: int | None = None
+    sure: bool = False
+    by: str = ""
+    because: str | None = None
+
+
+def act(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, log: Callable[[str], object]) -> Parked:
+    """Look at the parked records, and send back or give up those that are meant; returns what was found.
+
+    Raises:
+        ConfigurationError: it is to be done and nobody is named, no reason is given, or there is no tier.
+        RecordTooLargeError: the first tier does not take some of them, which stay parked; the others are sent.
+        UnbalancedError: raw does not hold some that are parked by reference; the others are sent.
+        LeaseHeldError: retries are being decided for minutes; nothing was given up.
+        DependencyAwayError: Kafka, the ledger or the lake is away.
+    """
+    if asked.sure and not asked.by:
+        raise ConfigurationError("nobody is named who decides it", remedy="name a person: --by NAME, or `by` in the UI")
+    if asked.sure and asked.because == "":
+        raise ConfigurationError(
+            "no reason is given for giving records up", remedy="say why: --because TEXT, or `because` in the UI"
+        )
+    parked = only(look(ledger, kafka, lake, stream, asked.choice), asked.most)
+    for line in parked.lines:
+        log(line)
+    if not asked.sure:
+        log("a dry run: nothing was done")
+    elif asked.because is None:
+        gone = partial(vanished, ledger, stream)
+        for sent in redrive(kafka, lake, stream, parked.places, parked.ends, gone):
+            log(f"{sent:,} of {len(parked.waiting):,} sent back to {stream.tier_topics[0]}")
+    else:
+        count, late = _give_up(ledger, lake, stream, parked, asked)
+        log(f"{count:,} given up by {asked.by}: {asked.because}")
+        if late:
+            log(f"{late:,} were accepted, given up or taken back meanwhile")
+    return parked
+
+
+def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choice) -> Parked:
+    """Read the parked topic, and leave out what was settled since.
+
+    Held in memory is 0.6 KB for each parked record, and its key; none of their values.
+
+    Raises:
+        TopicVanishedError: the parked topic is not there any more.
+        DependencyAwayError: Kafka, the ledger or the lake could not be read.
+    """
+    known = count_parked(ledger, lake, stream, published=True)
+    try:
+        state = state_of(ledger, kafka, stream, stream.parked_topic)
+    except TopicVanishedError:
+        raise
+    except TopicAbsentError:
+        return Parked({}, 0, 0, 0, {})
+    ends = {
+        p: OffsetRange(seen.log_start, seen.last_stable)
+        for p, seen in state.partitions.items()
+        if seen.log_start is not None and seen.last_stable is not None
+    }
+    waiting: dict[Origin, tuple[Waiting, bool]] = {}
+    taken_back, gone = numbers(ledger.reclaims.of(stream.name)), set[Origin]()
+    erased = until(ledger.erasures.of(stream.name))
+    strange = 0
+    for message in kafka.read(stream.parked_topic, ends):
+        envelope = opened(headers_of(message), stream.is_origin)
+        if envelope is None:
+            strange += 1
+        elif stale(taken_back, envelope.origin, envelope.reclaims):
+            gone.add(envelope.origin)  # its main slice decides it anew; what that publishes carries another number
+        elif _is_erased(message, envelope, erased):
+            gone.add(envelope.origin)
+        else:
+            chosen = choice.takes(envelope.reason, [envelope.slice_key], key_of(message), message.timestamp()[1])
+            waiting[envelope.origin] = _waiting(message, envelope), chosen
+    ended = _settled(ledger, lake, stream, waiting)
+    meant = {origin: one for origin, (one, chosen) in waiting.items() if chosen and origin not in ended}
+    others = len(waiting) - len(meant) - len(ended)
+    settled = len(ended) + len(gone - waiting.keys())
+    missing = max(0, known - (len(waiting) - len(ended)) - len(gone - waiting.keys()))
+    return Parked(meant, others, settled, strange, ends, missing)
+
+
+def _is_erased(message: Message, envelope: Envelope, erased: Mapping[str, datetime]) -> bool:
+    """Whether a record was published, or parked, before its key was erased.
+
+    Sent back to a tier it would get a time of its own there, behind the erasure, and be taken again.
+    """
+    key = key_of(message) if erased else None
+    moment = erased.get(digest_of(key)) if key is not None else None
+    oldest_ms = min(envelope.timestamp, message.timestamp()[1])
+    return moment is not None and oldest_ms <= milliseconds(moment)
+
+
+def _waiting(message: Message, envelope: Envelope) -> Waiting:
+    return Waiting(
+        partition=message.partition() or 0,
+        offset=message.offset() or 0,
+        parked_ms=message.timestamp()[1],
+        reason=envelope.reason,
+        slice_key=envelope.slice_key,
+        detail=envelope.detail[:DETAIL],
+        key=(key_of(message) or b"").decode("utf-8", "replace"),
+        left_out="" if envelope.reference is None else ",".join(envelope.reference.left_out),
+        reclaims=envelope.reclaims,
+    )
+
+
+def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Origin]) -> set[Origin]:
+    """Those of the origins that stand in events, or that a person gave up."""
+    if not origins:
+        return set()
+    found = {discard.origin for discard in ledger.discards(stream.name)}
+    events = lake.table(stream.name, "events")
+    if events is not None:
+        ensure_all_rows_seen(events)  # a missed event would be sent back, or discarded
+        # What was published is left to the DLQ: it became an event in a retry, or after it was taken back.
+        since = f"(retries > 0 OR {count_in(events, NUMBER)} > 0)"
+        accepted = query(events, f"SELECT {', '.join(ORIGIN)} FROM t WHERE {since}")
+        found |= {Origin.of_row(row) for row in accepted}
+    return found & set(origins)
+
+
+def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, asked: Asked) -> tuple[int, int]:
+    """Give the records up, in the ledger and then in the lake; returns how many, and how many have another end by now.
+
+    Meanwhile no retry is decided: what one accepted before is not given up, and what is given up none accepts after,
+    also where it was sent back. The records stay on the topic, and are told as given up.
+    """
+    see_lake_there(ledger, lake)
+    with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
+        discards_table.keep(ledger, lake, stream.name)  # a ledger from a backup learns of those since
+        taken_back = numbers(ledger.reclaims.of(stream.name))
+        ended = _settled(ledger, lake, stream, parked.waiting)
+        meant = [o for o, one in parked.waiting.items() if o not in ended and not stale(taken_back, o, one.reclaims)]
+        # Decisions tell by the time which acts they saw.
+        last, now = ledger.discarded_until(stream.name), datetime.now(UTC)
+        now = now if last is None else max(now, last + timedelta(microseconds=1))
+        lease.check()
+        count = ledger.discard(stream.name, [Discard(origin, asked.because or "", asked.by, now) for origin in meant])
+        discards_table.keep(ledger, lake, stream.name)
+    return count, len(parked.waiting) - count
+
+
+def only(parked: Parked, most: int | None) -> Parked:
+    """The oldest so many of those that are meant."""
+    if most is None or most >= len(parked.waiting):
+        return parked
+    ordered: Sequence[tuple[Origin, Waiting]] = sorted(
+        parked.waiting.items(), key=lambda item: (item[1].parked_ms, item[1].partition, item[1].offset)
+    )
+    kept = dict(ordered[:most])
+    return replace(parked, waiting=kept, others=parked.others + len(parked.waiting) - len(kept))

@@ -1,0 +1,247 @@
+"""Retention: slices of raw that are old enough lose their rows, as the stream declares it; a step of maintenance.
+
+The record comes first, in the ledger and in the lake (`highwater.assets.erasures_table`), as it does where a key is
+erased. A run that began to decide a slice between look and commit is looked for afterwards: then the rows are put back.
+A maintenance that dies in between leaves slices that are begun and not done, and the next one looks at these first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets import erasures_table
+from highwater.assets.raw import TABLE as RAW
+from highwater.assets.raw_expiry import put_back, take
+from highwater.envelope import ORIGIN, Origin
+from highwater.erasing import AGED, BY_AGE, Erased, Erasure
+from highwater.errors import LeaseHeldError, SupersededAttemptError
+from highwater.maintenance import hours
+from highwater.orchestration.checking.last_rejections import left_over, same
+from highwater.orchestration.checking.offset_queries import rows_in_raw
+from highwater.orchestration.operations.erasing import LEASE_SECONDS, lease_of
+from highwater.orchestration.operations.key_retirement import PAGE, complete, named_keys
+from highwater.orchestration.operations.pending_reprocessing import waiting
+from highwater.portions import portions
+from highwater.resources.commit_log import ensure_all_rows_seen, recorded_rows
+from highwater.resources.delta import ensure_complete, query, query_all, slice_is_one_of
+from highwater.retention import MOST_SLICES, Needed, aged, free, old_enough, planned_before
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    import dagster as dg
+    from deltalake import DeltaTable
+
+    from highwater.assets.work import Work
+    from highwater.declaration import Stream
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+BY = "maintenance"
+
+
+@dataclass(frozen=True)
+class Retained:
+    """What became of rows of raw that are old enough, or would.
+
+    Args:
+        age: how long the stream keeps them.
+        rows: for each slice that lost its rows how many these were, the oldest slice first.
+        kept: how many slices that were planned long enough ago keep theirs, by reason; no slice is looked at beyond
+            those that one maintenance takes.
+        back: slices whose rows were put back, since a run began to work on them.
+        notes: further sentences.
+    """
+
+    age: timedelta
+    rows: Mapping[str, int] = field(default_factory=dict)
+    kept: Mapping[str, int] = field(default_factory=dict)
+    back: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """The same in sentences."""
+        keys, told = [*self.rows], f"kept for {hours(self.age)}"
+        ends = f": {keys[0]} .. {keys[-1]}" if keys else ""
+        lines = [f"raw, {told}: {len(keys):,} slices lose {sum(self.rows.values()):,} rows{ends}"]
+        lines += [f"raw: {count:,} slices keep their rows, {why}" for why, count in self.kept.items()]
+        lines += [f"raw: a run began to work on {', '.join(self.back)}: the rows were put back"] if self.back else []
+        return [*lines, *[f"raw: {note}" for note in self.notes]]
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The counts by name."""
+        return {
+            "aged_slices": len(self.rows),
+            "aged_rows": sum(self.rows.values()),
+            "kept_slices": sum(self.kept.values()),
+        }
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            **self.numbers,
+            "raw_seconds": self.age.total_seconds(),
+            "slices": [*self.rows],
+            "kept": dict(self.kept),
+            "put_back": [*self.back],
+        }
+
+
+def retain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure: bool) -> Retained | None:
+    """Take the rows of slices that are old enough, or tell which; None of a stream that keeps them forever.
+
+    Args:
+        work: the connections; its slices do not matter.
+        instance: Dagster's instance; without it it is not known which slices runs work on, and nothing is taken.
+        now: in UTC.
+        sure: do it.
+
+    Raises:
+        DependencyAwayError: Spark, the ledger or the lake is away, or what names slices cannot be told; what was taken
+            by then is recorded.
+    """
+    age = work.stream.retention.raw
+    if age is None:
+        return None
+    if instance is None:
+        return Retained(age, notes=["DAGSTER_HOME is not set, so no slice loses its rows"])
+    if not sure:
+        return _look(work, instance, age, now)
+    try:
+        with work.ledger.lease(lease_of(work.stream), LEASE_SECONDS) as lease:
+            return _done(replace(work, before_commit=lease.check), instance, age, now)
+    except (SupersededAttemptError, LeaseHeldError) as error:
+        return Retained(age, notes=[f"gave way to another writer, and the next maintenance goes on: {error.problem}"])
+
+
+def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetime) -> Retained:
+    """What would go, and what keeps the rest."""
+    stream, table = work.stream, work.lake.table(work.stream.name, RAW)
+    if table is None:
+        return Retained(age)
+    there = {key: proof for key, proof in work.lake.committed(stream.name, RAW).items() if not aged(proof)}
+    wanted = planned_before({key: proof.piece.planned_at for key, proof in there.items()}, age, now)
+    if not wanted:
+        return Retained(age)
+    needed = replace(_needed(work, instance, now), in_dlq=in_dlq(work.ledger, work.lake, stream))
+    old, kept = dict[str, int](), Counter[str]()
+    for some in portions(wanted, PAGE):
+        found, stay = free(some, replace(needed, whole=complete(work.lake, stream, some)))
+        kept.update(stay)
+        times, rows = _newest(table, found) if found else ({}, {})
+        old |= {key: rows[key] for key in old_enough(found, times, age, now)}
+        if len(old) > MOST_SLICES:
+            break
+    more = [f"{MOST_SLICES:,} slices are what one maintenance takes: the next one goes on"]
+    return Retained(age, dict([*old.items()][:MOST_SLICES]), kept, notes=more if len(old) > MOST_SLICES else ())
+
+
+def _newest(table: DeltaTable, keys: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """The greatest timestamp of each slice's rows in milliseconds, and how many rows there are."""
+    where = slice_is_one_of(keys)
+    rows = query(table, f"SELECT slice, max(timestamp_ms) AS ms, count(*) AS n FROM t WHERE {where} GROUP BY slice")
+    ensure_complete(table, {row["slice"]: row["n"] for row in rows}, recorded_rows(table, keys))
+    return {row["slice"]: row["ms"] for row in rows}, {row["slice"]: row["n"] for row in rows}
+
+
+def _needed(work: Work, instance: dg.DagsterInstance, now: datetime) -> Needed:
+    """What keeps rows now, but for the DLQ and slices that are not whole."""
+    ledger, lake, stream = work.ledger, work.lake, work.stream
+    live = list(instance.get_dynamic_partitions(stream.partitions_name))
+    return Needed(
+        named=named_keys(instance, stream, live, now),
+        taken_back={one.slice_key for one in waiting(ledger, lake, stream)},
+    )
+
+
+def in_dlq(ledger: Ledger, lake: Lake, stream: Stream) -> set[str]:
+    """The slices that rejected a record which was neither accepted nor given up since; the one that read it among them.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    # Downstream first, so that what was decided meanwhile is not taken for what was not.
+    tables = {name: lake.table(stream.name, name) for name in ("dlq", "rejects", "events")}
+    opened = {name: table for name, table in tables.items() if table is not None}
+    if "rejects" not in opened:
+        return set()
+    ensure_all_rows_seen(opened["rejects"])  # a reject that was not seen would let rows of raw go
+    mine, origin = "true", ", ".join(f"r.{name}" for name in ORIGIN)
+    rows = query_all(
+        opened,
+        f"{left_over(opened, mine)} SELECT DISTINCT r.slice, {origin} "
+        f"FROM (SELECT * FROM rejects WHERE {mine}) r JOIN left_over l ON {same('r', 'l')}",
+    )
+    given_up = {discard.origin for discard in ledger.discards(stream.name)}
+    return {row["slice"] for row in rows if Origin.of_row(row) not in given_up}
+
+
+def _done(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetime) -> Retained:
+    """What was begun and not done is looked at first; then what is old enough now goes."""
+    stream, erasures = work.stream, work.ledger.erasures
+    back = _settle(work, instance, _open(work, now), now)
+    told = _look(work, instance, age, now)
+    # A run that began and ended since then may have rejected records of them.
+    late = in_dlq(work.ledger, work.lake, stream) if told.rows else set()
+    wanted = [key for key in told.rows if key not in late]
+    if not wanted:
+        return replace(told, rows={}, back=back)
+    reason = f"raw is kept for {hours(age)}"
+    number = erasures.add(Erasure(stream.name, BY_AGE, reason, BY, now))
+    gone: dict[str, int] = {}
+    # Each round reads all that was ever recorded, in ledger and lake, so there are few.
+    for some in portions(wanted, PAGE):
+        recorded = _recorded(work, some)
+        erasures.begin(number, [*recorded.values()])
+        erasures_table.keep(work.ledger, work.lake, stream.name)
+        mine = replace(work, slices=work.ledger.get(some))
+        taken = take(mine, {key: one.rows[AGED] for key, one in recorded.items()})
+        returned = _settle(work, instance, taken, now)
+        gone |= {key: recorded[key].rows[AGED] for key in taken if key not in returned}
+        back = [*back, *returned]
+        work.log(f"raw: {len(gone):,} of {len(wanted):,} slices lost their rows")
+    erasures_table.keep(work.ledger, work.lake, stream.name)
+    return replace(told, rows=gone, back=back)
+
+
+def _recorded(work: Work, keys: Sequence[str]) -> dict[str, Erased]:
+    """What each of the slices loses: all that it holds. The question sorts rows, so it is asked of few at a time."""
+    table = work.lake.table(work.stream.name, RAW)
+    assert table is not None, "the slices' rows were just read there"
+    found: dict[str, Erased] = {}
+    for some in portions(keys, work.stream.limits.slices_a_run):
+        held = rows_in_raw(table, work.ledger.get(some))
+        found |= {key: Erased(key, rows.held, {AGED: rows.rows}) for key, rows in held.items()}
+    return found
+
+
+def _open(work: Work, now: datetime) -> list[str]:
+    """Slices whose rows a maintenance that died began to take; after the horizon their files are gone."""
+    since = now - work.stream.upkeep.horizon
+    recorded = [one for one in work.ledger.erasures.recorded(work.stream.name) if one.erasure.by_age]
+    young = [one for one in recorded if one.erasure.erased_at > since]
+    return sorted({key for one in young for key, it in one.slices.items() if it.done_at is None})
+
+
+def _settle(work: Work, instance: dg.DagsterInstance, keys: Sequence[str], now: datetime) -> list[str]:
+    """See that nobody needed what was taken of slices, and put it back where somebody did; returns those slices.
+
+    What others made of a record since is no reason: the DLQ has it whole, as it is rejected now. A slice that has its
+    rows is not done: none were taken, or they were read from Kafka again.
+    """
+    gone = [key for key, proof in work.lake.committed(work.stream.name, RAW, keys).items() if aged(proof)]
+    if not gone:
+        return []
+    needed = replace(_needed(work, instance, now), whole=complete(work.lake, work.stream, gone))
+    wanted = [key for key in gone if needed.why(key) is not None]
+    back: list[str] = []
+    for some in portions(wanted, work.stream.limits.slices_a_run):
+        back += put_back(replace(work, slices=work.ledger.get(some)))
+    work.ledger.erasures.done([key for key in gone if key not in wanted], BY_AGE, datetime.now(UTC))
+    return back

@@ -1,0 +1,354 @@
+"""A ledger that was lost, rebuilt from the lake: the proofs of the slices say what was planned, lost and published.
+
+What was erased, and who gave up which parked record, is read from the tables `erasures` and `discards` of the lake, and
+which keys were retired follows from what Dagster and the lake hold.
+
+What a rebuilt ledger cannot know: what was planned and never read (it is planned anew, under the same key where the
+slices around it are there), who accepted a loss and why, who took a record back, and whether anybody did where its
+slice was not decided anew since. The epochs and fingerprints by which replaced history is noticed
+stand in the proofs of `raw`; those that an older version wrote lack them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from highwater.assets import discards_table, erasures_table, publication_log
+from highwater.assets.dlq import SENT
+from highwater.assets.dlq_marks import parse_groups
+from highwater.assets.reclaims import NUMBER
+from highwater.declaration import Start
+from highwater.envelope import ORIGIN, Origin
+from highwater.errors import ConfigurationError, IncompleteReadError, UnknownSliceError
+from highwater.maintenance import Key, candidates
+from highwater.orchestration.checking.slice_status import attempts_of, committed
+from highwater.orchestration.operations.key_retirement import PAGE
+from highwater.plans import Generation, Loss, Publication
+from highwater.portions import portions
+from highwater.reclaims import Reclaim
+from highwater.resources.commit_log import ensure_all_records_seen, ensure_all_rows_seen
+from highwater.resources.delta import count_in, query
+from highwater.slices import OffsetRange, Slice, SliceKey
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.erasing import Recorded
+    from highwater.history import Fingerprint
+    from highwater.orchestration.checking.verdicts import Attempts
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+BY = "rebuild_ledger"
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What the lake says of a stream's plans.
+
+    Args:
+        generations: of each topic.
+        slices: in the order of their topics and ordinals.
+        unread: those of them that the lake does not hold: the slices around them say what they were.
+        losses: holes between slices that follow each other.
+        unknown: what cannot be worked out, in sentences.
+        attempts: for each slice the highest attempt that was seen.
+        publications: for each slice what was published of it.
+        reclaims: origins that were taken back from the DLQ, and decided anew since.
+        erasures: with what they took from these slices.
+        retired: slices whose keys were retired, the oldest first.
+        discards: how many records a person gave up.
+    """
+
+    generations: Sequence[Generation] = ()
+    slices: Sequence[Slice] = ()
+    unread: Sequence[str] = ()
+    losses: Sequence[Loss] = ()
+    unknown: Sequence[str] = ()
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    publications: Mapping[str, Publication] = field(default_factory=dict)
+    reclaims: Sequence[Reclaim] = ()
+    erasures: Sequence[Recorded] = ()
+    retired: Sequence[str] = ()
+    discards: int = 0
+
+    @property
+    def lines(self) -> list[str]:
+        """What it comes to, in sentences."""
+        topics = sorted({generation.topic for generation in self.generations})
+        lines = [f"{len(self.slices):,} slices of {', '.join(topics) or 'no topic'}"]
+        lines += [
+            f"{one.topic}: generation {one.number}, the next ordinal is {one.first_ordinal} or higher"
+            for one in self.generations
+        ]
+        lines += (
+            [f"{len(self.unread):,} of them are not in the lake: {', '.join(self.unread[:5])}"] if self.unread else []
+        )
+        lines += [
+            f"a hole in generation {loss.generation}, partition {loss.partition}: {loss.offsets} is recorded as lost"
+            for loss in self.losses
+        ]
+        lines += [f"{len(self.reclaims):,} records were taken back from the DLQ"] if self.reclaims else []
+        lines += [f"{self.discards:,} records were given up"] if self.discards else []
+        return [*lines, *self._unmarked, *self._erased, *self._retired, *self.unknown]
+
+    @property
+    def _unmarked(self) -> list[str]:
+        bare = [piece.key for piece in self.slices if not piece.epochs]
+        told = "no leader epochs stand in the proofs: other records under their offsets would not be noticed"
+        return [f"of {len(bare):,} slices {told}: {', '.join(bare[:5])}"] if bare else []
+
+    @property
+    def _erased(self) -> list[str]:
+        keys = [one for one in self.erasures if not one.erasure.by_age]
+        taken = [erased for one in keys for erased in one.slices.values()]
+        lines = [f"{len(keys):,} erasures of keys, which took records from {len(taken):,} slices"] if taken else []
+        lines += [f"{len(keys):,} erasures of keys"] if keys and not taken else []
+        old = {key for one in self.erasures if one.erasure.by_age for key in one.slices}
+        lines += [f"{len(old):,} slices lost rows of raw by their age"] if old else []
+        open_ = sorted({one.slice_key for one in taken if one.done_at is None})
+        return [*lines, *([f"of {', '.join(open_[:5])} they are not done: erase the keys again"] if open_ else [])]
+
+    @property
+    def _retired(self) -> list[str]:
+        ends = f"{self.retired[0]} .. {self.retired[-1]}" if self.retired else ""
+        return [f"{len(self.retired):,} keys are retired: {ends}"] if self.retired else []
+
+
+def rebuilt(stream: Stream, pieces: Iterable[Slice], highest: Mapping[str, int], now: datetime) -> Rebuilt:
+    """Work out plans from the slices that the lake holds.
+
+    Args:
+        stream: the stream.
+        pieces: the slices of all its topics.
+        highest: by topic the highest ordinal that was seen anywhere, also beyond the lake.
+        now: in UTC.
+    """
+    found = Rebuilt()
+    by_topic: dict[str, list[Slice]] = {}
+    for piece in pieces:
+        by_topic.setdefault(piece.topic, []).append(piece)
+    for topic, mine in sorted(by_topic.items()):
+        ordered = sorted(mine, key=lambda piece: piece.ordinal)
+        part = _of_topic(stream, ordered, max(highest.get(topic, 0), ordered[-1].ordinal), now)
+        found = Rebuilt(
+            [*found.generations, *part.generations],
+            [*found.slices, *part.slices],
+            [*found.unread, *part.unread],
+            [*found.losses, *part.losses],
+            [*found.unknown, *part.unknown],
+        )
+    return found
+
+
+def _of_topic(stream: Stream, pieces: Sequence[Slice], highest: int, now: datetime) -> Rebuilt:
+    generations: list[Generation] = []
+    slices: list[Slice] = []
+    unread: list[str] = []
+    unknown: list[str] = []
+    losses: list[Loss] = []
+    ends: dict[int, int] = {}
+    marks: Mapping[int, Fingerprint] = {}
+    for piece in pieces:
+        before = slices[-1] if slices else None
+        skipped = piece.ordinal > (before.ordinal if before else -1) + 1
+        opens = not generations or generations[-1].number != piece.generation
+        if opens:
+            generations.append(_generation(piece))
+            ends, marks = {}, {}
+        if opens and skipped and not _begins_at_zero(stream, piece, before):
+            unknown.append(
+                f"{piece.key} is the first of generation {piece.generation} that was read: what was planned "
+                "before it, if anything, is not known"
+            )
+        # A partition that joins later begins at 0. One that had no leader at first begins where its first slice does.
+        zero = skipped and (not opens or _begins_at_zero(stream, piece, before))
+        joined = {p: 0 if zero else r.start for p, r in piece.ranges.items() if p not in ends}
+        generations[-1] = replace(generations[-1], starts={**generations[-1].starts, **joined})
+        ends |= joined
+        holes = {p: OffsetRange(ends[p], r.start) for p, r in piece.ranges.items() if r.start > ends[p]}
+        if holes and skipped:
+            # It was planned under one of the ordinals in between, and will be read under the first of them.
+            ordinal = before.ordinal + 1 if before else 0
+            # It was planned before this one, so nothing in it can be of a later epoch either.
+            missing = replace(piece, ordinal=ordinal, ranges=_between(piece, holes), marks=marks)
+            slices.append(missing)
+            unread.append(missing.key)
+        else:
+            losses += [
+                Loss(stream.name, piece.topic, piece.generation, p, hole, f"a hole found by {BY}", BY, now)
+                for p, hole in sorted(holes.items())
+            ]
+        # A proof tells the marks of its own records alone, and a plan those from before as well.
+        marks = {**marks, **piece.marks}
+        slices.append(replace(piece, marks=marks))
+        ends.update({p: r.end for p, r in piece.ranges.items()})
+    generations[-1] = replace(generations[-1], first_ordinal=highest + 1)
+    return Rebuilt(generations, slices, unread, losses, unknown)
+
+
+def _begins_at_zero(stream: Stream, first: Slice, before: Slice | None) -> bool:
+    """Whether a generation whose first slices are not there began at offset 0: a new topic, or one read whole."""
+    if before is not None:
+        return first.topic_id != before.topic_id
+    return first.topic != stream.topic or stream.start == Start.EARLIEST
+
+
+def _between(piece: Slice, holes: Mapping[int, OffsetRange]) -> dict[int, OffsetRange]:
+    return {p: holes.get(p, OffsetRange(r.start, r.start)) for p, r in piece.ranges.items()}
+
+
+def _generation(first: Slice) -> Generation:
+    return Generation(
+        stream=first.stream,
+        topic=first.topic,
+        topic_id=first.topic_id,
+        number=first.generation,
+        starts={},
+        opened_at=first.planned_at,
+        opened_by=BY,
+        first_ordinal=first.ordinal,
+    )
+
+
+def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebuilt:
+    """Read what the lake holds of a stream, and how far Dagster and Kafka have seen its ordinals.
+
+    Args:
+        lake: the tables.
+        kafka: its consumer groups hold the marks of publications.
+        stream: the stream.
+        known: the keys that Dagster holds; empty where it cannot be asked.
+
+    Raises:
+        IncompleteReadError: not all rows that the tables' logs count could be read.
+        DependencyAwayError: the lake or Kafka could not be read.
+    """
+    proofs, now = committed(lake, stream), datetime.now(UTC)
+    raw, dlq = proofs["raw"], proofs["dlq"]
+    if unread := sorted(lake.slices_in(stream.name, "raw") - raw.keys()):
+        raise IncompleteReadError(
+            f"a read of raw of {stream.name} did not return the commits of all slices that rows name",
+            stored=f"{len(unread):,} more slices by their rows",
+            found=f"no commit of {unread[0]}",
+            remedy="nothing was rebuilt; see IncompleteReadError in the runbook",
+        )
+    if (table := lake.table(stream.name, "raw")) is not None:
+        ensure_all_records_seen(table)  # a slice without rows has no file that names it
+    marked = [one.slice_key for one in parse_groups(kafka.groups()).values()]
+    highest_seen = highest([*raw, *known, *marked])
+    found = rebuilt(stream, [proof.piece for proof in raw.values()], highest_seen, now)
+    standing = attempts_of(lake, stream, proofs)
+    tables = standing.tables().values()
+    numbers = {piece.key: max(table.get(piece.key, 0) for table in tables) for piece in found.slices}
+    published = {
+        key: Publication(proof.attempt, proof.counts.get(SENT, proof.rows or 0), now)
+        for key, proof in dlq.items()
+        if key in numbers
+    }
+    return replace(
+        found,
+        attempts=numbers,
+        publications=published,
+        reclaims=_reclaims(lake, stream),
+        erasures=_erasures(lake, stream, numbers),
+        retired=_retired(lake, stream, found.slices, standing, known, now),
+        discards=len(discards_table.read(lake, stream.name)),
+    )
+
+
+def _erasures(lake: Lake, stream: Stream, slices: Collection[str]) -> list[Recorded]:
+    """What was erased, as the lake keeps it; of slices that are not known any more there is nothing to account for."""
+    found = erasures_table.read(lake, stream.name)
+    return [replace(one, slices={key: it for key, it in one.slices.items() if key in slices}) for one in found]
+
+
+def _retired(
+    lake: Lake, stream: Stream, pieces: Sequence[Slice], standing: Attempts, known: Sequence[str], now: datetime
+) -> list[str]:
+    """The keys that maintenance would retire and Dagster has not: it has retired them, or would have to once more."""
+    live = {*known}
+    wanted = candidates(
+        [Key(piece.key, piece.planned_at) for piece in pieces], stream.upkeep.live_slices, stream.upkeep.live_for, now
+    )
+    whole = [key for key in wanted if key not in live and not standing.lacking(key)]
+    return [
+        key for some in portions(whole, PAGE) for key in publication_log.as_decided(lake, stream, some, standing.events)
+    ]
+
+
+def _reclaims(lake: Lake, stream: Stream) -> list[Reclaim]:
+    """What was taken back, by what its slices of the main topic decided since: by whom and why is not known."""
+    topic = stream.topic.replace("'", "''")
+    found: dict[Origin, Reclaim] = {}
+    for name in ("events", "rejects"):
+        table = lake.table(stream.name, name)
+        number = "0" if table is None else count_in(table, NUMBER)
+        if table is None or number == "0":
+            continue  # from before anything could be taken back
+        ensure_all_rows_seen(table)
+        where = f"starts_with(slice, '{topic}@') AND {number} > 0"
+        for row in query(table, f"SELECT slice, {', '.join(ORIGIN)}, {number} AS {NUMBER} FROM t WHERE {where}"):
+            origin = Origin.of_row(row)
+            found[origin] = Reclaim(origin, row["slice"], row[NUMBER], f"found by {BY}", BY, datetime.now(UTC))
+    return [*found.values()]
+
+
+def highest(keys: Iterable[str]) -> dict[str, int]:
+    """By topic the highest ordinal among some slice keys."""
+    found: dict[str, int] = {}
+    for text in keys:
+        try:
+            key = SliceKey.parse(text)
+        except UnknownSliceError:
+            continue  # the mark of something else than a slice
+        found[key.topic] = max(found.get(key.topic, 0), key.ordinal)
+    return found
+
+
+def act(
+    ledger: Ledger,
+    lake: Lake,
+    kafka: Kafka,
+    stream: Stream,
+    known: Sequence[str],
+    log: Callable[[str], object],
+    *,
+    sure: bool,
+) -> Rebuilt:
+    """Rebuild the ledger of a stream, or tell what that would come to.
+
+    Raises:
+        ConfigurationError: the ledger holds slices of the stream: nothing is written over them.
+        DependencyAwayError: the lake, Kafka or the ledger is away.
+    """
+    held = sum(count for (name, _), count in ledger.counts().items() if name == stream.name)
+    if held:
+        raise ConfigurationError(
+            f"the ledger holds slices of {stream.name}",
+            stored=f"{held:,} slices",
+            found="a rebuild is for a ledger that was lost",
+            remedy="nothing is to be done; if the ledger is damaged, point HIGHWATER_LEDGER_URL at an empty database",
+        )
+    found = look(lake, kafka, stream, known)
+    for line in found.lines:
+        log(line)
+    if sure:
+        discards_table.keep(ledger, lake, stream.name)
+        ledger.restore(
+            found.generations,
+            found.slices,
+            found.attempts,
+            found.losses,
+            found.publications,
+            found.reclaims,
+            found.erasures,
+            dict.fromkeys(found.retired, datetime.now(UTC)),
+        )
+        log("rebuilt")
+    else:
+        log("a dry run: nothing was written")
+    return found

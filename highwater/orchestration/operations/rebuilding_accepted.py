@@ -1,0 +1,188 @@
+"""What the topic of accepted events holds, read once when a stream begins anew, so that none of it is sent again.
+
+Whoever begins anew opens the name of the topic's transactions first: a run of before that still goes on is fenced, and
+what it had under way is settled. Then the topic is read, and the mark handed to the new table.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from highwater.assets import accepted_copies, publication_log
+from highwater.assets.work import Work
+from highwater.errors import ConfigurationError, TopicAbsentError
+from highwater.resources.topic_facts import topic_settings
+from highwater.resources.transactions import Mark, Transactions
+from highwater.slices import OffsetRange
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+    from pyspark.sql import SparkSession
+
+    from highwater.declaration import Stream
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+# A row takes 1 KB at the most while it is made: so many are held at a time.
+ROWS_A_PORTION = 50_000
+
+
+@dataclass
+class OnAccepted:
+    """What was seen while the topic was read; the records themselves are not held.
+
+    Args:
+        log: what the topic holds, by partition; empty of a stream that publishes nothing, or publishes all anew.
+        count: records that the topic holds.
+        first: by generation and partition of the main topic the lowest offset of what is there in its order.
+        since: by partition whose log does not begin at 0 the time of its first record, in milliseconds; None without.
+        older: records on tiers that may have been accepted before that: whether they were the topic does not tell.
+    """
+
+    log: Mapping[int, OffsetRange] = field(default_factory=dict)
+    count: int = 0
+    first: dict[tuple[int, int], int] = field(default_factory=dict)
+    since: dict[int, int | None] = field(default_factory=dict)
+    older: Counter[str] = field(default_factory=Counter)
+
+    def see(self, copy: accepted_copies.Copy, partition: int, sent_ms: int, main: str) -> None:
+        """Take note of a record."""
+        self.count += 1
+        if self.log[partition].start:
+            known = self.since.get(partition)
+            self.since[partition] = sent_ms if known is None else min(known, sent_ms)
+        if copy.late is None and copy.origin.topic == main:
+            place = copy.origin.generation, copy.origin.partition
+            self.first[place] = min(self.first.get(place, copy.origin.offset), copy.origin.offset)
+
+    def see_on_tier(self, topic: str, partition: int, copied_ms: int) -> None:
+        """Take note of a record on a tier, of an origin on this partition of the main topic."""
+        if not self.log or not self.log[partition % len(self.log)].start:
+            return
+        since = self.since.get(partition % len(self.log))
+        if since is None or copied_ms < since:
+            self.older[topic] += 1
+
+    def unknown(self, number: int, log: Mapping[int, OffsetRange]) -> dict[int, OffsetRange]:
+        """By partition the offsets of the main topic whose events may have been sent, and are not there any more.
+
+        What is there in its order begins with an offset, and nothing behind that is gone: late records of earlier ones
+        lay before it too.
+
+        Args:
+            number: the main topic's generation.
+            log: what it holds.
+        """
+        if self.first and number not in {generation for generation, _ in self.first}:
+            return {}  # other records stand there now
+        found = {}
+        for p, held in log.items():
+            cut = bool(self.log) and self.log[p % len(self.log)].start
+            end = min(self.first.get((number, p), held.end), held.end)
+            if cut and end > held.start:
+                found[p] = OffsetRange(held.start, end)
+        return found
+
+
+def keep(
+    ledger: Ledger,
+    lake: Lake,
+    kafka: Kafka,
+    stream: Stream,
+    see: Callable[[accepted_copies.Copy], None],
+    *,
+    sure: bool,
+    again: bool,
+) -> OnAccepted:
+    """Keep what the topic holds, and let the table `published` begin behind it; or only look.
+
+    Args:
+        see: takes note of each record.
+        sure: write it.
+        again: nothing is kept, so that all is sent once more.
+
+    Raises:
+        ConfigurationError: the topic holds what this stream did not send, or is compacted.
+        SupersededAttemptError: another run publishes the stream.
+        DependencyAwayError: Kafka, the lake or the ledger is away.
+    """
+    topic = "" if stream.publishes is None or again else stream.publishes.topic
+    if sure and lake.table(stream.name, accepted_copies.TABLE) is not None:
+        accepted_copies.write(lake, stream.name, [], {})  # of a command that died
+    try:
+        state = kafka.topic_state(topic) if topic else None
+    except TopicAbsentError:
+        state = None
+    if state is None:
+        return OnAccepted()
+    _see_not_compacted(kafka, topic)
+    if not sure:
+        found = OnAccepted(state.log())
+        for _ in _portions(kafka, stream, topic, found, see):
+            pass  # read to be counted
+        return found
+    with Transactions(kafka, f"highwater.pub.{topic}", topic) as transactions:
+        mark, state = transactions.mark(), kafka.topic_state(topic)
+        found = OnAccepted(state.log())
+        # Whoever is fenced now had read no further.
+        ends = {stream.topic: {p: held.end for p, held in kafka.topic_state(stream.topic).log().items()}}
+        accepted_copies.write(lake, stream.name, _portions(kafka, stream, topic, found, see), ends)
+        work = Work(stream, [], cast("SparkSession", None), lake, ledger, kafka, lambda _: None)
+        book = publication_log.Book(work, state.topic_id)
+        book.follow(0 if mark is None else mark.attempt)
+        transactions.commit([], Mark(book.sending.attempt, 0, book.identity))
+    return found
+
+
+def _see_not_compacted(kafka: Kafka, topic: str) -> None:
+    settings = topic_settings(kafka, topic)
+    policy = "" if settings is None else str(settings["cleanup.policy"].value)
+    if "compact" in policy:
+        raise ConfigurationError(
+            f"which events were sent to {topic} is not known: it keeps the last of each key",
+            stored="no record of what was sent",
+            found=f"cleanup.policy={policy}",
+            remedy="declare another topic for them, delete this one, or let it get all events again: --accepted-again",
+        )
+
+
+def _portions(
+    kafka: Kafka, stream: Stream, topic: str, found: OnAccepted, see: Callable[[accepted_copies.Copy], None]
+) -> Iterator[list[dict[str, Any]]]:
+    """The records as rows, so many at a time, partition by partition: so files hold offsets that lie together."""
+    portion: list[dict[str, Any]] = []
+    for partition, offsets in found.log.items():
+        for message in kafka.read(topic, {partition: offsets}):
+            copy = _read(stream, topic, message)
+            sent_ms = message.timestamp()[1]
+            found.see(copy, partition, sent_ms, stream.topic)
+            see(copy)
+            portion.append(copy.row(sent_ms))
+            if len(portion) == ROWS_A_PORTION:
+                yield portion
+                portion = []
+    if portion:
+        yield portion
+
+
+def _read(stream: Stream, topic: str, message: Message) -> accepted_copies.Copy:
+    headers: Any = message.headers()
+    problem = "its origin is of another stream"
+    try:
+        copy = accepted_copies.read(headers or (), message.value())
+        if stream.is_origin(copy.origin.topic):
+            return copy
+        problem += f": {copy.origin.topic}"
+    except ValueError as error:
+        problem = str(error)
+    raise ConfigurationError(
+        f"{topic} holds a record that is none of {stream.name}",
+        stored=f"partition {message.partition()}, offset {message.offset()}",
+        found=problem,
+        remedy=f"see that {stream.name} alone publishes to {topic}; declare another topic for it, or let this one get "
+        "all events again: --accepted-again",
+    )

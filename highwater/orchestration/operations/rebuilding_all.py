@@ -1,0 +1,376 @@
+"""Ledger, lake and Dagster's instance lost together: the stream begun anew from what Kafka holds.
+
+The topic is planned again from where its log begins, under ordinals that nobody saw, and what its log lacks is recorded
+as lost. What tiers and the parked topic hold is read first, and kept in the table `dlq_copies`: the main slices leave
+these records to the DLQ, and the tiers' slices try them again from there, each from where it was. So is what was sent
+to the topic of accepted events (`highwater.orchestration.operations.rebuilding_accepted`).
+
+What a rebuild cannot know: records that Kafka no longer has, who accepted what, where the old slices were cut, and
+attempts that came to nothing. Who gave up what, and which keys were erased, it reads from copies of two tables.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets import discards_table, dlq_copies, erasures_table, publication_log
+from highwater.assets.dlq_marks import parse_groups
+from highwater.assets.reclaims import NUMBER
+from highwater.envelope import ORIGIN, Envelope, Origin, opened
+from highwater.erasing import moment_of
+from highwater.errors import ConfigurationError, TopicAbsentError, UnknownSliceError
+from highwater.orchestration.checking.slice_status import committed
+from highwater.orchestration.operations import rebuilding_accepted
+from highwater.orchestration.operations.rebuilding import highest
+from highwater.orchestration.operations.rebuilding_accepted import OnAccepted
+from highwater.plans import Generation, Loss
+from highwater.resources.groups import described, held
+from highwater.slices import OffsetRange, SliceKey
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from highwater.declaration import Stream
+    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+# A copy takes 1.5 KB at the most: so many are held at a time.
+COPIES_A_PORTION = 10_000
+
+
+@dataclass
+class Copies:
+    """What was seen while topics were read; the copies themselves are not held.
+
+    Args:
+        count: copies by the topic that holds them.
+        strange: records without an envelope that can be believed; they are told by their own place.
+        slices: the highest ordinal of each topic whose slices sent them.
+        newest: by generation and partition of the main topic the copy whose origin has the highest offset.
+    """
+
+    count: Counter[str] = field(default_factory=Counter)
+    strange: int = 0
+    slices: dict[str, int] = field(default_factory=dict)
+    newest: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+
+    def see(self, topic: str, envelope: Envelope, main: str) -> None:
+        """Take note of a copy."""
+        self.count[topic] += 1
+        self.note(envelope.origin, envelope.timestamp, envelope.slice_key, main)
+
+    def note(self, origin: Origin, ms: int, slice_key: str, main: str) -> None:
+        """Take note of what a copy tells of slices and of the main topic."""
+        for name, ordinal in highest([slice_key]).items():
+            self.slices[name] = max(self.slices.get(name, 0), ordinal)
+        if origin.topic == main:
+            place, seen = (origin.generation, origin.partition), (origin.offset, ms)
+            self.newest[place] = max(self.newest.get(place, seen), seen)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """How a stream begins anew.
+
+    Args:
+        generations: one for each topic that is there.
+        losses: what the main topic's log no longer holds.
+        copies: by DLQ topic how many records it holds.
+        strange: records there without a sound envelope.
+        log: by topic and partition what its log holds.
+        accepted: what the topic of accepted events holds.
+    """
+
+    generations: Sequence[Generation]
+    losses: Sequence[Loss]
+    copies: Mapping[str, int]
+    strange: int
+    log: Mapping[str, Mapping[int, OffsetRange]]
+    accepted: OnAccepted = field(default_factory=OnAccepted)
+
+    @property
+    def lines(self) -> list[str]:
+        """What it comes to, in sentences."""
+        lines = [
+            f"{one.topic}: generation {one.number}, {_offsets(self.log[one.topic]):,} offsets are planned anew, from "
+            f"ordinal {one.first_ordinal} on"
+            for one in self.generations
+        ]
+        lines += [
+            f"{topic} holds {count:,} records that were published, and keeps them"
+            for topic, count in self.copies.items()
+        ]
+        lines += [f"{self.strange:,} records there have no sound envelope"] if self.strange else []
+        lines += [*self._accepted_lines]
+        lines += [
+            f"partition {loss.partition}: {loss.offsets} is recorded as lost: {loss.reason}" for loss in self.losses
+        ]
+        return [*lines, "who accepted or let through what is not known any more: nothing of it is restored"]
+
+    @property
+    def _accepted_lines(self) -> Iterator[str]:
+        found, main = self.accepted, self.generations[0]
+        if found.log:
+            yield f"{found.count:,} accepted events are sent, and are not sent again while their content stays the same"
+        for p, offsets in sorted(found.unknown(main.number, self.log[main.topic]).items()):
+            yield (
+                f"partition {p}: {offsets} may be sent once more: what was accepted of these {len(offsets):,} offsets "
+                "is no longer on the topic of accepted events"
+            )
+        for topic, count in sorted(found.older.items()):
+            yield (
+                f"{topic}: {count:,} records may be sent once more: what was accepted of so old ones is no longer on "
+                "the topic of accepted events"
+            )
+
+
+def _offsets(log: Mapping[int, OffsetRange]) -> int:
+    return sum(len(offsets) for offsets in log.values())
+
+
+def begun(
+    stream: Stream, states: Mapping[str, TopicState], ordinals: Mapping[str, int], number: int, by: str, now: datetime
+) -> tuple[list[Generation], list[Loss]]:
+    """The generations with which the topics begin, and what the main topic lacks.
+
+    What a tier lacks is no loss: its main slice decides it anew, if the topic still has it; else it is lost there.
+
+    Args:
+        stream: the stream.
+        states: those of its topics that are there; the parked topic is not planned.
+        ordinals: by topic the highest one that was seen anywhere.
+        number: the main topic's generation.
+        by: the person's name.
+        now: in UTC.
+    """
+    generations, losses = [], []
+    for topic in (stream.topic, *stream.delays):
+        if topic not in states:
+            continue
+        state, main = states[topic], topic == stream.topic
+        starts = {p: start for p, seen in state.partitions.items() if (start := seen.log_start) is not None}
+        gone = {p: OffsetRange(0, start) for p, start in starts.items() if main and start}
+        generations.append(
+            Generation(
+                stream=stream.name,
+                topic=topic,
+                topic_id=state.topic_id,
+                number=number if main else 0,
+                starts={p: 0 if p in gone else start for p, start in starts.items()},
+                opened_at=now,
+                opened_by=by,
+                first_ordinal=ordinals[topic] + 1 if topic in ordinals else 0,
+            )
+        )
+        losses += [
+            Loss(
+                stream.name,
+                topic,
+                number,
+                p,
+                offsets,
+                f"gone before the rebuild: the log begins at {offsets.end}",
+                by,
+                now,
+            )
+            for p, offsets in sorted(gone.items())
+        ]
+    return generations, losses
+
+
+def number_of(kafka: Kafka, state: TopicState, newest: Mapping[tuple[int, int], tuple[int, int]]) -> int:
+    """The main topic's generation: the highest that its copies name, or the next if its log holds other records now.
+
+    Args:
+        kafka: is asked for one record of each partition.
+        state: the topic.
+        newest: see `Copies`.
+    """
+    last = max((generation for generation, _ in newest), default=0)
+    for (generation, partition), (offset, ms) in newest.items():
+        seen = state.partitions.get(partition)
+        if generation != last:
+            continue
+        if seen is None or offset >= (seen.last_stable or 0):
+            return last + 1
+        if offset >= (seen.log_start or 0):
+            found = kafka.read(state.topic, {partition: OffsetRange(offset, offset + 1)})
+            if any(message.timestamp()[1] != ms for message in found):
+                return last + 1
+    return last
+
+
+def act(
+    ledger: Ledger,
+    lake: Lake,
+    kafka: Kafka,
+    stream: Stream,
+    known: Sequence[str],
+    log: Callable[[str], object],
+    *,
+    sure: bool,
+    by: str = "",
+    again: bool = False,
+) -> Begun:
+    """Begin a stream anew from Kafka, or tell what that would come to. It may be repeated until the ledger is written.
+
+    Args:
+        known: the keys that Dagster holds; empty where it cannot be asked.
+        log: gets the sentences.
+        sure: write it.
+        by: the person's name.
+        again: the topic of accepted events gets all of them once more.
+
+    Raises:
+        ConfigurationError: ledger or lake hold something of the stream, which accepted events were sent before cannot
+            be read, or it is to be written and nobody is named.
+        TopicAbsentError: the main topic is not there.
+        SupersededAttemptError: somebody publishes accepted events meanwhile.
+        DependencyAwayError: Kafka, the lake or the ledger is away, or a partition has no leader; the ledger is still
+            empty.
+        LeaseHeldError: somebody planned the stream meanwhile.
+    """
+    if sure and not by:
+        raise ConfigurationError("nobody is named who decides it", remedy="name a person: --by NAME, or `by` in the UI")
+    see_nothing_there(ledger, lake, stream)
+    states = _states(kafka, stream)
+    logs = {topic: state.log() for topic, state in states.items()}
+    seen = Copies()
+    accepted = rebuilding_accepted.keep(
+        ledger,
+        lake,
+        kafka,
+        stream,
+        lambda copy: seen.note(copy.origin, copy.ms, copy.slice_key, stream.topic),
+        sure=sure,
+        again=again,
+    )
+    portions = _portions(kafka, stream, logs, seen, accepted)
+    if sure:
+        dlq_copies.write(
+            lake, stream.name, portions, {topic: {p: r.end for p, r in log.items()} for topic, log in logs.items()}
+        )
+    else:
+        for _ in portions:
+            pass  # read to be counted
+    # Its slices are gone, and the keys are not to come back: the table may be restored without the rest of the lake.
+    kept = erasures_table.read(lake, stream.name)
+    taken = [key for one in kept for key in one.slices]
+    ordinals = highest(
+        [*known, *_marked(kafka, stream, logs), *[str(SliceKey(*one)) for one in seen.slices.items()], *taken]
+    )
+    number = number_of(kafka, states[stream.topic], seen.newest)
+    generations, losses = begun(stream, states, ordinals, number, by or "nobody yet", datetime.now(UTC))
+    found = Begun(generations, losses, dict(seen.count), seen.strange, logs, accepted)
+    for line in found.lines:
+        log(line)
+    erasures = [replace(one, slices={}) for one in kept if not one.erasure.by_age]
+    if erasures:
+        log(f"{len(erasures):,} erasures of keys are known from the table {erasures_table.TABLE}")
+    if given_up := len(discards_table.read(lake, stream.name)):
+        log(f"{given_up:,} records that were given up are known from the table {discards_table.TABLE}")
+    if sure:
+        discards_table.keep(ledger, lake, stream.name)
+        ledger.restore(generations, [], {}, losses, {}, erasures=erasures)
+    log("begun anew: start the sensors" if sure else "a dry run: nothing was written")
+    return found
+
+
+def see_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
+    """See that neither ledger nor lake holds anything of the stream: a second reading beside it would double it.
+
+    Raises:
+        ConfigurationError: one of them does.
+    """
+    planned = [topic for topic in (stream.topic, *stream.delays) if ledger.generations(stream.name, topic)]
+    slices = sum(count for (name, _), count in ledger.counts().items() if name == stream.name)
+    if planned or slices:
+        raise ConfigurationError(
+            f"the ledger knows {stream.name}",
+            stored=f"{slices:,} slices, plans of {', '.join(planned) or 'no topic'}",
+            found="a rebuild from Kafka is for a ledger and a lake that were lost",
+            remedy="nothing is to be done; if both shall be given up, point HIGHWATER_LEDGER_URL at an empty database",
+        )
+    proven = {table: len(proofs) for table, proofs in committed(lake, stream).items() if proofs}
+    if published := lake.holds(stream.name, publication_log.TABLE):
+        proven[publication_log.TABLE] = len(published)
+    if proven:
+        raise ConfigurationError(
+            f"the lake holds slices of {stream.name}",
+            stored=", ".join(f"{count:,} in {table}" for table, count in proven.items()),
+            found="a rebuild from Kafka would read their records a second time beside them",
+            remedy=f"highwater rebuild-ledger {stream.name} goes on from them; or move the folder of the stream away",
+        )
+
+
+def _marked(kafka: Kafka, stream: Stream, topics: Mapping[str, Mapping[int, OffsetRange]]) -> list[str]:
+    """The slices that Kafka's groups name: those of which something was published, and where the mirror was last."""
+    published = [one.slice_key for one in parse_groups(kafka.groups()).values()]
+    described(kafka, stream.group)  # a coordinator that is just made is waited for
+    mirrored = held(kafka, stream.group, [(topic, p) for topic, log in topics.items() for p in log])
+    return [*published, *[one.mark.last for one in mirrored.values() if one.mark is not None]]
+
+
+def _states(kafka: Kafka, stream: Stream) -> dict[str, TopicState]:
+    """The stream's topics that are there."""
+    found = {stream.topic: kafka.topic_state(stream.topic)}
+    for topic in (*stream.delays, stream.parked_topic):
+        try:
+            found[topic] = kafka.topic_state(topic)
+        except TopicAbsentError:
+            continue  # nothing was published to it
+    return found
+
+
+def _portions(
+    kafka: Kafka, stream: Stream, logs: Mapping[str, Mapping[int, OffsetRange]], seen: Copies, accepted: OnAccepted
+) -> Iterator[list[dict[str, Any]]]:
+    """The copies on tiers and on the parked topic as rows, so many at a time; `seen` takes note of each."""
+    portion: list[dict[str, Any]] = []
+    for topic in stream.dlq_topics:
+        for message in kafka.read(topic, logs[topic]) if topic in logs else ():
+            envelope = opened(_headers(message), stream.is_origin)
+            if envelope is None:
+                seen.strange += 1
+                continue
+            seen.see(topic, envelope, stream.topic)
+            if topic in stream.delays and envelope.topic == stream.topic:
+                accepted.see_on_tier(topic, envelope.partition, message.timestamp()[1])
+            portion.append(_row(topic, envelope, message.timestamp()[1]))
+            if len(portion) == COPIES_A_PORTION:
+                yield portion
+                portion = []
+    if portion:
+        yield portion
+
+
+def _headers(message: Message) -> list[tuple[str, Any]]:
+    found: Any = message.headers()
+    return list(found or [])
+
+
+def _row(topic: str, envelope: Envelope, copied_ms: int) -> dict[str, Any]:
+    return {
+        **dict(zip(ORIGIN, envelope.origin, strict=True)),
+        "origin_ms": envelope.timestamp,
+        "attempt": envelope.attempt,
+        NUMBER: envelope.reclaims,
+        "reason": envelope.reason,
+        "detail": envelope.detail,
+        "next_topic": topic,
+        "first_failed_at": envelope.first_failed_at,
+        "sent_by": _topic_of(envelope.slice_key),
+        dlq_copies.COPIED_AT: moment_of(copied_ms),
+    }
+
+
+def _topic_of(slice_key: str) -> str | None:
+    try:
+        return SliceKey.parse(slice_key).topic
+    except UnknownSliceError:
+        return None

@@ -1,0 +1,318 @@
+"""Taking records back from the DLQ, so that a backfill decides them anew: `reclaim`, as a command and as a job.
+
+A record that was published belongs to the DLQ, and a slice of the main topic that is materialised again leaves it
+there. Taken back, it is its slice's again: the copies on the tiers and the parked topic count no more. Nothing is sent,
+and nothing is decided before the slice is materialised again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets.commit import LEASE_SECONDS
+from highwater.assets.events import TABLE as EVENTS
+from highwater.assets.events import retries_lease
+from highwater.assets.raw import TABLE as RAW
+from highwater.assets.reclaims import NUMBER, SEEN
+from highwater.envelope import MOST_COUNT, ORIGIN, Origin
+from highwater.errors import ConfigurationError
+from highwater.orchestration.checking.last_rejections import left_over, same
+from highwater.orchestration.operations.parked import Choice
+from highwater.portions import portions
+from highwater.reclaims import Reclaim, numbers, stale
+from highwater.resources.commit_log import ensure_all_rows_seen
+from highwater.resources.delta import query_all
+from highwater.retention import aged
+from highwater.tables import stages_of
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+SAMPLES = 10
+NAMED = 5
+# The lake is asked for so many slices at once.
+PAGE = 500
+_ORIGIN = ", ".join(ORIGIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A record that belongs to the DLQ.
+
+    Args:
+        home: the slice of the main topic that read it first, and published it.
+        slice_key: the slice that rejected it the last time.
+        next_topic: where that published it to.
+        reason: why.
+        key: the record's key.
+        published_at: when it was published the last time, in UTC.
+        number: how often it was taken back before.
+    """
+
+    home: str
+    slice_key: str
+    next_topic: str
+    reason: str
+    key: bytes | None
+    published_at: datetime
+    number: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """The records of a stream that belong to the DLQ.
+
+    Args:
+        meant: those that are meant, by their origin.
+        others: how many there are beside them.
+        taken: how many were taken back before, and are not decided anew yet.
+        given_up: how many a person gave up.
+        aged: how many nothing can be decided of anew, since rows of raw of their slices went by their age.
+    """
+
+    meant: Mapping[Origin, Published] = field(default_factory=dict)
+    others: int = 0
+    taken: int = 0
+    given_up: int = 0
+    aged: int = 0
+
+    @property
+    def slices(self) -> list[str]:
+        """The slices of the main topic that are to be materialised again."""
+        return sorted({one.home for one in self.meant.values()})
+
+    @property
+    def lines(self) -> list[str]:
+        """What was found, in sentences."""
+        where = Counter(f"{one.reason} on {one.next_topic}" for one in self.meant.values())
+        told = ", ".join(f"{count:,} {name}" for name, count in where.most_common()) or "none"
+        lines = [f"{len(self.meant):,} records of {len(self.slices):,} slices are meant: {told}"]
+        lines += [f"{self.others:,} others are in the DLQ"] if self.others else []
+        lines += [f"{self.taken:,} were taken back before, and are not decided anew yet"] if self.taken else []
+        lines += [f"{self.given_up:,} were given up"] if self.given_up else []
+        lines += (
+            [f"{self.aged:,} are of slices whose rows of raw went by their age: materialise raw of these slices first"]
+            if self.aged
+            else []
+        )
+        return lines
+
+    @property
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """The first of those that are meant, as names of columns and rows."""
+        names = ["origin", "key", "reason", "on", "slice", "rejected by", "published"]
+        shown = sorted(self.meant.items())[:SAMPLES]
+        return names, [
+            [
+                f"{origin.topic}[{origin.partition}]@{origin.offset}",
+                (one.key or b"").decode("utf-8", "replace"),
+                one.reason,
+                one.next_topic,
+                one.home,
+                one.slice_key,
+                f"{one.published_at:%Y-%m-%d %H:%M:%S}",
+            ]
+            for origin, one in shown
+        ]
+
+    def to_plain(self) -> list[dict[str, Any]]:
+        """Those that are meant as plain values for JSON."""
+        return [
+            {
+                "origin": origin._asdict(),
+                **asdict(one),
+                "key": (one.key or b"").decode("utf-8", "replace"),
+                "published_at": one.published_at.isoformat(),
+            }
+            for origin, one in sorted(self.meant.items())
+        ]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asks to be taken back.
+
+    Args:
+        choice: which records; its slices are those that read or rejected them, its times those of their publication.
+        most: of those that are meant the so many that were published first; all if None.
+        sure: do it; without it only what would be done is told.
+        by: the person's name.
+        because: why.
+        on: only what was published to these topics last; all if empty.
+    """
+
+    choice: Choice = field(default_factory=Choice)
+    most: int | None = None
+    sure: bool = False
+    by: str = ""
+    because: str = ""
+    on: Collection[str] = ()
+
+
+def act(ledger: Ledger, lake: Lake, stream: Stream, asked: Asked, log: Callable[[str], object]) -> Found:
+    """Look at what is in the DLQ, and take back what is meant; returns what was found.
+
+    While it is recorded no retry is decided: what a slice of a tier accepted before is not taken back, and what is
+    taken back no slice of a tier accepts after.
+
+    Raises:
+        ConfigurationError: it is to be recorded, and nobody is named or no reason is given; or nothing is published to
+            a topic that is meant.
+        LeaseHeldError: retries are being decided; nothing was recorded.
+        DependencyAwayError: the ledger or the lake is away; nothing was recorded.
+    """
+    if asked.sure and not (asked.by and asked.because):
+        raise ConfigurationError(
+            "nobody is named who takes the records back, or no reason is given",
+            remedy="name a person and say why: --by NAME --because TEXT, or `by` and `because` in the UI",
+        )
+    if not asked.sure:
+        found = _told(look(ledger, lake, stream, asked.choice, asked.most, asked.on), log)
+        _tell_retired(ledger, stream, found.slices, log)
+        log("a dry run: nothing was recorded")
+        return found
+    with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=LEASE_SECONDS) as lease:
+        found = _told(look(ledger, lake, stream, asked.choice, asked.most, asked.on), log)
+        lease.check()
+        now = datetime.now(UTC)
+        meant = [_reclaim(origin, one, asked, now) for origin, one in found.meant.items()]
+        ledger.reclaims.add(stream.name, meant, after=_seen(lake, stream, found.slices))
+    log(f"{len(found.meant):,} taken back by {asked.by}: {asked.because}")
+    _tell_retired(ledger, stream, found.slices, log)
+    if found.meant:
+        log(f"now materialise {', '.join(stages_of(stream)[1:])} of {_some(found.slices)}")
+    return found
+
+
+def _seen(lake: Lake, stream: Stream, keys: Sequence[str]) -> int:
+    """The last act that a decision of these slices saw."""
+    decided = [lake.committed(stream.name, EVENTS, some) for some in portions(keys, PAGE)]
+    return max((proof.counts.get(SEEN, 0) for proofs in decided for proof in proofs.values()), default=0)
+
+
+def _told(found: Found, log: Callable[[str], object]) -> Found:
+    for line in found.lines:
+        log(line)
+    return found
+
+
+def _tell_retired(ledger: Ledger, stream: Stream, keys: Sequence[str], log: Callable[[str], object]) -> None:
+    """Which of the slices have no key in Dagster: without it nobody can materialise them."""
+    if retired := sorted(ledger.retired.among(keys)):
+        back = f"highwater recall-keys {stream.name} {retired[0]} {retired[-1]} --yes"
+        log(f"{len(retired):,} of {len(keys):,} slices have a retired key: first {back}")
+
+
+def _some(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - NAMED:,} more" if len(keys) > NAMED else ""
+    return ", ".join(keys[:NAMED]) + more
+
+
+def _reclaim(origin: Origin, one: Published, asked: Asked, now: datetime) -> Reclaim:
+    return Reclaim(origin, one.home, one.number + 1, asked.because, asked.by, now)
+
+
+def look(
+    ledger: Ledger, lake: Lake, stream: Stream, choice: Choice, most: int | None = None, on: Collection[str] = ()
+) -> Found:
+    """Read which records belong to the DLQ: what was published and neither accepted nor given up since.
+
+    Held in memory is 1 KB for each of them; none of their values.
+
+    Raises:
+        ConfigurationError: nothing is published to one of the topics.
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    in_dlq = _in_dlq(lake, stream)
+    _see_published_to(stream, on, {one.next_topic for one in in_dlq.values()})
+    given_up = {discard.origin for discard in ledger.discards(stream.name)}
+
+    def takes(one: Published) -> bool:
+        # A header may name any number: beyond the greatest no copy could be believed.
+        return one.number < MOST_COUNT and _takes(choice, one) and (not on or one.next_topic in on)
+
+    old = _aged(lake, stream, sorted({one.home for one in in_dlq.values()}))
+    there = {origin: one for origin, one in in_dlq.items() if one.home not in old}
+    found = _chosen(there, numbers(ledger.reclaims.of(stream.name)), given_up, takes, most)
+    return replace(found, aged=len(in_dlq) - len(there))
+
+
+def _in_dlq(lake: Lake, stream: Stream) -> dict[Origin, Published]:
+    # Downstream first, so that what was decided meanwhile is not taken for what was not.
+    tables = {name: lake.table(stream.name, name) for name in ("dlq", "rejects", "events")}
+    opened = {name: table for name, table in tables.items() if table is not None}
+    if not {"dlq", "rejects"} <= opened.keys():
+        return {}
+    for table in opened.values():
+        ensure_all_rows_seen(table)
+    topic = stream.topic.replace("'", "''")
+    mine = f"origin_topic = '{topic}'"
+    homes = f"SELECT slice AS home, {_ORIGIN} FROM rejects WHERE {mine} AND starts_with(slice, '{topic}@')"
+    rows = query_all(
+        opened,
+        f"{left_over(opened, mine, more=('reason', 'key'))}, homes AS ({homes}) "
+        f"SELECT l.*, h.home FROM left_over l JOIN homes h ON {same('l', 'h')} WHERE l.published",
+    )
+    return {Origin.of_row(row): _published(row) for row in rows}
+
+
+def _see_published_to(stream: Stream, on: Collection[str], lies_on: set[str]) -> None:
+    """A name that is no topic of the DLQ is told; it would mean no record, which looks like success.
+
+    On a tier that is declared no more records may lie still.
+    """
+    topics = [*stream.dlq_topics]
+    topics += sorted(lies_on - set(topics))
+    if strange := sorted(set(on) - set(topics)):
+        raise ConfigurationError(
+            f"nothing is published to {', '.join(strange)} by stream {stream.name}",
+            found=f"its DLQ topics are {', '.join(topics)}",
+            remedy="name one of them",
+        )
+
+
+def _aged(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+    """Those of the slices whose rows of raw went by their age."""
+    read = [lake.committed(stream.name, RAW, some) for some in portions(keys, PAGE)]
+    return {key for proofs in read for key, proof in proofs.items() if aged(proof)}
+
+
+def _published(row: Mapping[str, Any]) -> Published:
+    key = row["key"]
+    return Published(
+        home=row["home"],
+        slice_key=row["slice"],
+        next_topic=row["next_topic"],
+        reason=row["reason"],
+        key=None if key is None else bytes(key),
+        published_at=row["published_at"],
+        number=row[NUMBER],
+    )
+
+
+def _chosen(
+    in_dlq: Mapping[Origin, Published],
+    taken_back: Mapping[Origin, int],
+    given_up: Collection[Origin],
+    takes: Callable[[Published], bool],
+    most: int | None,
+) -> Found:
+    """Those that are meant, and how many are not, by why."""
+    kept = {origin: one for origin, one in in_dlq.items() if origin not in given_up}
+    free = {origin: one for origin, one in kept.items() if not stale(taken_back, origin, one.number)}
+    meant = {origin: one for origin, one in free.items() if takes(one)}
+    if most is not None:
+        first = sorted(meant.items(), key=lambda item: (item[1].published_at, item[0]))[:most]
+        meant = dict(first)
+    return Found(meant, len(free) - len(meant), len(kept) - len(free), len(in_dlq) - len(kept))
+
+
+def _takes(choice: Choice, one: Published) -> bool:
+    at_ms = int(one.published_at.timestamp() * 1000)
+    return choice.takes(one.reason, [one.home, one.slice_key], one.key, at_ms)

@@ -1,0 +1,187 @@
+"""Sending parked records back to the first tier: whole, also those that are parked by reference."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from highwater.assets.parked_references import Original, original
+from highwater.envelope import Envelope, Place, opened, wrapped
+from highwater.errors import ConfigurationError, RecordTooLargeError, UnbalancedError
+from highwater.message_size import Limits, size_of, too_large
+from highwater.portions import cut
+from highwater.resources.dlq_topics import ensure
+from highwater.resources.producer import Record
+from highwater.resources.transactions import Mark, Transactions
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from highwater.declaration import Stream
+    from highwater.resources.dlq_topics import Gone
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.lake import Lake
+    from highwater.slices import OffsetRange
+
+# One transaction holds so much at the most: it lasts seconds, and memory is bounded.
+RECORDS_A_TRANSACTION = 1_000
+BYTES_A_TRANSACTION = 16 * 1024 * 1024
+# So many of those that stay are named.
+NAMED = 10
+
+
+class _Back(NamedTuple):
+    name: str
+    record: Record
+    size: int
+
+
+@dataclass
+class _Stay:
+    """What could not be sent back: of a record its name and size, of one that raw lacks its name and place."""
+
+    large: list[tuple[str, int]] = field(default_factory=list)
+    lost: list[tuple[str, Place]] = field(default_factory=list)
+
+    def raise_for(self, stream: str, topic: str, client: int, bootstrap: str) -> None:
+        if self.large:
+            error = too_large([(topic, size) for _, size in self.large], client, bootstrap)
+            names = _named([f"{name}: {size:,} bytes" for name, size in self.large])
+            lost = f"; and raw does not hold {_named([name for name, _ in self.lost])}" if self.lost else ""
+            raise RecordTooLargeError(
+                f"{len(self.large):,} records stay parked, since {topic} does not take them; the others were sent",
+                found=f"{names}; the producer sends {client:,} bytes at the most{lost}",
+                remedy=f"{error.remedy}; then send them back again. Those of the main topic may be taken back instead, "
+                f"where the cause is mended: highwater reclaim {stream}; or given up: highwater discard-parked "
+                f"{stream}",
+            )
+        if self.lost:
+            raise UnbalancedError(
+                f"{len(self.lost):,} records that are parked by reference stay parked; the others were sent",
+                stored=_named([f"{name} at {p.topic}[{p.partition}]@{p.offset}" for name, p in self.lost]),
+                found="raw holds nothing there",
+                remedy="materialise raw of their slices again, or restore it; what was erased, or is gone for good, is "
+                f"given up: highwater discard-parked {stream}",
+            )
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED:,} more" if len(names) > NAMED else "")
+
+
+def redrive(
+    kafka: Kafka,
+    lake: Lake,
+    stream: Stream,
+    wanted: Collection[tuple[int, int]],
+    ends: Mapping[int, OffsetRange],
+    gone: Gone,
+) -> Iterator[int]:
+    """Send records back to the first tier, as they are, in transactions; yields how many are sent so far.
+
+    Two at once end one of them. One that dies in between is begun anew: what it sent comes twice, and counts once.
+
+    Args:
+        kafka: the cluster.
+        lake: holds what is parked by reference.
+        stream: its declaration.
+        wanted: partition and offset of the records on the parked topic.
+        ends: to where it is read.
+        gone: the error that it is that a DLQ topic is absent; None if it may be created.
+
+    Raises:
+        ConfigurationError: the stream has no tier.
+        TopicDriftError: a DLQ topic is not set up as it must be.
+        TopicVanishedError: one is not there any more; it is not created again.
+        RecordTooLargeError: the tier does not take some of them, which stay parked; all others were sent.
+        UnbalancedError: raw does not hold some that are parked by reference; all others were sent.
+        SupersededAttemptError: another one sends the same stream's records back.
+        DependencyAwayError: Kafka or the lake is away.
+    """
+    if not stream.tiers:
+        raise ConfigurationError(
+            f"{stream.name} has no tier to which parked records could be sent back",
+            remedy="declare one: tiers=(timedelta(seconds=10),) in the stream's file",
+        )
+    if not wanted:
+        return
+    topics, to = ensure(kafka, stream, gone), stream.tier_topics[0]
+    rooms = {topic: shape.room for topic, shape in topics.items()}
+    name, sent, stay = f"highwater.pub.redrive.{stream.name}", 0, _Stay()
+    with Transactions(kafka, name, stream.parked_topic, most_bytes=min(rooms.values())) as transactions:
+        transactions.mark()
+        limits = Limits(rooms, transactions.most_bytes, transactions.compresses)
+        found = _fitting(_whole(kafka, lake, stream, wanted, ends, topics[to].partitions, stay), limits, stay)
+        for portion in cut(found, lambda one: one.size, RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
+            sent += _sent(transactions, portion, stay, sent)
+            yield sent
+        stay.raise_for(stream.name, to, transactions.most_bytes, kafka.bootstrap)
+
+
+def _whole(
+    kafka: Kafka,
+    lake: Lake,
+    stream: Stream,
+    wanted: Collection[tuple[int, int]],
+    ends: Mapping[int, OffsetRange],
+    partitions: int,
+    stay: _Stay,
+) -> Iterator[_Back]:
+    """The records, whole; those that raw lacks stay."""
+    for message in kafka.read(stream.parked_topic, ends):
+        if (message.partition(), message.offset()) not in wanted:
+            continue
+        envelope = opened(headers_of(message))
+        assert envelope is not None, "only records with one were chosen"
+        value: Any = message.value()
+        found: Original | None = Original(key_of(message), value, headers_of(message))
+        name = f"{envelope.topic}[{envelope.partition}]@{envelope.offset}"
+        if envelope.reference is not None:
+            found = original(lake, stream, envelope.reference.place)
+            if found is None:
+                stay.lost.append((name, envelope.reference.place))
+        if found is not None:
+            yield _back(name, stream.tier_topics[0], envelope, found, partitions)
+
+
+def _back(name: str, topic: str, envelope: Envelope, found: Original, partitions: int) -> _Back:
+    # One try more, whatever it has behind it: where it fails again it is parked again.
+    headers = wrapped(replace(envelope, reference=None), found.headers)
+    record = Record(topic, found.key, found.value, headers, partition=envelope.partition % partitions)
+    return _Back(name, record, size_of(found.key, found.value, headers))
+
+
+def headers_of(message: Message) -> list[tuple[str, Any]]:
+    """A record's headers."""
+    found: Any = message.headers()
+    return list(found or [])
+
+
+def key_of(message: Message) -> bytes | None:
+    """A record's key."""
+    found: Any = message.key()
+    return found if found is None or isinstance(found, bytes) else str(found).encode()
+
+
+def _fitting(found: Iterator[_Back], limits: Limits, stay: _Stay) -> Iterator[_Back]:
+    for one in found:
+        if limits.admits(one.record.topic, one.size):
+            yield one
+        else:
+            stay.large.append((one.name, one.size))
+
+
+def _sent(transactions: Transactions, portion: list[_Back], stay: _Stay, before: int) -> int:
+    """Send a portion, without what is refused for its size; returns how many were sent."""
+    while portion:
+        try:
+            # Nobody goes on from the mark.
+            transactions.commit([one.record for one in portion], Mark(1, before + len(portion)))
+        except RecordTooLargeError as error:
+            refused = {id(record) for record in error.refused}
+            stay.large += [(one.name, one.size) for one in portion if id(one.record) in refused]
+            portion = [one for one in portion if id(one.record) not in refused]
+        else:
+            break
+    return len(portion)

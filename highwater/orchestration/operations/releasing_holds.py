@@ -1,0 +1,82 @@
+"""Releasing a slice that records hold: a person's decision, kept under a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from highwater.errors import ConfigurationError
+from highwater.holds import Release
+from highwater.orchestration.operations.named_slices import slices_of
+from highwater.routing import destination
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.holds import Hold
+    from highwater.resources.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asks.
+
+    Args:
+        slice_key: the slice.
+        park: park the records that hold it, instead of retrying them.
+        sure: record it; without it only what would be recorded is told.
+        by: the person's name.
+        because: why.
+    """
+
+    slice_key: str
+    park: bool = False
+    sure: bool = False
+    by: str = ""
+    because: str = ""
+
+
+def act(
+    ledger: Ledger, streams: Mapping[str, Stream], asked: Asked, now: datetime, log: Callable[[str], object]
+) -> Hold:
+    """Release a slice, or tell what holds it; returns its hold as it was.
+
+    Args:
+        ledger: holds plans and holds.
+        streams: those that the slice may be of, by name.
+        asked: what is asked.
+        now: the time, in UTC.
+        log: gets what is found and done, in sentences.
+
+    Raises:
+        UnknownSliceError: it was never planned.
+        ConfigurationError: it is not held, was released before, is of another stream, or nobody is named.
+    """
+    if asked.sure and not asked.by:
+        raise ConfigurationError("nobody is named who releases the slice", remedy="name a person with `by`")
+    [piece] = slices_of(ledger, streams, [asked.slice_key])
+    hold = ledger.holds.of([piece.key]).get(piece.key)
+    if hold is None or hold.release is not None:
+        raise _nothing_to_release(piece.key, hold)
+    log(hold.text)
+    stream = streams[piece.stream]
+    # A reason that was declared otherwise since holds no more; its slice is decided when it is asked for.
+    goes = {destination(stream, reason, 0, park=asked.park) for reason in stream.holding or {hold.found.reason}}
+    log(f"the records that hold it would go to {', '.join(sorted(goes))}; slices behind it go on")
+    if asked.sure:
+        if not ledger.holds.release(piece.key, Release(asked.park, asked.by, asked.because, now)):
+            raise _nothing_to_release(piece.key, ledger.holds.of([piece.key]).get(piece.key))
+        circuit = ledger.breakers.circuit(piece.stream)
+        log(f"{piece.key}: recorded; the sensor repair requests it, or materialise it by hand")
+        if not circuit.closed:
+            log(f"it waits for the breaker of {piece.stream} before it is decided, which is {circuit.text}")
+    return hold
+
+
+def _nothing_to_release(key: str, hold: Hold | None) -> ConfigurationError:
+    return ConfigurationError(
+        f"{key} is not held" if hold is None else f"{key} was released before",
+        found=None if hold is None else hold.text,
+        remedy="highwater status names the slices that are held",
+    )

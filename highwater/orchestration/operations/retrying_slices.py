@@ -1,0 +1,86 @@
+"""Letting a slice be tried again that was given up: a person's decision, kept under a name.
+
+What repair gave up is in the ledger. Publication tells it by Dagster's runs, which are not asked here: of a stream that
+publishes any slice may be named, and its runs of before count no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from highwater.errors import ConfigurationError
+from highwater.orchestration.operations.named_slices import slices_of
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.resources.given_up import GivenUp
+    from highwater.resources.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asks.
+
+    Args:
+        slice_key: the slice.
+        sure: record it; without it only what is known of the slice is told.
+        by: the person's name.
+        because: why.
+    """
+
+    slice_key: str
+    sure: bool = False
+    by: str = ""
+    because: str = ""
+
+
+def act(
+    ledger: Ledger, streams: Mapping[str, Stream], asked: Asked, now: datetime, log: Callable[[str], object]
+) -> GivenUp | None:
+    """Let a slice be tried again, or tell since when it is given up; returns what repair gave up, None if it did not.
+
+    Args:
+        ledger: the plans.
+        streams: by name, those that the slice may be of.
+        asked: what is asked.
+        now: the time, in UTC.
+        log: gets what is found and done, in sentences.
+
+    Raises:
+        UnknownSliceError: it was never planned.
+        ConfigurationError: it is not given up and never published, is of another stream, or nobody is named.
+    """
+    if asked.sure and not asked.by:
+        raise ConfigurationError("nobody is named who lets the slice be tried again", remedy="name a person with `by`")
+    [piece] = slices_of(ledger, streams, [asked.slice_key])
+    found = ledger.given_up.of([piece.key]).get(piece.key)
+    if found is None or found.released_at is not None:
+        _let_publication_go_on(ledger, streams[piece.stream], piece.key, asked, now, log)
+        return None
+    log(found.text)
+    if asked.sure:
+        if not ledger.given_up.release(piece.key, by=asked.by, because=asked.because, now=now):
+            raise _not_given_up(piece.key)
+        log(f"{piece.key}: recorded; the sensor repair requests it")
+    return found
+
+
+def _let_publication_go_on(
+    ledger: Ledger, stream: Stream, key: str, asked: Asked, now: datetime, log: Callable[[str], object]
+) -> None:
+    if stream.publishes is None:
+        raise _not_given_up(key)
+    log(f"the sensor repair still retries {key}; whether the sensor publisher still sends it, its ticks show")
+    if asked.sure:
+        ledger.given_up.let_go(stream.name, key, by=asked.by, because=asked.because, now=now)
+        log(f"{key}: recorded; where it is not sent, the sensor publisher requests it and those behind it")
+
+
+def _not_given_up(key: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{key} is not given up",
+        remedy="nothing; highwater status names the slices that are, highwater explain its runs",
+    )

@@ -1,0 +1,457 @@
+"""The jobs with which an operator decides, once for all streams: commands of the same names as runs in the UI."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
+
+import dagster as dg
+from pydantic import Field
+
+from highwater.errors import ConfigurationError
+from highwater.log_fields import fields
+from highwater.orchestration.asset_keys import table_key
+from highwater.orchestration.failures import told_to_dagster
+from highwater.orchestration.jobs import job_of_one_op
+from highwater.orchestration.run_tags import PRIORITY, STREAM_TAG
+from highwater.orchestration.stream_assets import nothing, work_of
+from highwater.stream_files import declared
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.orchestration.operations.parked import Choice
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+
+# Below new slices, retries and their repair.
+AUDIT_PRIORITY = "-2"
+
+
+class OfStream(dg.Config):
+    """Configuration of a job that works on one stream."""
+
+    stream: str = Field(description="Name of the stream.")
+
+
+class Audit(OfStream):
+    """Configuration of `audit`."""
+
+    records: int = Field(default=10, description="Number of the newest slices to read from Kafka again; 0 for none.")
+
+
+class DryRun(OfStream):
+    """Configuration of a job that changes nothing unless `record` is set."""
+
+    record: bool = Field(default=False, description="Do it. Without it the run only shows what it would do.")
+
+
+class Decision(DryRun):
+    """Configuration of a job that records who decided, and why."""
+
+    by: str = Field(default="", description="Name of the person who decides; recorded.")
+    because: str = Field(default="", description="Reason; recorded.")
+
+
+class Accepting(DryRun):
+    """Configuration of `accept_loss` and `accept_divergence`."""
+
+    by: str = Field(default="", description="Name of the person who accepts; recorded.")
+    topic: str = Field(default="", description="Topic of a tier; the main topic if empty.")
+    partitions: list[int] = Field(default=[], description="Only these partitions; all if empty.")
+
+
+class ParkedRecords(Decision):
+    """Configuration of `redrive_parked`, `discard_parked` and `reclaim`: which records they select."""
+
+    reasons: list[str] = Field(default=[], description="Only records rejected for these reasons; all if empty.")
+    slices: list[str] = Field(default=[], description="Only records that these slices rejected; all if empty.")
+    keys: list[str] = Field(default=[], description="Only records with these keys; all if empty.")
+    since: str = Field(default="", description="Published at this time or later: ISO 8601, UTC.")
+    until: str = Field(default="", description="Published before this time: ISO 8601, UTC.")
+    most: int = Field(default=0, description="At most this number of matching records, oldest first; all if 0.")
+
+    @property
+    def choice(self) -> "Choice":
+        """The selected records.
+
+        Raises:
+            ConfigurationError: a time cannot be read.
+        """
+        from highwater.orchestration.operations.parked import Choice
+
+        return Choice(self.reasons, self.slices, self.keys, _time(self.since), _time(self.until))
+
+
+class Reclaim(ParkedRecords):
+    """Configuration of `reclaim`."""
+
+    topics: list[str] = Field(default=[], description="Only records last published to these topics; all if empty.")
+
+
+class AcceptRejects(Decision):
+    """Configuration of `accept_rejects`."""
+
+    slices: list[str] = Field(default=[], description="The slices whose rejects are accepted.")
+    reasons: list[str] = Field(default=[], description="Or the reasons, for all slices of the stream from one on.")
+    from_slice: str = Field(default="", description="With reasons: the first slice.")
+    revoke: bool = Field(default=False, description="With reasons: let such rejects open the breaker again.")
+
+
+class RetrySlice(Decision):
+    """Configuration of `retry_slice`."""
+
+    slice: str = Field(description="Key of the slice.")
+
+
+class ReleaseHold(RetrySlice):
+    """Configuration of `release_hold`."""
+
+    park: bool = Field(default=False, description="Park the records that hold the slice, instead of retrying them.")
+
+
+class ResumeTier(DryRun):
+    """Configuration of `resume_tier`."""
+
+    topic: str = Field(description="Topic of the tier, or another system's topic.")
+    by: str = Field(default="", description="Name of the person who decides; written to the run's log.")
+
+
+class PauseTier(Decision):
+    """Configuration of `pause_tier`."""
+
+    topic: str = Field(description="Topic of the tier, or another system's topic.")
+
+
+class PausePart(Decision):
+    """Configuration of `pause`."""
+
+    part: str = Field(default="", description="planner, retries or publisher; the whole stream if empty.")
+
+
+class ResumePart(DryRun):
+    """Configuration of `resume`."""
+
+    part: str = Field(default="", description="planner, retries or publisher; the whole stream if empty.")
+    by: str = Field(default="", description="Name of the person who decides; written to the run's log.")
+
+
+class RecallKeys(DryRun):
+    """Configuration of `recall_keys`."""
+
+    first: str = Field(description="Key of the first slice.")
+    last: str = Field(description="Key of the last slice, of the same topic.")
+
+
+class Erase(Decision):
+    """Configuration of `erase`; it takes a digest, since Dagster stores the configuration of a run."""
+
+    digest: str = Field(description="SHA-256 of the key's bytes, in hexadecimal: printf %s KEY | sha256sum.")
+
+
+class RebuildAll(DryRun):
+    """Configuration of `rebuild_all`."""
+
+    by: str = Field(default="", description="Name of the person who decides; recorded.")
+    accepted_again: bool = Field(default=False, description="Publish all accepted events again.")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of an operator job: the stream and the connections.
+
+    Args:
+        context: the context of the op.
+        stream: the stream that the configuration names.
+    """
+
+    context: dg.OpExecutionContext
+    stream: "Stream"
+
+    @property
+    def ledger(self) -> "Ledger":
+        """The ledger."""
+        return cast("Ledger", self.context.resources.ledger.open())
+
+    @property
+    def kafka(self) -> "Kafka":
+        """The brokers."""
+        return cast("Kafka", self.context.resources.kafka.open())
+
+    @property
+    def lake(self) -> "Lake":
+        """The lake."""
+        return cast("Lake", self.context.resources.lake.open())
+
+    @property
+    def slice_keys(self) -> list[str]:
+        """The slice keys that Dagster has of the stream."""
+        return [*self.context.instance.get_dynamic_partitions(self.stream.partitions_name)]
+
+    def log(self, line: str) -> None:
+        """Write a line to the log of the run."""
+        self.context.log.info(line)
+
+    def log_table(self, table: tuple[list[str], list[list[str]]]) -> None:
+        """Write each row of a table to the log of the run."""
+        names, rows = table
+        for row in rows:
+            record = dict(zip(names, row, strict=True))
+            with fields(**{name: record[name] for name in ("origin", "slice") if name in record}):
+                self.log(", ".join(f"{name} {value}" for name, value in record.items()))
+
+
+def accept_loss(run: Run, asked: Accepting) -> None:
+    """Accept that offsets of the topic are lost."""
+    _accept(run, asked, divergence=False)
+
+
+def accept_divergence(run: Run, asked: Accepting) -> None:
+    """Accept that the topic holds other records under planned offsets than before."""
+    _accept(run, asked, divergence=True)
+
+
+def _accept(run: Run, asked: Accepting, *, divergence: bool) -> None:
+    from highwater.orchestration.operations.accepting_losses import Asked, act
+
+    if asked.record and not asked.by:
+        raise ConfigurationError("no name is given", remedy="set `by` in the run's configuration to a person's name")
+    wanted = Asked(asked.topic or None, set(asked.partitions) or None, divergence, asked.record, asked.by)
+    found, lines = act(run.ledger, run.kafka, run.lake, run.stream, wanted, datetime.now(UTC))
+    for line in lines or ["there is nothing to accept"]:
+        run.log(line)
+    run.log("recorded" if asked.record and not found.nothing else "nothing was recorded")
+
+
+def redrive_parked(run: Run, asked: ParkedRecords) -> None:
+    """Send parked records back to the first tier."""
+    _settle_parked(run, asked, None)
+
+
+def discard_parked(run: Run, asked: ParkedRecords) -> None:
+    """Discard parked records."""
+    _settle_parked(run, asked, asked.because)
+
+
+def _settle_parked(run: Run, asked: ParkedRecords, because: str | None) -> None:
+    from highwater.orchestration.operations.parked import Asked, act
+
+    wanted = Asked(asked.choice, asked.most or None, asked.record, asked.by, because)
+    run.log_table(act(run.ledger, run.kafka, run.lake, run.stream, wanted, run.log).table)
+
+
+def reclaim(run: Run, asked: Reclaim) -> None:
+    """Take published records back from the DLQ, for a backfill of their slices."""
+    from highwater.orchestration.operations.reclaiming import Asked, act
+
+    wanted = Asked(asked.choice, asked.most or None, asked.record, asked.by, asked.because, asked.topics)
+    run.log_table(act(run.ledger, run.lake, run.stream, wanted, run.log).table)
+
+
+def accept_rejects(run: Run, asked: AcceptRejects) -> None:
+    """Let slices, or all rejects for some reasons, pass the circuit breaker."""
+    from highwater.orchestration.operations.accepting_rejects import Asked, AskedReasons, accept_reasons, act
+
+    decision, now = (asked.record, asked.by, asked.because), datetime.now(UTC)
+    if asked.reasons:
+        wanted = AskedReasons(asked.reasons, asked.from_slice, asked.revoke, *decision)
+        accept_reasons(run.ledger, run.stream, wanted, now, run.log)
+    else:
+        act(run.ledger, [run.stream.name], Asked(asked.slices, *decision), now, run.log)
+
+
+def release_hold(run: Run, asked: ReleaseHold) -> None:
+    """Let a slice go on although records hold it."""
+    from highwater.orchestration.operations.releasing_holds import Asked, act
+
+    wanted = Asked(asked.slice, asked.park, asked.record, asked.by, asked.because)
+    act(run.ledger, {run.stream.name: run.stream}, wanted, datetime.now(UTC), run.log)
+
+
+def retry_slice(run: Run, asked: RetrySlice) -> None:
+    """Let a slice be requested again that failed all its attempts."""
+    from highwater.orchestration.operations.retrying_slices import Asked, act
+
+    wanted = Asked(asked.slice, asked.record, asked.by, asked.because)
+    act(run.ledger, {run.stream.name: run.stream}, wanted, datetime.now(UTC), run.log)
+
+
+def pause_tier(run: Run, asked: PauseTier) -> None:
+    """Plan nothing more of a tier until it is resumed."""
+    from highwater.orchestration.operations.pausing import Asked, act
+
+    wanted = Asked(asked.topic, resume=False, sure=asked.record, by=asked.by, because=asked.because)
+    act(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
+
+
+def resume_tier(run: Run, asked: ResumeTier) -> None:
+    """Plan the due records of a paused tier again."""
+    from highwater.orchestration.operations.pausing import Asked, act
+
+    wanted = Asked(asked.topic, resume=True, sure=asked.record, by=asked.by)
+    act(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
+
+
+def pause(run: Run, asked: PausePart) -> None:
+    """Plan and request nothing more of a stream, or of a part of it, until it is resumed."""
+    from highwater.orchestration.operations.pausing import AskedPart, act_on_part
+
+    wanted = AskedPart(asked.part, resume=False, sure=asked.record, by=asked.by, because=asked.because)
+    act_on_part(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
+
+
+def resume(run: Run, asked: ResumePart) -> None:
+    """Plan and request a paused stream, or a part of it, again."""
+    from highwater.orchestration.operations.pausing import AskedPart, act_on_part
+
+    wanted = AskedPart(asked.part, resume=True, sure=asked.record, by=asked.by)
+    act_on_part(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
+
+
+def recall_keys(run: Run, asked: RecallKeys) -> None:
+    """Bring retired slice keys back to Dagster, for a backfill."""
+    from highwater.orchestration.operations.key_retirement import recall
+
+    instance, now = run.context.instance, datetime.now(UTC)
+    recall(instance, run.ledger, run.stream, asked.first, asked.last, now, run.log, sure=asked.record)
+
+
+def erase(run: Run, asked: Erase) -> None:
+    """Remove all records of one key from all tables."""
+    from highwater.orchestration.operations.erasing import Asked, act
+
+    wanted = Asked(asked.digest, asked.record, asked.by, asked.because)
+    run.log_table(act(work_of(run.context, run.stream), run.context.instance, wanted, datetime.now(UTC)).table)
+
+
+def rebuild_ledger(run: Run, asked: DryRun) -> None:
+    """Rebuild the plans of a lost ledger from the lake."""
+    from highwater.orchestration.operations.rebuilding import act
+
+    act(run.ledger, run.lake, run.kafka, run.stream, run.slice_keys, run.log, sure=asked.record)
+
+
+def rebuild_current(run: Run, asked: DryRun) -> None:
+    """Recompute the table `current` from the events."""
+    from highwater.orchestration.operations.rebuilding_current import act, table
+
+    run.log_table(table(act(work_of(run.context, run.stream), sure=asked.record)))
+
+
+def rebuild_all(run: Run, asked: RebuildAll) -> None:
+    """Rebuild a stream from Kafka whose ledger and lake are both lost."""
+    from highwater.orchestration.operations.rebuilding_all import act
+
+    connections = run.ledger, run.lake, run.kafka
+    options: dict[str, Any] = {"sure": asked.record, "by": asked.by, "again": asked.accepted_again}
+    act(*connections, run.stream, run.slice_keys, run.log, **options)
+
+
+def audit(run: Run, asked: Audit) -> None:
+    """Audit the stream; the page is an observation of its events, and the run fails if the page has errors."""
+    from highwater.orchestration.checking.check_results import failing_checks
+    from highwater.orchestration.reporting.audit import audit as look
+    from highwater.orchestration.reporting.audit import outcome
+
+    failing = failing_checks(run.context.instance, run.stream)
+    number = max(0, asked.records)
+    page = look(run.ledger, run.kafka, run.lake, run.stream, failing, records_of=number, versions=True, keys=True)
+    ends = page.ends
+    metadata: dict[str, int | dg.MarkdownMetadataValue] = {
+        "audit": dg.MetadataValue.md(page.markdown),
+        "errors": len(page.errors),
+        "slices not whole": len(page.unfinished),
+        "accepted": ends.accepted,
+        "waiting": sum(ends.waiting.values()),
+        "parked": ends.parked,
+        "discarded": ends.discarded,
+    }
+    run.context.log_event(dg.AssetObservation(table_key(run.stream, "events"), metadata=metadata))
+    for line in page.head:
+        run.log(line)
+    remedy = f"the page on {run.stream.name}/events names each, with its remedy; docs/operations.md explains them"
+    if (error := outcome([page], remedy)) is not None:
+        raise error
+
+
+OPERATIONS: Mapping[Callable[[Run, Any], None], type[OfStream]] = {
+    accept_loss: Accepting,
+    accept_divergence: Accepting,
+    redrive_parked: ParkedRecords,
+    discard_parked: ParkedRecords,
+    reclaim: Reclaim,
+    accept_rejects: AcceptRejects,
+    release_hold: ReleaseHold,
+    retry_slice: RetrySlice,
+    pause_tier: PauseTier,
+    resume_tier: ResumeTier,
+    pause: PausePart,
+    resume: ResumePart,
+    recall_keys: RecallKeys,
+    erase: Erase,
+    rebuild_ledger: DryRun,
+    rebuild_current: DryRun,
+    rebuild_all: RebuildAll,
+    audit: Audit,
+}
+WITH_SPARK = frozenset({erase, rebuild_current})
+
+
+def operator_jobs(streams: "Mapping[str, Stream]") -> list[dg.JobDefinition]:
+    """One job for each operation; the run's configuration names the stream.
+
+    Args:
+        streams: the declared streams, by name.
+    """
+    return [_operator_job(streams, act, config) for act, config in OPERATIONS.items()]
+
+
+def _operator_job(
+    streams: "Mapping[str, Stream]", act: Callable[[Run, Any], None], config: type[OfStream]
+) -> dg.JobDefinition:
+    name, spark = act.__name__, act in WITH_SPARK
+    about = f"{act.__doc__} Same as `highwater {name.replace('_', '-')}`"
+    about += "; a dry run unless `record` is set." if issubclass(config, DryRun) else "."
+
+    def operate(context: dg.OpExecutionContext, asked: Any) -> None:
+        interrupt = context.resources.spark.interrupt if spark else nothing
+        with fields(stream=asked.stream), told_to_dagster(context.retry_number, interrupt):
+            stream = declared(streams, asked.stream)
+            context.instance.add_run_tags(context.run_id, {STREAM_TAG: stream.name})
+            act(Run(context, stream), asked)
+
+    return job_of_one_op(name, about, config, operate, spark=spark)
+
+
+def _time(text: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(
+            "a time cannot be read", found=text, remedy="write it as 2026-03-01 or 2026-03-01T10:00:00"
+        ) from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def audit_daily(streams: "Mapping[str, Stream]", job: dg.JobDefinition) -> dg.ScheduleDefinition:
+    """The schedule `audit_daily`, which is stopped until a person starts it: one run of `audit` per stream.
+
+    The runs leave the queue after all others, so they delay no slices.
+    """
+
+    @dg.schedule(
+        name="audit_daily", job=job, cron_schedule="0 6 * * *", description="Audits every stream each day at 6 UTC."
+    )
+    def request() -> list[dg.RunRequest]:
+        return [
+            dg.RunRequest(
+                run_key=name,
+                run_config={"stream": name},
+                tags={STREAM_TAG: name, PRIORITY: AUDIT_PRIORITY},
+            )
+            for name in streams
+        ]
+
+    return request

@@ -1,0 +1,235 @@
+"""What of a topic is not in raw yet, planned or not, and how old it is.
+
+A slice that is planned and not read is in as much danger of retention as what is not planned.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING
+
+from highwater.errors import HighwaterError
+from highwater.orchestration.dependencies import lake_guard, see_lake_there
+from highwater.orchestration.sensing.slice_planner import positions
+from highwater.plans import left_to_read
+from highwater.resources.guards import guarded
+from highwater.slices import OffsetRange
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from highwater.declaration import Stream
+    from highwater.plans import Planned
+    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+# A record is read of so many partitions to know its age: those where it is the oldest.
+PARTITIONS_ASKED = 32
+# Ages by which the oldest of more partitions are told, from a second to half a century, in steps of a tenth.
+AGES = [timedelta(seconds=1.1**n) for n in range(224)]
+READ_SECONDS = 5.0
+# Of slices that are not in raw so many are looked at, the oldest: 100,000 rows of the ledger would take seconds.
+SLICES_ASKED = 1_000
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """What an open transaction holds back in a partition.
+
+    Args:
+        offset: of the first record of the transaction.
+        offsets: from there to the high watermark.
+        age: of that record; None if it could not be read.
+    """
+
+    offset: int
+    offsets: int
+    age: timedelta | None
+
+
+@dataclass(frozen=True)
+class Ages:
+    """How old the oldest unread records are.
+
+    Args:
+        by_partition: those that are known. Of a partition whose lag is markers of transactions alone there is none.
+        sure: whether every partition could be asked, and the lake: without it all are as old as this at least. Of more
+            than `PARTITIONS_ASKED` those were asked in which unread records are the oldest.
+        waiting: the oldest slices that are planned and not in raw.
+        starts: for each partition that could be asked where what is not in raw begins.
+        held_back: what open transactions hold back; it is unread too.
+        expired: unread offsets that retention deleted, and that are not recorded as lost.
+    """
+
+    by_partition: Mapping[int, timedelta]
+    sure: bool
+    waiting: Sequence[str] = ()
+    starts: Mapping[int, int] = field(default_factory=dict)
+    held_back: Mapping[int, HeldBack] = field(default_factory=dict)
+    expired: Mapping[int, OffsetRange] = field(default_factory=dict)
+
+    @property
+    def oldest(self) -> timedelta | None:
+        """The greatest of them; None where there is none."""
+        return max(self.by_partition.values(), default=None)
+
+
+def in_raw(ledger: Ledger, lake: Lake, stream: Stream) -> set[str] | None:
+    """The slices that stand in raw; None if the lake cannot be asked now."""
+    try:
+        with guarded(lake_guard(ledger, lake, stream)):
+            see_lake_there(ledger, lake)
+            return lake.holds(stream.name, "raw")
+    except HighwaterError:
+        return None
+
+
+def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: Collection[str] | None) -> Ages:
+    """The ages of what is not in raw of a topic.
+
+    Args:
+        ledger: the plans.
+        kafka: is looked at.
+        stream: the stream.
+        topic: its main topic, or one whose records are retried.
+        read: the slices in raw. If that is not known, None: then those are unread that no attempt was made at.
+
+    Raises:
+        TopicAbsentError: there is no such topic.
+        DependencyAwayError: Kafka or the ledger is away.
+    """
+    state, planned = kafka.topic_state(topic), ledger.planned(stream.name, topic)
+    # Planned ends of another topic under the same name say nothing of this one.
+    same = planned if planned is not None and planned.generation.topic_id == state.topic_id else None
+    unread, last = unread_slices(ledger, same, read) if same else ([], None)
+    begins = _begins(state, same, unread, last)
+    # What retention took cannot be read any more.
+    starts = {p: max(start, state.partitions[p].log_start or 0) for p, start in begins.items()}
+    waiting = {
+        p: OffsetRange(start, seen.last_stable)
+        for p, seen in state.partitions.items()
+        if (start := starts.get(p)) is not None and seen.last_stable is not None and start < seen.last_stable
+    }
+    sure = read is not None and all(seen.known for seen in state.partitions.values())
+    found = _ages(kafka, state, waiting, [piece.key for piece in unread], starts, sure=sure)
+    held_back = _held_back(kafka, state)
+    known = {p: held.age for p, held in held_back.items() if held.age is not None}
+    expired = {p: OffsetRange(begin, starts[p]) for p, begin in begins.items() if same and begin < starts[p]}
+    return replace(
+        found,
+        by_partition={
+            **found.by_partition,
+            **{p: max(age, found.by_partition.get(p, age)) for p, age in known.items()},
+        },
+        sure=found.sure and len(known) == len(held_back),
+        held_back=held_back,
+        expired=expired,
+    )
+
+
+def _held_back(kafka: Kafka, state: TopicState) -> dict[int, HeldBack]:
+    """What open transactions hold back, read by one consumer: the first record is at the last stable offset."""
+    held = {p: seen for p, seen in state.partitions.items() if seen.last_stable is not None and seen.held_back}
+    firsts = {p: OffsetRange(seen.last_stable or 0, (seen.last_stable or 0) + 1) for p, seen in held.items()}
+    ages: dict[int | None, timedelta] = {}
+    with suppress(HighwaterError):
+        for message in kafka.read(state.topic, firsts, seconds=READ_SECONDS, committed=False) if firsts else ():
+            if (age := age_of(message)) is not None:
+                ages[message.partition()] = age
+    return {p: HeldBack(seen.last_stable or 0, seen.held_back, ages.get(p)) for p, seen in held.items()}
+
+
+def unread_slices(ledger: Ledger, planned: Planned, read: Collection[str] | None) -> tuple[list[Slice], Slice | None]:
+    """The oldest slices of a topic that are not in raw, without what is recorded as lost of them.
+
+    And the last that was looked at, if there are more.
+    """
+    topic = planned.generation
+    tried = ledger.attempts_at(topic.stream, topic.topic, topic.topic_id)
+    # No attempt commits before the ledger gave it a number.
+    keys = [key for key, number in tried.items() if (not number if read is None else key not in read)]
+    losses = ledger.losses(topic.stream, topic.topic) if keys else []
+    asked = ledger.get(keys[:SLICES_ASKED])
+    left = [left_to_read(piece, losses) for piece in asked]
+    return [piece for piece in left if piece.offsets], asked[-1] if len(keys) > SLICES_ASKED else None
+
+
+def _begins(state: TopicState, planned: Planned | None, unread: Sequence[Slice], last: Slice | None) -> dict[int, int]:
+    """For each partition where the first of these slices begins that has some of it; else where the plan ends."""
+    ends = positions(planned, state) if planned else {}
+    if last is not None:  # nothing is known of a partition behind it
+        ends |= {p: offsets.end for p, offsets in last.ranges.items()}
+    first: dict[int, int] = {}
+    for piece in unread:
+        for partition, offsets in piece.ranges.items():
+            if len(offsets):
+                first[partition] = min(first.get(partition, offsets.start), offsets.start)
+    known = {p: seen for p, seen in state.partitions.items() if seen.known}
+    return {p: first.get(p, ends.get(p, seen.log_start or 0)) for p, seen in known.items()}
+
+
+def _ages(
+    kafka: Kafka,
+    state: TopicState,
+    waiting: Mapping[int, OffsetRange],
+    slices: Sequence[str],
+    starts: Mapping[int, int],
+    *,
+    sure: bool,
+) -> Ages:
+    """The age of the first record of each range; of very many those of the oldest."""
+    asked = list(waiting) if len(waiting) <= PARTITIONS_ASKED else _oldest(kafka, state, waiting)
+    found = {}
+    for partition in asked:
+        try:
+            first = next(iter(kafka.read(state.topic, {partition: waiting[partition]}, seconds=READ_SECONDS)), None)
+        except HighwaterError:
+            sure = False
+        else:
+            age = None if first is None else age_of(first)
+            found.update({} if age is None else {partition: age})
+            sure &= first is None or age is not None
+    # One with markers alone may have taken the place of one with a record.
+    sure &= len(asked) == len(waiting) or len(found) == len(asked)
+    return Ages(found, sure, slices, starts)
+
+
+def _oldest(kafka: Kafka, state: TopicState, waiting: Mapping[int, OffsetRange]) -> list[int]:
+    """So many partitions as are asked, among them that of the oldest record; of several as old, to a tenth, some.
+
+    The broker is asked nine times at the most where each partition stood at some time. What one record behind a
+    producer's wrong clock makes look younger there is safe for as long: retention deletes whole segments from the first
+    one on, each by its latest timestamp.
+    """
+    now = time.time_ns() // 1_000_000
+
+    @cache
+    def older(age: timedelta) -> list[int]:
+        at = kafka.offsets_at(state.topic, max(now - age // timedelta(milliseconds=1), 0), state)
+        return [p for p, unread in waiting.items() if p not in at or unread.start < at[p]]
+
+    first = bisect_left(AGES, x=True, key=lambda age: len(older(age)) <= PARTITIONS_ASKED)
+    few = older(AGES[first]) if first < len(AGES) else []
+    many = older(AGES[first - 1]) if first else [*waiting]
+    return [*dict.fromkeys([*few, *many])][:PARTITIONS_ASKED]
+
+
+def age_of(message: Message) -> timedelta | None:
+    """How long ago a record's timestamp is; 0 for one in the future, which a producer's clock may name.
+
+    None for a record without a timestamp, which Kafka reports as -1.
+    """
+    from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
+
+    kind, timestamp_ms = message.timestamp()
+    if kind == TIMESTAMP_NOT_AVAILABLE:
+        return None
+    return timedelta(milliseconds=max(time.time_ns() // 1_000_000 - max(timestamp_ms, 0), 0))

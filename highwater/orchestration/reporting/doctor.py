@@ -1,0 +1,463 @@
+"""The doctor: every connection, permission and setting is tried once, and each that fails tells its remedy.
+
+Nothing is created but one file in a local lake, one lease in the ledger and one partition in Dagster's storage, which
+are removed again, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from highwater import settings as names
+from highwater.errors import (
+    ConfigurationError,
+    DependencyAwayError,
+    HighwaterError,
+    PermanentError,
+    TopicAbsentError,
+)
+from highwater.formats import Avro, Json, Protobuf
+from highwater.instances import ONE_INSTANCE
+from highwater.message_size import configure
+from highwater.orchestration.checking.topic_audit import judged_published
+from highwater.orchestration.dagster_home import see_home, told
+from highwater.orchestration.reporting.publication_status import accepted_vanished
+from highwater.orchestration.resources import session_of
+from highwater.resources.deleted_topics import state_of, vanished
+from highwater.resources.delta import open_table
+from highwater.resources.dlq_topics import see_accepted, see_no_drift
+from highwater.resources.groups import denied, see_no_member
+from highwater.resources.permissions import permitted
+from highwater.resources.small_tables import try_storage
+from highwater.resources.spark import SESSION_CONF, TIMESTAMPS, delta_errors
+from highwater.resources.topic_facts import stamped_by_broker, topic_facts, topic_settings
+from highwater.resources.transactions import Transactions
+from highwater.routing import JITTER
+from highwater.slices import OffsetRange
+from highwater.topic_rules import RETENTION_PER_AGE, Finding, Level, judge, retention
+from highwater.wording import span
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.orchestration.deployment import Deployment
+    from highwater.settings import Settings
+
+CONNECT_SECONDS = 3.0
+CONNECT_PORT = 15002
+READ_SECONDS = 10.0
+# How long the ledger would keep the doctor's lease if it died with it.
+LEASE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One thing that was tried.
+
+    Args:
+        what: in some words.
+        text: what was found.
+        error: why it failed; None if it works.
+        warning: it works, and is not as it should be.
+        remedy: of a warning, what mends it.
+    """
+
+    what: str
+    text: str = ""
+    error: HighwaterError | None = None
+    warning: bool = False
+    remedy: str = ""
+
+    @property
+    def row(self) -> list[str]:
+        """State, what, what was found, remedy."""
+        if self.error is None:
+            return ["warning" if self.warning else "ok", self.what, self.text, self.remedy]
+        found = f": {self.error.found}" if self.error.found else ""
+        return ["failed", self.what, f"{self.error.problem}{found}", self.error.remedy]
+
+
+Try = Callable[[], str]
+
+
+def examine(
+    deployment: Deployment, settings: Settings, environment: Mapping[str, str], without: Collection[str] = ()
+) -> Iterator[Tried]:
+    """Try everything, one after another; nothing that fails keeps the rest from being tried.
+
+    Args:
+        deployment: the connections.
+        settings: where everything is.
+        environment: for Dagster's and Java's variables.
+        without: what is not started yet, and is not tried; without `Kafka` no stream is.
+    """
+    parts: dict[str, Try] = {
+        "declarations": lambda: _declarations(deployment),
+        "ledger": lambda: _ledger(deployment),
+        "lake": lambda: _lake(settings.lake),
+        "Spark": lambda: _spark(settings, environment),
+        "Dagster": lambda: _dagster(environment),
+        "Kafka's configuration for Spark": lambda: _translated(deployment),
+        "Kafka": lambda: f"{len(deployment.kafka().topics()):,} topics at {settings.kafka_bootstrap}",
+    }
+    if settings.spark_remote is not None and "Spark" not in without:
+        parts["Spark session"] = lambda: _session(settings)
+    if settings.alerts_url is not None:
+        url = settings.alerts_url
+        parts["receiver of alerts"] = lambda: _receiver(url)
+    if settings.schema_registry_url is not None or any(map(_needs_registry, _declared(deployment))):
+        parts["schema registry"] = lambda: _registry(settings)
+    for what, attempt in parts.items():
+        if what not in without:
+            yield _tried(what, attempt)
+    if "Kafka" in without:
+        yield Tried("streams", "not tried before their broker runs: highwater doctor tells then")
+        return
+    try:
+        streams = deployment.streams().values()
+    except HighwaterError:
+        return  # told above
+    for stream in streams:
+        yield from _stream(deployment, stream)
+
+
+def _declarations(deployment: Deployment) -> str:
+    for error in deployment.declarations.faults.values():
+        raise error
+    return ", ".join(sorted(deployment.streams()))
+
+
+def _declared(deployment: Deployment) -> list[Stream]:
+    """The declared streams; none where they cannot be read, which is told by itself."""
+    try:
+        return list(deployment.streams().values())
+    except HighwaterError:
+        return []
+
+
+def _needs_registry(stream: Stream) -> bool:
+    formats = (stream.value, stream.key_format)
+    return any(isinstance(one, Avro | Json | Protobuf) and one.registry for one in formats)
+
+
+def _registry(settings: Settings) -> str:
+    from highwater.resources.schema_registry import open_registry
+
+    found = open_registry(settings)
+    if found is None:
+        raise ConfigurationError(
+            "a stream has its schemas in a registry, and none is configured",
+            remedy=f"set {names.SCHEMA_REGISTRY_URL}, as docs/configuration.md says",
+        )
+    return f"{len(found.subjects()):,} subjects"
+
+
+def _tried(what: str, attempt: Try) -> Tried:
+    try:
+        return Tried(what, attempt())
+    except HighwaterError as error:
+        return Tried(what, error=error)
+
+
+def _translated(deployment: Deployment) -> str:
+    """How many properties Spark's client is given; not which values, some of which are secrets."""
+    return f"{len(deployment.kafka().spark_options())} properties"
+
+
+def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
+    def topic() -> str:
+        return f"{len(state_of(deployment.ledger(), deployment.kafka(), stream, stream.topic).partitions)} partitions"
+
+    found = _tried(f"topic {stream.topic}", topic)
+    yield found
+    if found.error is None:
+        yield _tried(f"reading {stream.topic}", lambda: _reading(deployment, stream.topic))
+        yield _tried(f"permissions of {stream.name}", lambda: _permissions(deployment, stream))
+        yield from _rules(deployment, stream)
+        yield _dlq(deployment, stream)
+        if stream.publishes is not None:
+            yield _tried(f"topic of accepted events {stream.publishes.topic}", lambda: _accepted(deployment, stream))
+            group = f"highwater.pub.{stream.publishes.topic}"
+            yield _tried(f"group {group}", lambda: _group(deployment, group))
+        for one in stream.foreign_topics:
+            yield _foreign(deployment, stream, one)
+        yield _tried(f"transactions of {stream.name}", lambda: _transactions(deployment, stream))
+        yield _tried(f"group {stream.group}", lambda: _group(deployment, stream.group))
+    yield _tried(f"Dagster instances of {stream.name}", lambda: _instances(deployment, stream))
+    if stream.lookup is not None:
+        table = stream.lookup.table
+        wanted = [stream.lookup.column, *[one.reference for one in stream.fields if one.reference is not None]]
+        yield _tried(f"reference table {table}", lambda: _reference(deployment.lake().reference(table), wanted))
+
+
+def _instances(deployment: Deployment, stream: Stream) -> str:
+    """See that one Dagster instance at the most works on a stream.
+
+    Raises:
+        ConfigurationError: two do.
+    """
+    instances, now = deployment.ledger().instances, datetime.now(UTC)
+    if found := instances.live_together(stream.name, now):
+        raise ConfigurationError(
+            f"{len(found)} Dagster instances work on {stream.name} at the same time",
+            found="; ".join(one.text for one in found),
+            remedy=ONE_INSTANCE,
+        )
+    last = max(instances.of(stream.name), key=lambda one: one.last_seen, default=None)
+    return "no sensor ticked yet" if last is None else last.text
+
+
+def _dlq(deployment: Deployment, stream: Stream) -> Tried:
+    what = f"DLQ topics of {stream.name}"
+    try:
+        text, warning = see_no_drift(deployment.kafka(), stream, partial(vanished, deployment.ledger(), stream))
+    except HighwaterError as error:
+        return Tried(what, error=error)
+    return Tried(what, text, warning=warning)
+
+
+def _accepted(deployment: Deployment, stream: Stream) -> str:
+    gone = partial(accepted_vanished, deployment.ledger(), deployment.lake(), stream)
+    return see_accepted(deployment.kafka(), stream, gone)
+
+
+def _foreign(deployment: Deployment, stream: Stream, topic: str) -> Tried:
+    """A topic that another system fills, and may not have made yet."""
+    what, kafka = f"DLQ topic {topic} of another system", deployment.kafka()
+    try:
+        partitions = len(kafka.topic_state(topic).partitions)
+        clock = "the broker" if stamped_by_broker(kafka, topic) else "producers"
+        settings = topic_settings(kafka, topic)
+    except TopicAbsentError:
+        return Tried(what, "it is not there: the other system has not made it yet, or the name is wrong", warning=True)
+    except HighwaterError as error:
+        return Tried(what, error=error)
+    found = f"{partitions} partitions, timestamps set by {clock}"
+    waits, kept = stream.delays[topic] * (1 + JITTER), retention(settings)
+    if kept is None or kept >= RETENTION_PER_AGE * waits:
+        return Tried(what, found)
+    needed = f"retention.ms={int(RETENTION_PER_AGE * waits / timedelta(milliseconds=1))}"
+    return Tried(
+        what,
+        f"{found}; it keeps a record for {span(kept)}, which waits there for up to {span(waits)}",
+        warning=True,
+        remedy=configure(kafka.bootstrap, topic, needed),
+    )
+
+
+def _rules(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
+    kafka = deployment.kafka()
+    try:
+        found = {stream.topic: judge(topic_facts(kafka, stream.topic))}
+        published, errors = judged_published(kafka, stream)
+    except HighwaterError as error:
+        yield Tried(f"topic {stream.topic}: rules", error=error)
+        return
+    for topic, findings in {**found, **published}.items():
+        yield from (_finding(topic, one) for one in findings if one.level is not Level.OK)
+    yield from (Tried(f"topics that {stream.name} publishes to: rules", error=error) for error in errors)
+
+
+def _finding(topic: str, one: Finding) -> Tried:
+    what = f"topic {topic}: {one.rule}"
+    if one.level is Level.ERROR:
+        return Tried(what, error=PermanentError(one.value, remedy=one.remedy))
+    return Tried(what, one.value, warning=True, remedy=one.remedy)
+
+
+def _lake(root: str) -> str:
+    if "://" in root and not root.startswith("file://"):
+        try_storage(root)
+        return f"{root}: a table was written, read and removed"
+    folder = Path(root.removeprefix("file://"))
+    at = folder if folder.exists() else next(parent for parent in folder.parents if parent.exists())
+    file = at / f".highwater-doctor-{uuid.uuid4().hex}"
+    try:
+        file.write_text("")
+        file.unlink()
+    except OSError as error:
+        raise DependencyAwayError(
+            f"nothing can be written to {at}",
+            found=error.strerror,
+            remedy="make it writable for this user, or set HIGHWATER_LAKE to another place",
+        ) from error
+    return f"{root} can be written to"
+
+
+def _reference(path: str, wanted: Sequence[str]) -> str:
+    table = open_table(path)
+    if table is None:
+        raise DependencyAwayError(
+            f"there is no table at {path}", remedy="write it; until then slices that need it fail, and are tried again"
+        )
+    columns = [field.name for field in table.schema().fields]
+    if lacking := [name for name in wanted if name not in columns]:
+        raise ConfigurationError(
+            f"the table at {path} has no column {', '.join(lacking)}",
+            found=", ".join(columns),
+            remedy="mend the table, or the lookup in the stream's declaration",
+        )
+    return f"version {table.version()}, with the column {', '.join(wanted)}"
+
+
+def _transactions(deployment: Deployment, stream: Stream) -> str:
+    """Open a producer by a name that the ACLs of the DLQ must allow, and ask for its mark; nothing is sent.
+
+    The name is nobody's: to open that of a slice, or of the topic of accepted events, would fence who sends by it.
+    """
+    kafka = deployment.kafka()
+    with Transactions(kafka, f"highwater.pub.doctor.{stream.name}", stream.topic) as transactions:
+        transactions.mark()
+    return "transactional ids and groups that begin with highwater.pub. may be used"
+
+
+def _group(deployment: Deployment, name: str) -> str:
+    """A group that is kept without members: whether somebody is in it, and whether it may be written to."""
+    found = see_no_member(deployment.kafka(), name)
+    if found.may_commit is False:
+        raise denied(name, "Describe, and not Read")
+    return "may be kept" if found.may_commit else "is not there yet: the first commit creates it"
+
+
+def _ledger(deployment: Deployment) -> str:
+    """Read it, and write to it: a lease, which is given up at once."""
+    ledger = deployment.ledger()
+    planned = sum(ledger.counts().values())
+    with ledger.lease(f"doctor {uuid.uuid4().hex}", seconds=LEASE_SECONDS):
+        return f"{planned:,} slices are planned; it can be written to"
+
+
+def _reading(deployment: Deployment, topic: str) -> str:
+    """Read a record of the topic, if there is one: the last that readers may see."""
+    kafka = deployment.kafka()
+    for partition, seen in kafka.topic_state(topic).partitions.items():
+        first, end = seen.log_start, seen.last_stable
+        if first is not None and end is not None and first < end:
+            last = {partition: OffsetRange(end - 1, end)}
+            many = sum(1 for _ in kafka.read(topic, last, seconds=READ_SECONDS))
+            return f"a record of partition {partition} was read" if many else "may be read; a marker stands at its end"
+    return "may be looked at; there is no record to read"
+
+
+def _permissions(deployment: Deployment, stream: Stream) -> str:
+    """What the brokers allow with the stream's topics; those that are not there yet are told.
+
+    Raises:
+        ConfigurationError: something that is needed is not allowed.
+    """
+    needed = {stream.topic: {"READ", "DESCRIBE"}}
+    needed |= {topic: {"READ", "WRITE", "DESCRIBE"} for topic in stream.dlq_topics}
+    needed |= {topic: {"READ", "DESCRIBE"} for topic in stream.foreign_topics}
+    needed |= {stream.publishes.topic: {"WRITE", "DESCRIBE"}} if stream.publishes else {}
+    found = permitted(deployment.kafka(), [*needed])
+    lacking = {topic: sorted(needed[topic] - allowed) for topic, allowed in found.items()}
+    if any(lacking.values()):
+        told = [f"{', '.join(names)} on {topic}" for topic, names in lacking.items() if names]
+        raise ConfigurationError(
+            f"the broker does not let this user do all that the stream {stream.name} needs",
+            found=f"not allowed: {'; '.join(told)}",
+            remedy="allow it by kafka-acls --add --allow-principal User:NAME --operation OPERATION --topic TOPIC",
+        )
+    rest = sorted(needed.keys() - found.keys())
+    untold = f"; not there yet, or not to be seen: {', '.join(rest)}" if rest else ""
+    return f"reading and writing are allowed on {', '.join(found) or 'no topic'}{untold}"
+
+
+def _receiver(url: str) -> str:
+    """See that somebody listens; nothing is posted. The URL may hold a token and is never repeated (I13)."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        parts, port = urlsplit(""), 0
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ConfigurationError("the receiver of alerts is no HTTP address", remedy=f"set {names.ALERTS_URL} anew")
+    try:
+        with socket.create_connection((parts.hostname, port), CONNECT_SECONDS):
+            return f"somebody listens at port {port}; nothing was posted"
+    except (OSError, ValueError) as error:
+        raise DependencyAwayError(
+            "nobody listens where alerts are posted",
+            found=type(error).__name__,
+            remedy=f"start the receiver, or mend {names.ALERTS_URL}",
+        ) from None
+
+
+def _spark(settings: Settings, environment: Mapping[str, str]) -> str:
+    if settings.spark_remote is None:
+        home = environment.get("JAVA_HOME")
+        java = shutil.which("java") or (home and shutil.which("java", path=str(Path(home) / "bin")))
+        if not java:
+            raise ConfigurationError(
+                "no Java was found for a session in the run's own process",
+                remedy=f"install Java 17 or 21, set JAVA_HOME, or set {names.SPARK_REMOTE} to a Spark Connect server",
+            )
+        return f"a session in the run's own process, on {settings.spark_master}"
+    address = settings.spark_remote.removeprefix("sc://").split("/")[0].split(";")[0]
+    host, _, port = address.partition(":")
+    try:
+        with socket.create_connection((host, int(port or CONNECT_PORT)), CONNECT_SECONDS):
+            return f"a server answers at {host}:{port or CONNECT_PORT}"
+    except (OSError, ValueError) as error:
+        raise DependencyAwayError(
+            f"no Spark Connect server answers at {host}:{port or CONNECT_PORT}",
+            found=type(error).__name__,
+            remedy=f"start it, or mend {names.SPARK_REMOTE}",
+        ) from error
+
+
+def _session(settings: Settings) -> str:
+    """Open a session on the Connect server, and read back what our tables rely on.
+
+    Raises:
+        ConfigurationError: the server does not take our settings.
+        DependencyAwayError: the server does not answer.
+    """
+    with session_of(settings) as session, delta_errors("a Spark session"):
+        found = {name: session.conf.get(name, None) for name in SESSION_CONF}
+    ignored = {name: value for name, value in found.items() if value != SESSION_CONF[name]}
+    if ignored:
+        name, value = next(iter(ignored.items()))
+        raise ConfigurationError(
+            f"the Spark Connect server does not take the setting {name}",
+            stored=SESSION_CONF[name],
+            found=value,
+            remedy="let sessions of this server set it, or set it in the server's own configuration",
+        )
+    return f"takes our settings; timestamps are written as {found[TIMESTAMPS]}"
+
+
+def _dagster(environment: Mapping[str, str]) -> str:
+    home = environment.get("DAGSTER_HOME")
+    if not home:
+        raise ConfigurationError(
+            "DAGSTER_HOME is not set",
+            remedy="set it to a folder with a copy of dagster.yaml; make up does so",
+        )
+    see_home(home)
+    file = Path(home).expanduser() / "dagster.yaml"
+    if not os.access(file, os.R_OK):
+        raise ConfigurationError(
+            f"there is no {file}", remedy="copy dagster.yaml there: it has the pools and the run monitoring"
+        )
+    _write_to_storage(home)
+    return f"{file} is there, and the storage can be written to"
+
+
+def _write_to_storage(home: str) -> None:
+    """Add a partition to a definition that nothing uses, and remove it; storage that is not there yet is created."""
+    import dagster as dg
+
+    key, problem = uuid.uuid4().hex, f"Dagster's storage, as {home} configures it, cannot be written to"
+    with told(problem), dg.DagsterInstance.from_config(str(Path(home).expanduser())) as instance:
+        instance.add_dynamic_partitions("highwater_doctor", [key])
+        instance.delete_dynamic_partition("highwater_doctor", key)

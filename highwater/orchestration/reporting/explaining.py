@@ -1,0 +1,395 @@
+"""One slice explained: its plan, what each table committed of it, what was published, its runs and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from highwater.errors import IncompleteReadError
+from highwater.gaps import offsets_in
+from highwater.orchestration.checking.check_results import check_keys
+from highwater.orchestration.checking.slice_status import attempts_of, committed
+from highwater.orchestration.dagster_home import answer
+from highwater.orchestration.reporting.publication_status import of_slice
+from highwater.orchestration.worker_leases import living
+from highwater.plans import left_to_read
+from highwater.resources.commit_log import ensure_all_records_seen, ensure_all_rows_seen
+from highwater.resources.delta import query, slice_is_one_of
+from highwater.retention import aged
+from highwater.slices import ranges_to_plain
+from highwater.tables import BY_SLICE
+from highwater.wording import number
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from highwater.declaration import Stream
+    from highwater.errors import HighwaterError
+    from highwater.holds import Hold
+    from highwater.orchestration.checking.verdicts import Attempts
+    from highwater.orchestration.dagster_home import Opened
+    from highwater.orchestration.reporting.publication_status import Told
+    from highwater.plans import Loss, Publication
+    from highwater.proof import Proof
+    from highwater.reclaims import Reclaim
+    from highwater.resources.given_up import GivenUp
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+MOST_RUNS = 10
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What stands of the slice in one table; None where nothing does."""
+
+    table: str
+    attempt: int | None
+    rows: int | None = None
+    counts: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that worked on the slice.
+
+    Args:
+        alive_until: while it is started, when the lease of its worker runs out unless it is renewed; None where the
+            worker holds none.
+    """
+
+    run: str
+    status: str
+    began: datetime | None
+    purpose: str
+    alive_until: datetime | None = None
+
+    @property
+    def worker(self) -> str:
+        """What is known of the worker of a run that is started."""
+        if self.status != "STARTED":
+            return ""
+        return "no lease" if self.alive_until is None else f"lease until {self.alive_until:%H:%M:%S}"
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Rejects of the slice: their reason, where they go from here, and how many they are."""
+
+    reason: str
+    next_topic: str
+    records: int
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What is known of a slice.
+
+    Args:
+        piece: its plan.
+        lost: recorded losses within its ranges.
+        commits: in the order of the tables.
+        publication: what was sent of its rejects; None if nothing was.
+        undone: the tables that do not follow the slice's decision yet; empty when it is whole.
+        rejects: rows of the slice in the table of rejects.
+        given_up: since when repair requests it no more; None if it does.
+        hold: what holds it, or held it until a person released it; None if nothing does.
+        reclaims: what was taken back from the DLQ for it to decide anew.
+        leases: those of its stream that somebody holds, and when each ends unless it is renewed.
+        runs: the newest first; None where Dagster was not asked.
+        checks: name and status of each check's last execution; None where Dagster was not asked.
+        unasked: why Dagster could not be asked; None if it was, or was not to be.
+        retired: whether its key was retired from Dagster.
+        erased: what was erased of it, in sentences.
+        aged: what went of it by its age, in sentences.
+        accepted: what became of its events on their way to the topic of accepted events; None of a stream without one.
+    """
+
+    piece: Slice
+    lost: Sequence[Loss]
+    commits: Sequence[Commit]
+    publication: Publication | None
+    undone: Sequence[str]
+    rejects: Sequence[Rejected] = ()
+    hold: Hold | None = None
+    given_up: GivenUp | None = None
+    reclaims: Sequence[Reclaim] = ()
+    leases: Mapping[str, datetime] = field(default_factory=dict)
+    runs: Sequence[Run] | None = None
+    checks: Mapping[str, str] | None = None
+    unasked: HighwaterError | None = None
+    retired: bool = False
+    erased: Sequence[str] = ()
+    aged: Sequence[str] = ()
+    accepted: Told | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """The slice in sentences, without its tables."""
+        piece = self.piece
+        lag = "" if piece.lag is None else f", {piece.lag:,} offsets waited behind it"
+        lines = [
+            f"{piece.key}: stream {piece.stream}, topic {piece.topic}, generation {piece.generation}",
+            f"planned {piece.planned_at:%Y-%m-%d %H:%M:%S} UTC, {piece.offsets:,} offsets{lag}",
+        ]
+        lines += [f"lost: partition {loss.partition} {loss.offsets}: {loss.reason}" for loss in self.lost]
+        if self.publication is not None:
+            sent = self.publication
+            lines.append(
+                f"rejects published: {sent.sent:,} of attempt {sent.attempt}, {sent.published_at:%Y-%m-%d %H:%M}"
+            )
+        lines += [] if self.accepted is None else self.accepted.lines
+        lines += [self.hold.text] if self.hold is not None else []
+        lines += (
+            [f"{self.given_up.text}; highwater retry-slice {piece.key} lets it be tried again"] if self.given_up else []
+        )
+        lines += [self._taken_back] if self.reclaims else []
+        lines += [
+            f"lease: {name!r} is held until {ends:%H:%M:%S} UTC, or renewed" for name, ends in self.leases.items()
+        ]
+        lines += [f"erased: {told}" for told in self.erased]
+        lines += [f"by age: {told}" for told in self.aged]
+        lines += self._not_asked
+        recall = f"highwater recall-keys {piece.stream} {piece.key} {piece.key} --yes"
+        lines += [f"its key is retired: {recall} brings it back"] if self.retired else []
+        lines.append("whole" if not self.undone else f"not whole: {', '.join(self.undone)} still to be written")
+        return lines
+
+    @property
+    def _not_asked(self) -> list[str]:
+        if self.unasked is not None:
+            return [f"runs and checks: Dagster could not be asked: {self.unasked}"]
+        return ["runs and checks: Dagster was not asked, DAGSTER_HOME is not set"] if self.runs is None else []
+
+    @property
+    def tables(self) -> list[tuple[list[str], list[list[str]]]]:
+        """Ranges, commits, rejects, runs and checks as names of columns and rows."""
+        found = [(["partition", "start", "end", "leader epoch"], self._ranges), (_COMMITS, self._commits)]
+        if self.rejects:
+            rejects = [[one.reason, f"{one.records:,}", one.next_topic] for one in self.rejects]
+            found.append((["rejected because", "records", "goes to"], rejects))
+        if self.runs:
+            rows = [
+                [r.run, r.status, "" if r.began is None else f"{r.began:%Y-%m-%d %H:%M:%S}", r.purpose, r.worker]
+                for r in self.runs
+            ]
+            found.append((["run", "status", "began (UTC)", "asked by", "worker"], rows))
+        if self.checks:
+            found.append((["check", "last execution"], [[name, status] for name, status in self.checks.items()]))
+        return found
+
+    @property
+    def _taken_back(self) -> str:
+        last = self.reclaims[-1]
+        by = f"{last.reclaimed_by} at {last.reclaimed_at:%Y-%m-%d %H:%M}: {last.reason}"
+        return f"taken back from the DLQ: {len({one.origin for one in self.reclaims}):,} records, last by {by}"
+
+    @property
+    def _ranges(self) -> list[list[str]]:
+        epochs = self.piece.epochs
+        return [[str(p), str(r.start), str(r.end), number(epochs.get(p))] for p, r in sorted(self.piece.ranges.items())]
+
+    @property
+    def _commits(self) -> list[list[str]]:
+        return [[one.table, *map(number, (one.attempt, one.rows)), _counts(one.counts)] for one in self.commits]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        piece = self.piece
+        return {
+            "slice": piece.key,
+            "stream": piece.stream,
+            "topic": piece.topic,
+            "topic_id": piece.topic_id,
+            "generation": piece.generation,
+            "planned_at": piece.planned_at.isoformat(),
+            "lag": piece.lag,
+            "ranges": ranges_to_plain(piece.ranges),
+            "lost": [
+                {"partition": loss.partition, "range": str(loss.offsets), "reason": loss.reason} for loss in self.lost
+            ],
+            "commits": [{**vars(one), "counts": dict(one.counts or {})} for one in self.commits],
+            "published": None if self.publication is None else self.publication.sent,
+            "undone": [*self.undone],
+            "rejects": [vars(one) for one in self.rejects],
+            "given_up": None if self.given_up is None else self.given_up.to_plain(),
+            "hold": None if self.hold is None else self.hold.to_plain(),
+            "reclaimed": len({one.origin for one in self.reclaims}),
+            "leases": {name: ends.isoformat() for name, ends in self.leases.items()},
+            "runs": None if self.runs is None else [_run_plain(run) for run in self.runs],
+            "checks": None if self.checks is None else dict(self.checks),
+            "dagster_error": None if self.unasked is None else str(self.unasked),
+            "retired": self.retired,
+            "erased": [*self.erased],
+            "aged": [*self.aged],
+            "accepted": None if self.accepted is None else self.accepted.to_plain(),
+        }
+
+
+def _run_plain(run: Run) -> dict[str, Any]:
+    alive = None if run.alive_until is None else run.alive_until.isoformat()
+    return {**vars(run), "began": str(run.began), "alive_until": alive}
+
+
+_COMMITS = ["table", "attempt", "rows", "counts"]
+
+
+def _counts(counts: Mapping[str, int] | None) -> str:
+    told = {name: count for name, count in (counts or {}).items() if count and not name.endswith("_us")}
+    return ", ".join(f"{name} {count:,}" for name, count in told.items())
+
+
+def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opened | None = None) -> Explained:
+    """Gather what is known of a slice.
+
+    Args:
+        ledger: the plans.
+        lake: the tables.
+        stream: the slice's stream.
+        key: the slice.
+        dagster: opens its instance; None where it is not to be asked.
+
+    Raises:
+        UnknownSliceError: it was never planned.
+        IncompleteReadError: a table has files of the slice, and a read of the commit records did not return its commit.
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    [piece] = ledger.get([key])
+    # The rows first: a commit between the two reads has its record.
+    rows = {table: lake.rows_of(stream.name, table, [key]).get(key) for table in BY_SLICE}
+    proofs = committed(lake, stream, [key])
+    for table in BY_SLICE:
+        if key not in proofs[table]:
+            _ensure_not_committed(lake, stream, table, key, rows[table])
+    standing = attempts_of(lake, stream, proofs, [key])
+    commits = [_commit(table, proofs[table].get(key), rows[table]) for table in BY_SLICE]
+    lost = [loss for loss in ledger.losses(stream.name) if left_to_read(piece, [loss]) != piece]
+    leases = ledger.leases()
+    of_dagster, unasked = (
+        (None, None) if dagster is None else answer(dagster, lambda one: _asked(one, stream, key, leases))
+    )
+    return Explained(
+        piece=piece,
+        lost=lost,
+        commits=[*commits, *_of_current(standing, key), *_of_metrics(standing, key)],
+        publication=ledger.publications([key]).get(key),
+        undone=standing.lacking(key),
+        rejects=_rejects(lake, stream, key),
+        hold=ledger.holds.of([key]).get(key),
+        given_up=next((one for one in ledger.given_up.open(stream.name) if one.slice_key == key), None),
+        reclaims=ledger.reclaims.of(stream.name, slice_key=key),
+        leases={name: ends for name, ends in leases.items() if _concerns(name, stream)},
+        runs=None if of_dagster is None else of_dagster[0],
+        checks=None if of_dagster is None else of_dagster[1],
+        unasked=unasked,
+        retired=key in ledger.retired.among([key]),
+        erased=_erased(ledger, stream, key, by_age=False),
+        aged=_aged(ledger, stream, key, proofs["raw"].get(key)),
+        accepted=of_slice(ledger, lake, stream, piece),
+    )
+
+
+def _aged(ledger: Ledger, stream: Stream, key: str, proof: Proof | None) -> list[str]:
+    told = _erased(ledger, stream, key, by_age=True)
+    there = ["raw was read again since, and holds its records"] if told and proof and not aged(proof) else []
+    return [*told, *there]
+
+
+def _erased(ledger: Ledger, stream: Stream, key: str, *, by_age: bool) -> list[str]:
+    asked = {one.number: one for one in ledger.erasures.of(stream.name)}
+    return [
+        f"{offsets_in(one.places):,} records, by {asked[one.number].erased_by} at "
+        f"{asked[one.number].erased_at:%Y-%m-%d %H:%M} UTC: {asked[one.number].reason}"
+        for one in ledger.erasures.slices([key]).get(key, ())
+        if one.by_age is by_age
+    ]
+
+
+def _ensure_not_committed(lake: Lake, stream: Stream, table: str, key: str, rows: int | None) -> None:
+    """Validate that a slice without a commit record was never committed.
+
+    Raises:
+        IncompleteReadError: it has rows, or not all commit records were read.
+    """
+    opened = lake.table(stream.name, table)
+    if opened is not None:
+        ensure_all_records_seen(opened)
+    if rows:
+        raise IncompleteReadError(
+            f"a read of {table} of {stream.name} did not return the commit of {key}",
+            stored=f"{rows:,} rows of the slice",
+            found="no commit of it",
+            remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
+        )
+
+
+def _commit(table: str, proof: Proof | None, rows: int | None) -> Commit:
+    if proof is None:
+        return Commit(table, None)
+    return Commit(table, proof.attempt, proof.rows if rows is None else rows, proof.counts)
+
+
+def _rejects(lake: Lake, stream: Stream, key: str) -> list[Rejected]:
+    table = lake.table(stream.name, "rejects")
+    if table is None:
+        return []
+    ensure_all_rows_seen(table, [key])
+    found = query(
+        table,
+        "SELECT reason, next_topic, count(*) AS records FROM t WHERE "
+        f"{slice_is_one_of([key])} GROUP BY reason, next_topic ORDER BY reason, next_topic",
+    )
+    return [Rejected(str(row["reason"]), str(row["next_topic"]), int(str(row["records"]))) for row in found]
+
+
+def _concerns(lease: str, stream: Stream) -> bool:
+    """Whether a lease is one of the stream's: its name is what is done, and the stream or one of its tables."""
+    return lease.partition(" ")[2].partition("/")[0] == stream.name
+
+
+def _of_current(standing: Attempts, key: str) -> list[Commit]:
+    return [] if standing.current is None else [Commit("current", standing.current.get(key))]
+
+
+def _of_metrics(standing: Attempts, key: str) -> list[Commit]:
+    return [] if standing.metrics is None else [Commit("metrics", standing.metrics.get(key))]
+
+
+def _asked(
+    instance: dg.DagsterInstance, stream: Stream, key: str, leases: Mapping[str, datetime]
+) -> tuple[list[Run], dict[str, str]]:
+    return _runs(instance, stream, key, leases), _checks(instance, stream, key)
+
+
+def _runs(instance: dg.DagsterInstance, stream: Stream, key: str, leases: Mapping[str, datetime]) -> list[Run]:
+    """The runs that materialised a table of the slice, and those that were asked for it by name."""
+    import dagster as dg
+
+    from highwater.orchestration.asset_keys import table_keys
+    from highwater.orchestration.run_tags import PARTITION, RANGE_START
+
+    ids: set[str] = set()
+    for asset in table_keys(stream):
+        asked = dg.AssetRecordsFilter(asset_key=asset, asset_partitions=[key])
+        ids |= {record.run_id for record in instance.fetch_materializations(asked, limit=MOST_RUNS).records}
+    for tag in (PARTITION, RANGE_START):
+        ids |= {run.run_id for run in instance.get_runs(dg.RunsFilter(tags={tag: key}), limit=MOST_RUNS)}
+    records = instance.get_run_records(dg.RunsFilter(run_ids=sorted(ids)), limit=MOST_RUNS) if ids else []
+    alive = living(leases)
+    return [_run(record, alive.get(record.dagster_run.run_id)) for record in records]
+
+
+def _run(record: dg.RunRecord, alive_until: datetime | None) -> Run:
+    from highwater.orchestration.run_tags import PURPOSE
+
+    run, start = record.dagster_run, record.start_time
+    began = None if start is None else datetime.fromtimestamp(start, UTC)
+    return Run(run.run_id, run.status.value, began, run.tags.get(PURPOSE, "a person"), alive_until)
+
+
+def _checks(instance: dg.DagsterInstance, stream: Stream, key: str) -> dict[str, str]:
+    found = instance.event_log_storage.get_asset_check_partition_info(check_keys(stream), partition_keys=[key])
+    return {info.check_key.name: info.latest_execution_status.value.lower() for info in found}

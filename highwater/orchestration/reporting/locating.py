@@ -1,0 +1,366 @@
+"""Where one record is: the slice that holds its offset, its row in raw, and how its origin ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets.reclaims import NUMBER
+from highwater.envelope import ORIGIN_TOPIC, Origin, headers_of, opened
+from highwater.errors import (
+    ConfigurationError,
+    HighwaterError,
+    IncompleteReadError,
+    OffsetsExpiredError,
+    TopicAbsentError,
+)
+from highwater.foreign import identity, named
+from highwater.gaps import places_in
+from highwater.orchestration.checking.origin_checks import tombstone_in_sql
+from highwater.orchestration.checking.slice_status import attempts_of, committed
+from highwater.reclaims import numbers, stale
+from highwater.resources.commit_log import ensure_all_records_seen, ensure_all_rows_seen
+from highwater.resources.delta import count_in, query, rows_by_slice, slice_is_one_of
+from highwater.retention import aged
+from highwater.slices import OffsetRange
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.envelope import Envelope
+    from highwater.erasing import Erasure
+    from highwater.plans import Loss
+    from highwater.reclaims import Reclaim
+    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+
+@dataclass(frozen=True)
+class Located:
+    """What is known of one offset.
+
+    Args:
+        end: `accepted`, `waiting`, `parked`, `discarded`, `reclaimed` (and not decided anew yet), `rejected` (and not
+            published yet), `tombstone`, `superseded`, `gap`, `unread` (planned, and not in raw yet), `unplanned`,
+            `erased`, `aged` (its row of raw went by its age, and nothing else is known of it), `lost` or `unknown`.
+        text: the end in a sentence.
+        origin: where the record was first published; None where no record is known.
+        piece: the slice that holds the offset; None where none does.
+        row: the row in raw, its key as text, without value and headers.
+        facts: further sentences, in the order of what happened.
+        commits: by table the attempt that committed the slice; tables that lack it are left out.
+        unseen: what kept Kafka from being looked at; None if nothing did, or it was not to be.
+    """
+
+    end: str
+    text: str
+    origin: Origin | None = None
+    piece: Slice | None = None
+    row: Mapping[str, Any] | None = None
+    facts: Sequence[str] = ()
+    commits: Mapping[str, int] = field(default_factory=dict)
+    unseen: HighwaterError | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """All of it in sentences."""
+        lines = []
+        if self.piece is not None:
+            lines.append(f"slice {self.piece.key}, generation {self.piece.generation}, planned {self.piece.planned_at}")
+        if self.commits:
+            told = ", ".join(f"{table} by attempt {attempt}" for table, attempt in self.commits.items())
+            lines.append(f"committed to {told}")
+        if self.row is not None:
+            lines.append("raw: " + ", ".join(f"{name} {value}" for name, value in self.row.items()))
+        if self.origin is not None:
+            lines.append(f"origin: {shown(self.origin)}")
+        return [*lines, *self.facts, f"{self.end}: {self.text}"]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "end": self.end,
+            "text": self.text,
+            "origin": None if self.origin is None else self.origin._asdict(),
+            "slice": None if self.piece is None else self.piece.key,
+            "generation": None if self.piece is None else self.piece.generation,
+            "commits": {**self.commits},
+            "row": None if self.row is None else {name: str(value) for name, value in self.row.items()},
+            "facts": [*self.facts],
+        }
+
+
+def shown(origin: Origin) -> str:
+    """An origin as people write it."""
+    return f"{origin.topic} partition {origin.partition} offset {origin.offset}, generation {origin.generation}"
+
+
+def stream_of(streams: Iterable[Stream], topic: str) -> Stream:
+    """The stream that a topic belongs to.
+
+    Raises:
+        ConfigurationError: none declares it.
+    """
+    known = {name: stream for stream in streams for name in stream.all_topics}
+    if topic not in known:
+        raise ConfigurationError(
+            f"no stream has a topic {topic!r}",
+            found=f"declared are {', '.join(sorted(known)) or 'none'}",
+            remedy="name one of them",
+        )
+    return known[topic]
+
+
+def locate(
+    ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, topic: str, partition: int, offset: int
+) -> list[Located]:
+    """What is known of an offset: an answer for each generation of the topic that planned it, or one that says why not.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    if topic == stream.parked_topic:
+        return [_on_parked(ledger, kafka, lake, stream, partition, offset)]
+    pieces = ledger.holding(stream.name, topic, partition, offset)
+    if not pieces:
+        return [_unplanned(ledger, kafka, stream, topic, partition, offset)]
+    found = [(piece, _in_slice(ledger, lake, stream, piece, partition, offset)) for piece in pieces]
+    return [replace(one, commits=_commits(lake, stream, piece)) for piece, one in found]
+
+
+def _commits(lake: Lake, stream: Stream, piece: Slice) -> dict[str, int]:
+    proofs = committed(lake, stream, [piece.key])
+    current = attempts_of(lake, stream, proofs, [piece.key]).current
+    attempts = {table: proof.attempt for table, found in proofs.items() for proof in found.values()}
+    return attempts | ({"current": current[piece.key]} if current and piece.key in current else {})
+
+
+def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partition: int, offset: int) -> Located:
+    lost = [
+        loss
+        for loss in ledger.losses(stream.name, piece.topic)
+        if (loss.generation, loss.partition) == (piece.generation, partition) and offset in loss.offsets
+    ]
+    raw, proofs = lake.table(stream.name, "raw"), lake.committed(stream.name, "raw", [piece.key])
+    if raw is None or piece.key not in proofs:
+        if raw is not None:
+            ensure_all_records_seen(raw)
+        if raw is not None and rows_by_slice(raw, [piece.key])[piece.key]:
+            raise IncompleteReadError(
+                f"a read of raw of {stream.name} did not return the commit of {piece.key}",
+                stored="rows of the slice",
+                found="no commit",
+                remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
+            )
+        return _lost(lost[0], piece) if lost else Located("unread", "planned, and not in raw yet", piece=piece)
+    where = f'{slice_is_one_of([piece.key])} AND "partition" = {partition} AND "offset" = {offset}'
+    # `octet_length` takes text alone here.
+    size = "octet_length(encode(value, 'hex')) / 2 AS bytes"
+    columns = f"timestamp_ms AS ms, timestamp_type, key, {tombstone_in_sql(stream)} AS tombstone, {size}, headers"
+    found = query(raw, f"SELECT {columns} FROM t WHERE {where}")
+    if not found and lost:
+        return _lost(lost[0], piece)
+    gone = [
+        one
+        for one in (ledger.erasures.slices([piece.key]).get(piece.key, ()) if not found else ())
+        if (partition, offset) in places_in(one.places)
+    ]
+    # A key that was erased after its rows had gone by their age is erased all the same.
+    for one in sorted(gone, key=lambda one: one.by_age):
+        [why] = [erasure for erasure in ledger.erasures.of(stream.name) if erasure.number == one.number]
+        if not why.by_age:
+            return Located("erased", f"by {why.erased_by} at {why.erased_at}: {why.reason}", piece=piece)
+        if aged(proofs[piece.key]):
+            return _aged(ledger, lake, stream, piece, Origin(piece.topic, piece.generation, partition, offset), why)
+    if not found:
+        ensure_all_rows_seen(raw, [piece.key])
+        text = "no record at this offset: a marker of a transaction, an aborted record, or one that compaction took"
+        return Located("gap", text, piece=piece)
+    [row] = found
+    here = Origin(piece.topic, piece.generation, partition, offset)
+    origin = here if piece.topic == stream.topic else _origin(ledger, lake, stream, here, row)
+    told = {"timestamp_ms": row["ms"], "key": _text(row["key"]), "bytes": row["bytes"]}
+    return _ended(ledger, lake, stream, origin, piece, told, tombstone=bool(row["tombstone"]))
+
+
+def _aged(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, here: Origin, why: Erasure) -> Located:
+    """How a record ended whose row of raw went by its age; on the main topic its place is its origin."""
+    fact = f"its row of raw went by its age, by {why.erased_by} at {why.erased_at}: {why.reason}"
+    if piece.topic == stream.topic:
+        found = _ended(ledger, lake, stream, here, piece, None)
+        if found.end != "unknown":
+            return replace(found, facts=[fact, *found.facts])
+        return Located("aged", f"{fact}; it was no event and no reject: a tombstone", here, piece)
+    return Located("aged", f"{fact}; which record it was a copy of is not known any more", piece=piece)
+
+
+def _origin(ledger: Ledger, lake: Lake, stream: Stream, here: Origin, row: Mapping[str, Any]) -> Origin:
+    """The origin of a record that waits for a retry: what its headers say, or where it lies.
+
+    Where it was rejected under its own place, that is it, whatever its headers say.
+    """
+    own = here if here.topic not in stream.foreign_topics else here._replace(topic=stream.namespace + here.topic)
+    if _rows_of(lake, stream, "rejects", own):
+        return own
+    headers = headers_of(row)
+    envelope = opened(headers, stream.is_origin)
+    if envelope is not None:
+        return envelope.origin
+    if here.topic not in stream.foreign_topics:
+        return here
+    ours = any(name == ORIGIN_TOPIC for name, _ in headers)
+    found = named(headers, row["ms"], row["timestamp_type"])
+    if ours or found is None:
+        return here._replace(topic=stream.namespace + here.topic)
+    from highwater.assets.foreign import main_log
+
+    return identity(stream, main_log(ledger, stream), found, row["ms"])
+
+
+def _lost(loss: Loss, piece: Slice | None) -> Located:
+    return Located("lost", f"{loss.reason}, accepted by {loss.accepted_by}, generation {loss.generation}", piece=piece)
+
+
+def _text(key: Any) -> str | None:
+    return None if key is None else bytes(key).decode("utf-8", "replace")
+
+
+def _ended(
+    ledger: Ledger,
+    lake: Lake,
+    stream: Stream,
+    origin: Origin,
+    piece: Slice | None,
+    row: Mapping[str, Any] | None,
+    *,
+    tombstone: bool = False,
+) -> Located:
+    """How an origin ended: the last of what is known of it."""
+    published = {(found["slice"], found[NUMBER]): found for found in _rows_of(lake, stream, "dlq", origin)}
+    found = _rows_of(lake, stream, "rejects", origin)
+    rejects = sorted(found, key=lambda row: _when(row, published.get(_copy(row))))
+    facts = [_rejected(row, published.get(_copy(row))) for row in rejects]
+    facts += [_taken_back(one) for one in ledger.reclaims.of(stream.name) if one.origin == origin]
+    end, text = _end(ledger, lake, stream, origin, rejects, published)
+    if end == "unknown" and piece is not None:
+        for table in (lake.table(stream.name, name) for name in ("events", "rejects")):
+            if table is not None:
+                ensure_all_rows_seen(table, [piece.key])
+    if end == "unknown" and tombstone:
+        end, text = "tombstone", "a null value is no event; it stays in raw"
+    elif end == "unknown" and piece is not None and piece.topic != stream.topic:
+        told = "its origin was accepted already, counts elsewhere in the slice, or was left to its main slice"
+        end, text = "superseded", told
+    return Located(end, text, origin, piece, row, facts)
+
+
+def _end(
+    ledger: Ledger,
+    lake: Lake,
+    stream: Stream,
+    origin: Origin,
+    rejects: Sequence[Mapping[str, Any]],
+    published: Collection[tuple[str, int]],
+) -> tuple[str, str]:
+    for found in _rows_of(lake, stream, "events", origin):
+        return "accepted", f"in events of {found['slice']}, attempt {found['attempt']}, retries {found['retries']}"
+    for given_up in ledger.discards(stream.name):
+        if given_up.origin == origin:
+            return "discarded", f"by {given_up.discarded_by} at {given_up.discarded_at}: {given_up.reason}"
+    if not rejects:
+        return "unknown", "neither in events nor in rejects: the slice is not decided yet"
+    last = rejects[-1]
+    taken_back = [one for one in ledger.reclaims.of(stream.name) if one.origin == origin]
+    if stale(numbers(taken_back), origin, last[NUMBER]):
+        return "reclaimed", f"{taken_back[-1].slice_key} decides it anew when it is materialised again"
+    if _copy(last) not in published:
+        return "rejected", f"as {last['reason']} by {last['slice']}, to be published to {last['next_topic']}"
+    return ("parked" if last["next_topic"] == stream.parked_topic else "waiting"), f"on {last['next_topic']}"
+
+
+def _when(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    """The order of rejections: by how often it was taken back; as they were published, then what is not yet."""
+    at = None if published is None else published["published_at"]
+    moment = "" if at is None else at.isoformat(timespec="microseconds")
+    return found[NUMBER], published is None, moment, found["retries"] or 0
+
+
+def _copy(found: Mapping[str, Any]) -> tuple[str, int]:
+    return found["slice"], found[NUMBER]
+
+
+def _taken_back(one: Reclaim) -> str:
+    return f"taken back for {one.slice_key} by {one.reclaimed_by} at {one.reclaimed_at}: {one.reason}"
+
+
+def _rejected(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> str:
+    when = "not published yet" if published is None else f"published {published['published_at']}"
+    return f"rejected by {found['slice']} as {found['reason']} ({found['detail']}), to {found['next_topic']}: {when}"
+
+
+def _rows_of(lake: Lake, stream: Stream, name: str, origin: Origin) -> list[dict[str, Any]]:
+    table = lake.table(stream.name, name)
+    if table is None:
+        return []
+    topic = origin.topic.replace("'", "''")
+    where = (
+        f"origin_partition = {origin.partition} AND origin_offset = {origin.offset} "
+        f"AND origin_topic = '{topic}' AND origin_generation = {origin.generation}"
+    )
+    columns = {
+        "events": "slice, attempt, retries",
+        "rejects": "slice, attempt, retries, reason, detail, next_topic",
+        "dlq": "slice, published_at",
+    }
+    number = f"{count_in(table, NUMBER)} AS {NUMBER}"
+    return query(table, f"SELECT {columns[name]}, {number} FROM t WHERE {where}")
+
+
+def _on_parked(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, partition: int, offset: int) -> Located:
+    """A parked record: its envelope names the origin."""
+    topic = stream.parked_topic
+    try:
+        state = kafka.topic_state(topic)
+        if (why := _outside(state, partition, offset)) is not None:
+            return Located("unknown", why)
+        messages = list(kafka.read(topic, {partition: OffsetRange(offset, offset + 1)}, seconds=10))
+    except HighwaterError as error:
+        return Located("unknown", f"{topic} could not be read there: {error.problem}", unseen=_unseen(error))
+    headers: Any = messages[0].headers() if messages else None
+    envelope: Envelope | None = opened(headers or (), stream.is_origin)
+    if envelope is None:
+        return Located("unknown", "no record with an envelope of ours at this offset")
+    return _ended(ledger, lake, stream, envelope.origin, None, None)
+
+
+def _unplanned(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, partition: int, offset: int) -> Located:
+    for loss in ledger.losses(stream.name, topic):
+        if loss.partition == partition and offset in loss.offsets:
+            return _lost(loss, None)
+    try:
+        why = _outside(kafka.topic_state(topic), partition, offset)
+    except HighwaterError as error:
+        text = f"no slice holds it, and the topic could not be looked at: {error.problem}"
+        return Located("unplanned", text, unseen=_unseen(error))
+    return Located("unplanned", why or "it waits for the planner, or lies before the offset where planning began")
+
+
+def _unseen(error: HighwaterError) -> HighwaterError | None:
+    """The error, unless it is the answer: a topic of the DLQ that is not there yet, a record that retention took."""
+    return None if isinstance(error, TopicAbsentError | OffsetsExpiredError) else error
+
+
+def _outside(state: TopicState, partition: int, offset: int) -> str | None:
+    """Why a topic gives no record at an offset; None if it lies within what may be read, or its leader is away."""
+    seen = state.partitions.get(partition)
+    if seen is None:
+        return f"{state.topic} has no partition {partition}"
+    if seen.high_watermark is not None and offset >= seen.high_watermark:
+        return f"there is no such offset yet: the high watermark is {seen.high_watermark}"
+    if seen.last_stable is not None and offset >= seen.last_stable:
+        return f"an open transaction holds it back: the last stable offset is {seen.last_stable}"
+    if seen.log_start is not None and offset < seen.log_start:
+        return f"retention took it: the log starts at {seen.log_start}"
+    return None

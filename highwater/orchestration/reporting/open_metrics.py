@@ -1,0 +1,308 @@
+"""Metrics: where every stream stands, in numbers for a scraper.
+
+All are gauges: their text is OpenMetrics and, for a textfile collector, the older format as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from highwater.alerting import DEPLOYMENT
+from highwater.errors import DependencyAwayError, HighwaterError, TemporaryError, TopicAbsentError
+from highwater.orchestration.checking.check_results import erring_checks, failing_checks
+from highwater.orchestration.checking.origin_counts import Ends, count_ends
+from highwater.orchestration.checking.slice_status import attempts
+from highwater.orchestration.dagster_home import Opened, answer
+from highwater.orchestration.reporting.audit import committed_ends
+from highwater.orchestration.reporting.consumer_lag import Ages, unread_ages
+from highwater.orchestration.reporting.plan_status import topic_status
+from highwater.routing import on_tier
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from highwater.declaration import Stream
+    from highwater.orchestration.checking.verdicts import Attempts
+    from highwater.plans import Loss, Planned
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+T = TypeVar("T")
+Samples = list[tuple[tuple[str, ...], float]]
+
+_PARTITION = ("stream", "topic", "partition")
+# Name, labels and help of each; a name that ends with a unit has it in the text.
+FAMILIES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "highwater_up": (("dependency",), "Whether it answered; what rests on one that did not is left out."),
+    "highwater_planned_end_offset": (_PARTITION, "Where the next slice starts."),
+    "highwater_committed_end_offset": (
+        _PARTITION,
+        "End of the slices that stand whole in all tables, without a gap from the first one.",
+    ),
+    "highwater_last_stable_offset": (_PARTITION, "To where the partition can be read."),
+    "highwater_lag_records": (
+        _PARTITION,
+        "Offsets up to the high watermark that are not planned: records, and markers of transactions among them.",
+    ),
+    "highwater_held_back_offsets": (_PARTITION, "Offsets of the lag from the first open transaction on."),
+    "highwater_held_back_age_seconds": (_PARTITION, "Age of the first record of an open transaction, where known."),
+    "highwater_oldest_unread_age_seconds": (_PARTITION, "Age of the oldest record that is not in raw, where known."),
+    "highwater_slices": (("stream", "topic"), "Planned slices."),
+    "highwater_slices_not_whole": (("stream", "topic"), "Planned slices that do not stand whole in all tables."),
+    "highwater_stopped": (
+        ("stream", "topic", "error"),
+        "Partitions, or 1 for the topic, in which planning stopped until a person acts.",
+    ),
+    "highwater_origins": (("stream", "end", "topic"), "Records of the main topic by how they ended."),
+    "highwater_origins_produced": (("stream",), "Records of the main topic in raw: the sum over all ends."),
+    "highwater_origins_twice": (("stream",), "Rows of events beyond one for each record; anything but 0 is an error."),
+    "highwater_held_slices": (("stream",), "Slices that records hold; those behind them wait in raw."),
+    "highwater_held_records": (("stream",), "Records that hold them."),
+    "highwater_losses": (_PARTITION, "Recorded holes."),
+    "highwater_lost_offsets": (_PARTITION, "Offsets in recorded holes."),
+    "highwater_alerts_open": (("stream",), "Open alerts."),
+    "highwater_alert_since_timestamp_seconds": (("stream", "alert"), "When an open alert began."),
+    "highwater_failing_check_slices": (("stream", "check"), "Slices whose last execution of the check failed."),
+}
+_UNITS = ("seconds",)
+
+
+@dataclass
+class Metrics:
+    """What was measured.
+
+    Args:
+        samples: by family's name the values of its labels, and the number.
+        away: why a dependency did not answer, by its name.
+    """
+
+    samples: dict[str, Samples] = field(default_factory=lambda: {name: [] for name in FAMILIES})
+    away: dict[str, HighwaterError] = field(default_factory=dict)
+
+    def add(self, name: str, value: float | None, *labels: str | int) -> None:
+        """One sample; what is not known is left out."""
+        if value is not None:
+            self.samples[name].append((tuple(map(str, labels)), value))
+
+    def ask(self, dependency: str, question: Callable[[], T]) -> T | None:
+        """The answer, or None; who did not answer once is asked no more: each question would wait for it again."""
+        if dependency in self.away:
+            return None
+        try:
+            return question()
+        except TemporaryError as error:
+            self.away[dependency] = error
+            return None
+
+    @property
+    def text(self) -> str:
+        """The numbers as OpenMetrics text."""
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.openmetrics.exposition import generate_latest
+
+        registry = CollectorRegistry()
+        registry.register(_Collected(self.samples))
+        return str(generate_latest(registry).decode())  # type: ignore[no-untyped-call]
+
+
+class _Collected:
+    """Samples in the form that the library asks for."""
+
+    def __init__(self, samples: Mapping[str, Samples]) -> None:
+        self._samples = samples
+
+    def collect(self) -> Iterable[Metric]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        for name, (labels, about) in FAMILIES.items():
+            unit = next((unit for unit in _UNITS if name.endswith(f"_{unit}")), "")
+            family = GaugeMetricFamily(name, about, labels=labels, unit=unit)
+            for values, number in self._samples[name]:
+                family.add_metric(values, number)
+            yield family
+
+
+def measure(
+    ledger: Ledger,
+    kafka: Kafka,
+    lake: Lake,
+    streams: Sequence[Stream],
+    dagster: Opened,
+) -> Metrics:
+    """Measure the streams; what is away leaves out what rests on it, and nothing else (I15).
+
+    Args:
+        ledger, kafka, lake: the connections.
+        streams: the streams.
+        dagster: opens the instance; it gives None where there is none to ask.
+
+    Raises:
+        PermanentError: the ledger cannot be used.
+    """
+    found = Metrics()
+    for stream in streams:
+        _stream(found, ledger, kafka, lake, stream)
+    _alerts(found, ledger, DEPLOYMENT)
+    asked = ["ledger", "kafka", "lake", *(["dagster"] if _checks(found, dagster, streams) else [])]
+    for dependency in asked:
+        found.add("highwater_up", dependency not in found.away, dependency)
+    return found
+
+
+def _stream(found: Metrics, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> None:
+    # The lake before the plan: a slice that is committed in between is at worst told as not whole.
+    standing = found.ask("lake", lambda: attempts(lake, stream))
+    pieces = found.ask("ledger", lambda: ledger.slices(stream.name))
+    losses = found.ask("ledger", lambda: ledger.losses(stream.name))
+    for view in (stream, *(on_tier(stream, topic) for topic in stream.delays)):
+        _slices(found, view, pieces, standing)
+        planned = _planned(found, ledger, view)
+        _plans(found, view, planned, pieces, standing)
+        # A tier that is not there yet has had no reject.
+        read = None if standing is None else standing.raw
+        _topic(found, ledger, kafka, view, planned, read, expected=view is stream or planned is not None)
+    _losses(found, stream, losses)
+    _holds(found, ledger, stream)
+    _alerts(found, ledger, stream.name)
+    if "ledger" not in found.away:  # it knows what was given up
+        ends = found.ask("lake", lambda: count_ends(ledger, lake, stream))
+        _ends(found, stream, ends)
+
+
+def _slices(found: Metrics, view: Stream, pieces: Sequence[Slice] | None, standing: Attempts | None) -> None:
+    if pieces is None:
+        return
+    mine = [piece.key for piece in pieces if piece.topic == view.topic]
+    found.add("highwater_slices", len(mine), view.name, view.topic)
+    if standing is not None:
+        open_ = sum(bool(standing.lacking(key)) for key in mine)
+        found.add("highwater_slices_not_whole", open_, view.name, view.topic)
+
+
+def _planned(found: Metrics, ledger: Ledger, view: Stream) -> Planned | None:
+    return found.ask("ledger", lambda: ledger.planned(view.name, view.topic))
+
+
+def _plans(
+    found: Metrics, view: Stream, planned: Planned | None, pieces: Sequence[Slice] | None, standing: Attempts | None
+) -> None:
+    """How far the topic is planned and committed."""
+    if planned is None:
+        return
+    for partition, end in planned.ends.items():
+        found.add("highwater_planned_end_offset", end, view.name, view.topic, partition)
+    if pieces is not None and standing is not None:
+        for partition, end in committed_ends(planned, pieces, standing).items():
+            found.add("highwater_committed_end_offset", end, view.name, view.topic, partition)
+
+
+def _topic(
+    found: Metrics,
+    ledger: Ledger,
+    kafka: Kafka,
+    view: Stream,
+    planned: Planned | None,
+    read: Collection[str] | None,
+    *,
+    expected: bool,
+) -> None:
+    """How far the topic reaches, and what keeps it from being planned."""
+    if "kafka" in found.away:
+        return
+    status = topic_status(kafka, view, planned)
+    for error in status.errors:
+        if isinstance(error, TemporaryError):
+            found.away["kafka"] = error
+    stops = Counter(type(error).__name__ for error in status.errors if _stops(error, expected=expected))
+    for kind, number in stops.items():
+        found.add("highwater_stopped", number, view.name, view.topic, kind)
+    for one in status.partitions:
+        found.add("highwater_last_stable_offset", one.last_stable, view.name, view.topic, one.partition)
+    if "ledger" in found.away:
+        return  # without the plan nobody knows what is unread
+    for one in status.partitions:
+        found.add("highwater_lag_records", one.lag, view.name, view.topic, one.partition)
+        if one.last_stable is not None:
+            found.add("highwater_held_back_offsets", one.held_back, view.name, view.topic, one.partition)
+    if read is not None and status.partitions:  # without the lake nobody knows what of the plan is unread
+        _ages(found, found.ask("kafka", lambda: unread_ages(ledger, kafka, view, view.topic, read)), view)
+
+
+def _ages(found: Metrics, ages: Ages | None, view: Stream) -> None:
+    for partition, age in ages.by_partition.items() if ages else ():
+        found.add("highwater_oldest_unread_age_seconds", age.total_seconds(), view.name, view.topic, partition)
+    for partition, held in ages.held_back.items() if ages else ():
+        if held.age is not None:
+            seconds = held.age.total_seconds()
+            found.add("highwater_held_back_age_seconds", seconds, view.name, view.topic, partition)
+
+
+def _stops(error: HighwaterError, *, expected: bool) -> bool:
+    """Whether an error waits for a person."""
+    return not isinstance(error, TemporaryError) and (expected or not isinstance(error, TopicAbsentError))
+
+
+def _losses(found: Metrics, stream: Stream, losses: Sequence[Loss] | None) -> None:
+    number: Counter[tuple[str, int]] = Counter()
+    offsets: Counter[tuple[str, int]] = Counter()
+    for loss in losses or ():
+        number[loss.topic, loss.partition] += 1
+        offsets[loss.topic, loss.partition] += len(loss.offsets)
+    for (topic, partition), count in sorted(number.items()):
+        found.add("highwater_losses", count, stream.name, topic, partition)
+        found.add("highwater_lost_offsets", offsets[topic, partition], stream.name, topic, partition)
+
+
+def _holds(found: Metrics, ledger: Ledger, stream: Stream) -> None:
+    holds = found.ask("ledger", lambda: ledger.holds.open(stream.name))
+    if holds is not None:
+        found.add("highwater_held_slices", len(holds), stream.name)
+        found.add("highwater_held_records", sum(hold.found.records for hold in holds), stream.name)
+
+
+def _alerts(found: Metrics, ledger: Ledger, stream: str) -> None:
+    alerts = found.ask("ledger", ledger.alerts)
+    if alerts is None:
+        return
+    open_ = [alert for alert in alerts.values() if alert.stream == stream and alert.ended is None]
+    found.add("highwater_alerts_open", len(open_), stream)
+    for alert in open_:
+        found.add("highwater_alert_since_timestamp_seconds", alert.since.timestamp(), stream, alert.what)
+
+
+def _ends(found: Metrics, stream: Stream, ends: Ends | None) -> None:
+    if ends is None:
+        return
+    counted = {
+        ("accepted", ""): ends.accepted,
+        ("tombstone", ""): ends.tombstones,
+        **{("waiting", tier): ends.waiting.get(tier, 0) for tier in stream.tier_topics},
+        **{("stranded", tier): ends.stranded.get(tier, 0) for tier in stream.tier_topics},
+        ("parked", stream.parked_topic): ends.parked,
+        ("discarded", ""): ends.discarded,
+        ("reclaimed", ""): ends.reclaimed,
+        ("rejected", ""): ends.unpublished,
+        ("undecided", ""): ends.undecided,
+    }
+    for (end, topic), count in counted.items():
+        found.add("highwater_origins", count, stream.name, end, topic)
+    found.add("highwater_origins_produced", ends.produced, stream.name)
+    found.add("highwater_origins_twice", ends.twice, stream.name)
+
+
+def _checks(found: Metrics, opened: Opened, streams: Sequence[Stream]) -> bool:
+    """Count failing checks; False where there is no instance to ask."""
+    failing, error = answer(opened, lambda instance: {s.name: failing_checks(instance, s) for s in streams})
+    if error is not None:
+        # The other numbers are known, and whether they are taken is not to hang on why these are not.
+        found.away["dagster"] = DependencyAwayError(error.problem, found=error.found, remedy=error.remedy)
+        return True
+    for stream in streams if failing is not None else ():
+        for name in erring_checks(stream):
+            found.add("highwater_failing_check_slices", (failing or {})[stream.name].get(name, 0), stream.name, name)
+    return failing is not None

@@ -1,0 +1,353 @@
+"""How far accepted events are behind on their way to their topic: what `status`, `explain` and an alert tell of it.
+
+What waits is told from the logs of the two tables, by the times of their files: opening the proofs of some hundred
+slices takes longer than all else that is told. Proofs are opened where the times leave it open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from heapq import nlargest
+from typing import TYPE_CHECKING, Any
+
+from highwater.assets import publication_log
+from highwater.assets.events import TABLE as EVENTS
+from highwater.assets.origins import DLQ
+from highwater.assets.rejects import TABLE as REJECTS
+from highwater.errors import KAFKA, LAKE, TopicVanishedError
+from highwater.publishing import State
+from highwater.resources.commit_log import proofs_in, written
+from highwater.resources.delta import query, slice_is_one_of
+from highwater.resources.guards import resting, told
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from highwater.declaration import Stream
+    from highwater.plans import Publication
+    from highwater.proof import Proof
+    from highwater.resources.commit_log import Written
+    from highwater.resources.lake import Lake
+    from highwater.resources.ledger import Ledger
+    from highwater.slices import Slice
+
+# Of so many slices whose events were written after they were sent it is looked up whether they were decided anew: half
+# of them the first, half the last, for small files that were joined are written after, too. And of so many that were
+# sent last, whether they were sent to their end: one of which a part was sent is written down later than its events.
+MOST_OPENED = 50
+
+
+@dataclass(frozen=True)
+class Behind:
+    """How far publication is behind what is decided.
+
+    Args:
+        topic: where accepted events are sent.
+        last: the last slice of the main topic that is sent; all before it are. None if none is.
+        slices: slices that are decided and were never sent to their end.
+        records: their events.
+        anew: slices that were decided anew since they were sent; what of them goes out again is not counted before.
+        unopened: further ones of which that is not known: there are too many to look them all up.
+        oldest: of all these the one that was decided first; None if there is none.
+        since: when it was decided, in UTC.
+        held_up: why the next is not sent, in a sentence; empty if nothing waits.
+    """
+
+    topic: str
+    last: str | None
+    slices: int = 0
+    records: int = 0
+    anew: int = 0
+    unopened: int = 0
+    oldest: str | None = None
+    since: datetime | None = None
+    held_up: str = ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything that is decided is not sent."""
+        return self.oldest is not None
+
+    def age(self, now: datetime) -> timedelta:
+        """For how long the oldest accepted event that is not sent has been one; 0 if nothing waits."""
+        return timedelta(0) if self.since is None else max(now - self.since, timedelta(0))
+
+    @property
+    def line(self) -> str:
+        """The same in a sentence."""
+        begin = f"{self.topic}: sent up to {self.last}" if self.last else f"{self.topic}: nothing is sent yet"
+        parts = [*self._counts, *([self.held_up] if self.held_up else [])]
+        return "; ".join([begin, *parts]) if parts else f"{begin}, no accepted event waits"
+
+    @property
+    def _counts(self) -> Iterator[str]:
+        if self.slices:
+            events = f"{self.records:,} events of " if self.records else ""
+            yield f"{events}{self.slices:,} slices wait"
+        if self.anew:
+            least = "at least " if self.unopened else ""
+            yield f"{least}{self.anew:,} slices were decided anew since they were sent"
+        if self.unopened:
+            more = "more " if self.anew else ""
+            yield f"{self.unopened:,} {more}slices may have been decided anew since they were sent"
+        if self.since:
+            yield f"the oldest is {self.oldest}, decided {self.since:%Y-%m-%d %H:%M:%S} UTC"
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**vars(self), "since": None if self.since is None else self.since.isoformat()}
+
+
+def behind(ledger: Ledger, lake: Lake, stream: Stream, also: Collection[str] = ()) -> Behind | None:
+    """Look how far a stream is published; None of one that publishes nothing.
+
+    Args:
+        ledger: the ledger.
+        lake: the lake.
+        stream: the stream.
+        also: slices of which it is looked up in any case whether they are sent as they are decided.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    if stream.publishes is None:
+        return None
+    with ThreadPoolExecutor(2) as opening:  # most of the time is spent on reading the two logs
+        (events, decided), (published, settled) = opening.map(
+            lambda name: _opened(lake, stream, name), (EVENTS, publication_log.TABLE)
+        )
+    last = _last_sent(stream, published, settled)
+    fresh, anew, unopened = _waiting(decided, settled, events, published, also)
+    since = {key: decided[key].at_ms for key in (*fresh, *anew)}
+    oldest = min(since, key=lambda key: (since[key], key), default=None)
+    following = ledger.slices(stream.name, stream.topic, after=last, limit=1)
+    return Behind(
+        topic=stream.publishes.topic,
+        last=last,
+        slices=len(fresh),
+        records=sum(decided[key].rows or 0 for key in fresh),
+        anew=len(anew),
+        unopened=unopened,
+        oldest=oldest,
+        since=None if oldest is None else decided[oldest].at,
+        held_up=_held_up(ledger, lake, stream, events, following) if following or since else "",
+    )
+
+
+def accepted_vanished(ledger: Ledger, lake: Lake, stream: Stream, topic: str) -> TopicVanishedError | None:
+    """The error that it is that the topic of accepted events is not there.
+
+    None of another topic, and where nothing was sent, as far as ledger and table know: that is how it begins, and how a
+    person has everything sent once more.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    if stream.publishes is None or topic != stream.publishes.topic:
+        return None
+    kept = ledger.publications([topic]).get(topic)
+    if kept is None or lake.table(stream.name, publication_log.TABLE) is None:
+        return None
+    return TopicVanishedError(
+        f"topic {topic} of stream {stream.name} is gone",
+        stored=f"batch {kept.attempt} was sent to it by {kept.published_at:%Y-%m-%d %H:%M:%S} UTC",
+        found="no such topic",
+        remedy="see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, have all sent once more: stop "
+        f"the sensor publisher, delete the table {lake.path(stream.name, publication_log.TABLE)} and the group "
+        f"highwater.pub.{topic}, and start the sensor, which makes the topic anew. A run before that makes it without "
+        "a record, and fails with TopicRecreatedError",
+    )
+
+
+def _opened(lake: Lake, stream: Stream, name: str) -> tuple[DeltaTable | None, dict[str, Written]]:
+    table = lake.table(stream.name, name)
+    return table, {} if table is None else written(table)
+
+
+def _last_sent(stream: Stream, published: DeltaTable | None, settled: dict[str, Written]) -> str | None:
+    """The last slice of the main topic that is sent; a later one that was sent in part is taken from `settled`."""
+    main = f"{stream.topic}@"
+    while published is not None:
+        keys = [key for key in settled if key.startswith(main)]
+        longest = max(map(len, keys), default=0)  # an ordinal beyond the usual digits has more of them
+        last = max((key for key in keys if len(key) == longest), default=None)
+        if last is None or publication_log.complete(proofs_in(published, [last])):
+            return last
+        del settled[last]
+    return None
+
+
+def _waiting(
+    decided: Mapping[str, Written],
+    settled: Mapping[str, Written],
+    events: DeltaTable | None,
+    published: DeltaTable | None,
+    also: Collection[str],
+) -> tuple[list[str], list[str], int]:
+    """The slices that were never sent to their end, those that were decided anew since, and of how many it is open."""
+    fresh = [key for key in decided if key not in settled]
+    both = [key for key in decided if key in settled]  # not a set: in its order hundred thousand take thrice as long
+    if events is None or published is None or not both:
+        return fresh, [], 0
+    after = [key for key in both if decided[key].at_ms > settled[key].at_ms]
+    after.sort(key=lambda key: (decided[key].at_ms, key))
+    half = MOST_OPENED // 2
+    latest = nlargest(MOST_OPENED, both, key=lambda key: (settled[key].at_ms, key))
+    some = sorted({*after[:half], *after[-half:], *latest, *(key for key in also if key in settled)})
+    with ThreadPoolExecutor(2) as reading:
+        stands, were = reading.map(lambda table: proofs_in(table, some), (events, published))
+    found = sorted(key for key in stands if key in were and were[key].attempt != stands[key].attempt)
+    begun = publication_log.complete({key: were[key] for key in found})
+    fresh += [key for key in found if key not in begun]
+    return fresh, [*begun], len(set(after) - set(some))
+
+
+def _held_up(
+    ledger: Ledger,
+    lake: Lake,
+    stream: Stream,
+    events: DeltaTable | None,
+    following: Sequence[Slice],
+) -> str:
+    now = datetime.now(UTC)
+    asleep = [told(one) for one in ledger.breakers.dependencies() if one.name in {KAFKA, LAKE} and resting(one, now)]
+    if asleep:
+        return "; ".join(asleep)
+    batch = publication_log.batch_of(lake, stream)
+    if batch is not None and batch.slices:
+        first, *more = batch.slices
+        some = f"{first} and {len(more):,} more slices" if more else first
+        return f"a batch of {batch.total:,} records of {some} is being sent, or broke off: the next run goes on with it"
+    keys = [piece.key for piece in following]
+    decided = {} if events is None or not keys else proofs_in(events, keys)
+    for key in keys:
+        if key not in decided:
+            return f"{key} is next, and {_undecided(ledger, key)}"
+        if not _rejects_follow(lake, stream, decided[key]):
+            return f"{key} is next, and its rejects are not published to the DLQ yet"
+    due = f"{keys[0]} is next" if keys else "they go out as they are found"
+    return f"{due}; see that the sensor publisher is switched on, and what its ticks say"
+
+
+def _undecided(ledger: Ledger, key: str) -> str:
+    """Why a slice is not decided, as far as the ledger tells."""
+    hold = ledger.holds.of([key]).get(key)
+    if hold is not None and hold.release is None:
+        return f"is held by {hold.found.many}; mend it, or highwater release-hold {key}"
+    judged = ledger.breakers.judgements([key]).get(key)
+    if judged is not None and judged.refused:
+        return f"is refused by the breaker; mend it, or highwater accept-rejects {key}"
+    return "is not decided yet"
+
+
+def _rejects_follow(lake: Lake, stream: Stream, decided: Proof) -> bool:
+    """Whether a slice is done up to its publication to the DLQ, without a look at the tables that do not matter."""
+
+    def found(name: str) -> Proof | None:
+        return lake.committed(stream.name, name, [decided.key]).get(decided.key)
+
+    rejected = found(REJECTS)
+    if rejected is None or rejected.attempt != decided.attempt:
+        return False
+    published = found(DLQ) if rejected.rows else rejected
+    return published is not None and published.attempt == decided.attempt
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is known of a slice's way to the topic of accepted events.
+
+    Args:
+        topic: that topic.
+        attempt: of the decision that was sent last; None if the slice was never sent to its end.
+        decided: the attempt that stands in events; None if none does.
+        states: how many of its events are in each state.
+        at: when the last of them was written down as settled, in UTC.
+        batch: the number of the batch that holds it and is not settled; None if none does.
+        mark: the ledger's copy of the topic's last mark: batch, records of it that were committed, and when.
+        why_not: why it is not sent as it is decided; empty if it is.
+    """
+
+    topic: str
+    attempt: int | None
+    decided: int | None
+    states: Mapping[str, int]
+    at: datetime | None
+    batch: int | None
+    mark: Publication | None
+    why_not: str
+
+    @property
+    def lines(self) -> list[str]:
+        """The same in sentences."""
+        counts = ", ".join(f"{count:,} {name}" for name, count in self.states.items() if count) or "no event"
+        when = "" if self.at is None else f", settled {self.at:%Y-%m-%d %H:%M:%S} UTC"
+        lines = [] if self.attempt is None else [f"{self.topic}: {counts}, of attempt {self.attempt}{when}"]
+        if self.attempt is None and self.states:
+            lines = [f"{self.topic}: {counts}, not sent to its end{when}"]
+        if self.why_not:
+            what = "now not sent" if self.attempt is not None else "the rest is not sent" if lines else "not sent"
+            lines.append(f"{self.topic}: {what}: {self.why_not}")
+        if self.batch is not None and self.mark is not None and self.mark.attempt == self.batch:
+            lines.append(
+                f"{self.topic}: {self.mark.sent:,} records of its batch {self.batch} are committed, as of "
+                f"{self.mark.published_at:%Y-%m-%d %H:%M:%S} UTC; group highwater.pub.{self.topic}"
+            )
+        return lines
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        mark = None if self.mark is None else {"batch": self.mark.attempt, "records": self.mark.sent}
+        at = None if self.at is None else self.at.isoformat()
+        return {**vars(self), "states": dict(self.states), "at": at, "mark": mark}
+
+
+def of_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice) -> Told | None:
+    """What became of a slice's events on their way to the topic; None of a stream that publishes nothing.
+
+    Raises:
+        DependencyAwayError: the ledger or the lake could not be read.
+    """
+    if stream.publishes is None:
+        return None
+    table, topic = lake.table(stream.name, publication_log.TABLE), stream.publishes.topic
+    decided = lake.committed(stream.name, EVENTS, [piece.key]).get(piece.key)
+    proof = None if table is None else publication_log.complete(proofs_in(table, [piece.key])).get(piece.key)
+    batch = publication_log.batch_of(lake, stream)
+    mine = batch is not None and piece.key in batch.slices
+    states, at = ({}, None) if table is None else _states(table, piece.key)
+    settled = proof is not None and decided is not None and proof.attempt == decided.attempt
+    return Told(
+        topic=topic,
+        attempt=None if proof is None else proof.attempt,
+        decided=None if decided is None else decided.attempt,
+        states=states,
+        at=at,
+        batch=batch.attempt if batch is not None and mine else None,
+        mark=ledger.publications([topic]).get(topic),
+        why_not="" if settled else _why_not(ledger, lake, stream, piece, decided, batch=mine),
+    )
+
+
+def _states(table: DeltaTable, key: str) -> tuple[dict[str, int], datetime | None]:
+    asked = (
+        f"SELECT state, count(*) AS rows, max(published_at) AS at FROM t WHERE {slice_is_one_of([key])} GROUP BY state"
+    )
+    found = {str(row["state"]): row for row in query(table, asked)}
+    states: dict[str, int] = {state.value: int(found[state.value]["rows"]) for state in State if state.value in found}
+    return states, max((row["at"] for row in found.values()), default=None)
+
+
+def _why_not(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, decided: Proof | None, *, batch: bool) -> str:
+    if batch:
+        return "it is in the batch that is being sent, or that broke off"
+    if decided is None:
+        return f"it {_undecided(ledger, piece.key)}"
+    if not _rejects_follow(lake, stream, decided):
+        return "its rejects are not published to the DLQ yet"
+    found = behind(ledger, lake, stream, [piece.key])
+    # Without a cause it was sent while this was looked up.
+    return "; ".join(["it waits for its turn", *([found.held_up] if found is not None and found.held_up else [])])

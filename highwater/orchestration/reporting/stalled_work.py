@@ -1,0 +1,307 @@
+"""Work that waits for a person: planning that stopped, expired slices, sensors that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from highwater.alerting import DEPLOYMENT, Measure
+from highwater.errors import OffsetsExpiredError, PermanentError, TopicAbsentError
+from highwater.orchestration.reporting.consumer_lag import unread_slices
+from highwater.orchestration.sensing.planning import Planner, Tick
+from highwater.orchestration.sensing.retries import plan_tier
+from highwater.plans import RECORDED_BY_DECLARATION
+from highwater.resources.expired import expired_slices
+from highwater.resources.paused_topics import ALL, RETRIES
+from highwater.routing import option_for
+from highwater.wording import span
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+    from dagster._core.scheduler.instigation import InstigatorState, InstigatorTick
+
+    from highwater.declaration import Stream
+    from highwater.orchestration.reporting.alerts import Asked
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.ledger import Ledger
+    from highwater.resources.sensor_faults import SensorFault
+    from highwater.slices import Slice
+    from highwater.stream_files import Declarations
+
+# An alert names at most this number of faults; `highwater status` has all of them.
+FAULTS_TOLD = 3
+# A sensor's ticks may fail now and then: a code server starts, a connection breaks. This many in a row do not pass.
+TICKS = 3
+# A fault that the next ticks do not find any more raises no alert: three ticks of the slowest sensor but one.
+FAULT_LASTS = timedelta(minutes=1)
+# The alert of a loss that a declaration records ends so long after the last one.
+LOSS_TOLD_FOR = timedelta(days=1)
+
+
+def planning_stopped(asked: Asked) -> Measure:
+    """The planning of the main topic, tried without recording anything."""
+    stream = asked.stream
+    try:
+        faults = _faults(Planner(asked.ledger, asked.kafka).tick(stream, datetime.now(UTC), dry=True))
+    except PermanentError as error:
+        faults = [_fault(error)]
+    found = _texts(stream, faults)
+    return Measure(stream.name, "planning", found.value, "it goes on", found.over, found.remedy)
+
+
+def retries_stopped(asked: Asked) -> Measure:
+    """The planning of the topics whose records are retried; a vanished tier has the alert `age of retries`."""
+    stream, faults = asked.stream, list[tuple[str, str]]()
+    if asked.ledger.paused.parts(stream.name).get(stream.name, {}).keys() & {RETRIES, ALL}:
+        return Measure.of_nothing(stream.name, "planning of retries", "a person paused it")
+    paused = asked.ledger.paused.of(stream.name)
+    begun = asked.ledger.planned(stream.name, stream.topic) is not None
+    for topic in stream.delays if begun else stream.tier_topics:
+        if topic in paused:
+            continue
+        try:
+            faults += _faults(plan_tier(asked.ledger, asked.kafka, stream, topic, datetime.now(UTC), dry=True))
+        except TopicAbsentError:
+            continue
+        except PermanentError as error:
+            faults.append(_fault(error))
+    found = _texts(stream, faults)
+    return Measure(stream.name, "planning of retries", found.value, "it goes on", found.over, found.remedy)
+
+
+def _faults(tick: Tick) -> list[tuple[str, str]]:
+    """What keeps partitions from being planned, with what to do."""
+    skipped = [
+        (f"{tick.state.topic} partition {p}: {why}", "see that every partition has a leader")
+        for p, why in tick.skipped.items()
+    ]
+    return [*map(_fault, tick.errors.values()), *skipped]
+
+
+def _fault(error: PermanentError) -> tuple[str, str]:
+    values = [f"{name}: {value}" for name, value in (("stored", error.stored), ("found", error.found)) if value]
+    return "; ".join([error.problem, *values]), error.remedy
+
+
+class _Texts(NamedTuple):
+    """What an alert says of some faults."""
+
+    value: str
+    over: bool
+    remedy: str
+
+
+def _texts(stream: Stream, faults: Sequence[tuple[str, str]]) -> _Texts:
+    if not faults:
+        return _Texts("no fault", over=False, remedy="nothing is to be done")
+    first = [text for text, _ in faults[:FAULTS_TOLD]]
+    more = [f"and {len(faults) - FAULTS_TOLD:,} more"] if len(faults) > FAULTS_TOLD else []
+    remedies = dict.fromkeys(remedy for _, remedy in faults[:FAULTS_TOLD])
+    shown = f"highwater status {stream.name} shows every partition"
+    return _Texts("; ".join([*first, *more]), over=True, remedy="; ".join([*remedies, shown]))
+
+
+def expired_errors(
+    ledger: Ledger, kafka: Kafka, stream: Stream, read: Collection[str] | None
+) -> list[OffsetsExpiredError]:
+    """The errors of topics with planned slices that lost offsets before they were read, one for each topic.
+
+    A stream that records expired offsets by itself has none: the next run of such a slice records the loss.
+
+    Args:
+        ledger: the plans.
+        kafka: is looked at.
+        stream: the stream.
+        read: the slices in raw. If that is not known, None: then those are unread that no attempt was made at.
+
+    Raises:
+        DependencyAwayError: Kafka or the ledger is away.
+    """
+    found = []
+    for topic in (stream.topic, *stream.delays) if stream.on_expired == "stop" else ():
+        planned = ledger.planned(stream.name, topic)
+        unread, _ = unread_slices(ledger, planned, read) if planned is not None else ([], None)
+        try:
+            expired = expired_slices(kafka, topic, unread)
+        except TopicAbsentError:
+            continue  # planning reports it
+        if expired:
+            first = expired[0]
+            many = sum(len(offsets) for one in expired for offsets in one.offsets.values())
+            accept = f"highwater accept-loss {stream.name}{option_for(stream, topic)}"
+            found.append(
+                OffsetsExpiredError(
+                    f"{len(expired):,} planned slices of {topic}, from {first.piece.key} on, lost {many:,} offsets "
+                    "before they were read",
+                    stored=_ranges(first.piece.ranges.items(), first.offsets),
+                    found=f"deleted: {_ranges(first.offsets.items(), first.offsets)}",
+                    remedy=f"{accept} shows what is lost, and with --yes --by NAME records it; then each slice takes "
+                    f"what is left of it. Raise retention.ms of {topic}",
+                )
+            )
+    return found
+
+
+def _ranges(ranges: Iterable[tuple[int, object]], of: Collection[int]) -> str:
+    return ", ".join(f"{p}: {offsets}" for p, offsets in sorted(ranges) if p in of)
+
+
+def slices_expired(asked: Asked) -> Measure:
+    """Planned slices that lost offsets before they were read."""
+    errors = expired_errors(asked.ledger, asked.kafka, asked.stream, asked.in_raw)
+    found = _texts(asked.stream, [*map(_fault, errors)])
+    return Measure(asked.stream.name, "expired slices", found.value, "none", found.over, found.remedy)
+
+
+def slices_waiting(asked: Asked) -> Measure | None:
+    """How long the oldest planned slice has waited to be read, by its plan: for example because the run queue is stuck.
+
+    None while the lake cannot be asked.
+    """
+    stream, limit, now = asked.stream, asked.stream.alerts.unread_late, datetime.now(UTC)
+    if asked.in_raw is None:
+        return None
+    unread: list[Slice] = []
+    for topic in (stream.topic, *stream.delays):
+        planned = asked.ledger.planned(stream.name, topic)
+        unread += unread_slices(asked.ledger, planned, asked.in_raw)[0][:1] if planned is not None else []
+    first = min(unread, key=lambda piece: piece.planned_at, default=None)
+    age = now - first.planned_at if first is not None else timedelta(0)
+    return Measure(
+        stream.name,
+        "age of unread slices",
+        f"{first.key} was planned {span(age)} ago and is not read" if first else "every planned slice is read",
+        str(limit),
+        age > limit,
+        f"highwater explain {first.key} lists its runs: check that Dagster's run queue moves, and that the sensor "
+        "repair is switched on"
+        if first
+        else "nothing is to be done",
+    )
+
+
+def losses_recorded(asked: Asked) -> Measure:
+    """The losses of the last day that the declaration lets Highwater record by itself."""
+    stream, since = asked.stream, datetime.now(UTC) - LOSS_TOLD_FOR
+    found = [
+        loss
+        for loss in asked.ledger.losses(stream.name)
+        if loss.accepted_by == RECORDED_BY_DECLARATION and loss.recorded_at >= since
+    ]
+    many = sum(len(loss.offsets) for loss in found)
+    return Measure(
+        stream.name,
+        "recorded losses",
+        f"{many:,} offsets, last of {found[-1].topic} partition {found[-1].partition}: {found[-1].offsets}, "
+        f"{found[-1].reason}"
+        if found
+        else "none was recorded within a day",
+        "no loss within a day",
+        bool(found),
+        f"nothing brings them back: {stream.name} declares on_expired='record'. Raise retention.ms, or see why reading "
+        f"was late; highwater audit {stream.name} lists all losses"
+        if found
+        else "nothing is to be done",
+    )
+
+
+def failing_sensors(instance: DagsterInstance, sensors: Iterable[str], secrets: Collection[str] = ()) -> list[Measure]:
+    """A measure for each sensor: whether its last ticks failed one after another.
+
+    Dagster keeps failed ticks, and also those of a sensor whose process timed out or could not be loaded; nothing but
+    its page shows them. A tick that skips a stream does not fail (`skipped_streams`).
+
+    Args:
+        instance: Dagster's instance.
+        sensors: the sensors' names.
+        secrets: values that no alert repeats.
+    """
+    from dagster._core.definitions.run_request import InstigatorType
+
+    if instance.schedule_storage is None:  # an instance in memory
+        return []
+    states: dict[str, list[InstigatorState]] = {}
+    for state in instance.all_instigator_state(instigator_type=InstigatorType.SENSOR):
+        states.setdefault(state.instigator_name, []).append(state)
+    return [_sensor(instance, name, states.get(name, ()), secrets) for name in sensors]
+
+
+def _sensor(
+    instance: DagsterInstance, name: str, states: Sequence[InstigatorState], secrets: Collection[str]
+) -> Measure:
+    from dagster._core.scheduler.instigation import TickStatus
+
+    ended = [TickStatus.FAILURE, TickStatus.SKIPPED, TickStatus.SUCCESS]
+    ticks = [
+        instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=TICKS, statuses=ended)
+        for state in states
+        if state.is_running
+    ]
+    # A code location that was renamed leaves the state of its sensor behind.
+    last = max((some for some in ticks if some), key=lambda some: some[0].timestamp, default=[])
+    failing = len(last) == TICKS and all(tick.status == TickStatus.FAILURE for tick in last)
+    return Measure(
+        DEPLOYMENT,
+        f"sensor {name}",
+        f"its last {TICKS} ticks failed: {_why(last[0], secrets)}" if failing else "it ticks",
+        f"{TICKS} failed ticks in a row",
+        failing,
+        f"no stream is served by {name}: see its ticks in Dagster" if failing else "nothing is to be done",
+    )
+
+
+def skipped_streams(ledger: Ledger, streams: Iterable[Stream], sensors: Sequence[str], now: datetime) -> list[Measure]:
+    """A measure for each stream and sensor: whether the sensor skips the stream because of a fault.
+
+    Args:
+        ledger: has the faults that ticks found.
+        streams: the streams.
+        sensors: the sensors' names.
+        now: the time, in UTC.
+
+    Raises:
+        DependencyAwayError: the ledger is away.
+    """
+    faults = {(one.stream, one.sensor): one for one in ledger.sensor_faults.all()}
+    return [
+        _skipped(stream, sensor, faults.get((stream.name, sensor)), now) for stream in streams for sensor in sensors
+    ]
+
+
+def _skipped(stream: Stream, sensor: str, fault: SensorFault | None, now: datetime) -> Measure:
+    over = fault is not None and now - fault.since >= FAULT_LASTS
+    return Measure(
+        stream.name,
+        f"sensor {sensor}",
+        fault.text if fault is not None else f"{sensor} serves it",
+        f"no fault for {span(FAULT_LASTS)}",
+        over,
+        fault.remedy if fault is not None and over else "nothing is to be done",
+    )
+
+
+def skipped_files(files: Declarations | None) -> Measure:
+    """The measure whether every stream file can be read.
+
+    Args:
+        files: the stream files; None where the definitions were made without files.
+    """
+    lines = [] if files is None else files.lines()
+    return Measure(
+        DEPLOYMENT,
+        "stream files",
+        "; ".join(lines) or "every stream file was read",
+        "no file with a fault",
+        bool(lines),
+        "mend the files; the streams of all others are served" if lines else "nothing is to be done",
+    )
+
+
+def _why(tick: InstigatorTick, secrets: Collection[str]) -> str:
+    from highwater.orchestration.redaction import without
+
+    error = tick.error
+    while error is not None and error.cause is not None:
+        error = error.cause
+    return without(" ".join(error.message.split()), secrets)[:500] if error else "no error is known"

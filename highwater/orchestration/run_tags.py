@@ -1,0 +1,21 @@
+"""The tags of runs: Dagster's own, and those of Highwater with their values."""
+
+# The tag by which runs and assets of one stream are found.
+STREAM_TAG = "highwater/stream"
+# Runs that dagster.yaml bounds for each stream, by its name: those of slices of tiers, and those of slices of the main
+# topic, so that however long a backlog is, a place is left for what is retried or published.
+TIER_TAG = "highwater/tier"
+MAIN_TAG = "highwater/main"
+RANGE_START = "dagster/asset_partition_range_start"
+RANGE_END = "dagster/asset_partition_range_end"
+PARTITION = "dagster/partition"
+ATTEMPT = "highwater/attempt"
+PURPOSE = "highwater/purpose"
+PRIORITY = "dagster/priority"
+# Runs of tiers stand behind what is new: however many are due, a new slice waits for one run at the most.
+TIER_PRIORITY = "-1"
+# Runs for records that retention is about to take start before all others.
+URGENT_PRIORITY = "1"
+RETRY = "retry"
+PROBE = "probe"
+PUBLISH = "publish"

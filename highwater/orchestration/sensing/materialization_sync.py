@@ -1,0 +1,81 @@
+"""What the lake holds and Dagster forgot, told to Dagster as the run that committed it told it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from highwater.assets.commit import Clock, report_of
+from highwater.orchestration import metadata
+from highwater.orchestration.asset_keys import METRICS, table_key
+from highwater.proof import Proof
+from highwater.resources.delta import rows_by_slice
+
+if TYPE_CHECKING:
+    from highwater.assets.work import SliceReport
+    from highwater.declaration import Stream
+    from highwater.orchestration.checking.verdicts import Attempts
+    from highwater.resources.lake import Lake
+    from highwater.slices import Slice
+
+# The decision says what was published, and what a slice brought to `current`.
+DECISIONS = {"dlq": "rejects", "current": "events"}
+
+
+def forgotten_events(
+    instance: dg.DagsterInstance, lake: Lake, stream: Stream, slices: Sequence[Slice], there: Attempts, most: int
+) -> list[dg.AssetMaterialization]:
+    """Materialisations that the lake proves and Dagster does not hold.
+
+    Args:
+        instance: Dagster's.
+        lake: the tables.
+        stream: the stream.
+        slices: those that are looked at.
+        there: what stands of them in the tables.
+        most: so many at the most.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    found: list[dg.AssetMaterialization] = []
+    for table, attempts in there.tables().items():
+        key = table_key(stream, table)
+        known = instance.get_materialized_partitions(key)
+        pieces = [piece for piece in slices if piece.key in attempts and piece.key not in known][: most - len(found)]
+        found += [
+            dg.AssetMaterialization(
+                key,
+                partition=report.piece.key,
+                description="The lake holds this slice; Dagster had no record of it.",
+                metadata=metadata.of_slice(report),
+            )
+            for report in reports(lake, stream, table, pieces, attempts)
+        ]
+    return found
+
+
+def reports(
+    lake: Lake, stream: Stream, table: str, pieces: Sequence[Slice], attempts: Mapping[str, int]
+) -> list[SliceReport]:
+    """What proofs and log tell of slices in a table; of one that was decided anew meanwhile the attempt alone.
+
+    Raises:
+        DependencyAwayError: the lake could not be read.
+    """
+    keys = [piece.key for piece in pieces]
+    if not keys:
+        return []
+    proofs = lake.committed(stream.name, DECISIONS.get(table, table), keys)
+    opened = lake.table(stream.name, table)
+    # A row of `metrics` or `current` belongs to no slice alone.
+    rows = {} if opened is None or table in {METRICS.name, "current"} else rows_by_slice(opened, keys)
+    version = -1 if opened is None else opened.version()
+
+    def proof_of(piece: Slice) -> Proof:
+        proof, attempt = proofs.get(piece.key), attempts[piece.key]
+        return proof if proof is not None and proof.attempt == attempt else Proof(piece, attempt, None, {})
+
+    return [report_of(piece, proof_of(piece), rows.get(piece.key), version, Clock(), {}) for piece in pieces]

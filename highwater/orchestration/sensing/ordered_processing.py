@@ -1,0 +1,209 @@
+"""Turns: slices of a stream that holds are taken one after another, in their order.
+
+The step decides, whoever asked for it; what repair asks for only keeps runs from failing in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import takewhile
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from highwater.errors import OutOfTurnError
+from highwater.holds import in_the_way
+from highwater.orchestration.asset_keys import table_keys
+from highwater.orchestration.checking.slice_status import attempts
+from highwater.orchestration.sensing.run_requests import Request, histories
+
+if TYPE_CHECKING:
+    from highwater.assets.work import Work
+    from highwater.declaration import Stream
+    from highwater.holds import Hold
+    from highwater.orchestration.sensing.run_requests import History, PastRun, RepairRules
+    from highwater.resources.ledger import Ledger
+
+# What comes before a run's slices is looked at so far back. Each of those stood behind its own so many before it went
+# on, so further back there is only what was left undone before the stream was declared so.
+LOOK_BACK = 20
+# A slice that is held keeps back all others, so it is asked for more often than one that fails by itself.
+LONGEST_WAIT = timedelta(minutes=10)
+
+
+def see_in_turn(work: Work, table: str) -> None:
+    """See that the slices before those of a run stand in the table, or go into it with them.
+
+    Raw is taken in any order, so that retention takes nothing. What a tier holds has left the order.
+
+    Raises:
+        OutOfTurnError: one does not.
+    """
+    main = sorted((piece for piece in work.slices if piece.topic == work.stream.topic), key=attrgetter("ordinal"))
+    if table == "raw" or not main or not work.stream.ordered:
+        return
+    many = LOOK_BACK + main[-1].ordinal - main[0].ordinal
+    order = [p.key for p in work.ledger.preceding(work.stream.name, work.stream.topic, main[-1].ordinal + 1, many + 1)]
+    standing = attempts(work.lake, work.stream, order)
+    stand = [key for key in order if table not in standing.lacking(key)]
+    found = in_the_way(order, stand, work.keys)
+    if found is not None:
+        behind, first = found
+        raise OutOfTurnError(
+            f"{behind} may not go into {work.stream.name}/{table} before {first}",
+            found="; ".join(hold.text for hold in work.ledger.holds.open(work.stream.name)) or f"{first} is not there",
+            remedy=f"nothing, the sensor repair asks for it in its turn; highwater explain {first} shows why "
+            "that one is not done",
+        )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What repair asks for of an ordered stream's main topic.
+
+    Args:
+        keys: slices that go on now, in one run; none while the first one is worked on, or its next attempt not due.
+        attempt: of the first of them.
+        raw_alone: slices behind them that are only to be read from Kafka.
+        waiting: slices that are in raw and wait for their turn.
+        due_at: when the first one is asked for, if it waits for that alone.
+    """
+
+    keys: tuple[str, ...] = ()
+    attempt: int = 1
+    raw_alone: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
+    due_at: datetime | None = None
+
+    def requests(self, now: datetime) -> list[Request]:
+        """The run."""
+        return [Request(self.keys, self.attempt, "repair", now)] if self.keys else []
+
+
+def take_turn(
+    lacking: Mapping[str, Collection[str]],
+    planned_at: Mapping[str, datetime],
+    order: Sequence[str],
+    runs: Iterable[PastRun],
+    held: Collection[str],
+    now: datetime,
+    rules: RepairRules,
+    most: int,
+) -> Turn:
+    """Which slices go on, and which wait.
+
+    The first one is never given up, since all others wait for it. One that was left undone more than once goes alone:
+    it would keep undone what goes with it, and others would keep it so.
+
+    Args:
+        lacking: the main topic's slices that are not done, in the order of their plan, with the tables that they lack.
+        planned_at: when each of them was planned, in UTC.
+        order: all keys in Dagster's order; a run takes what is side by side there.
+        runs: runs of the last day that named slices.
+        held: those of the slices that records hold.
+        now: the time, in UTC.
+        rules: the waits.
+        most: slices in one run at the most.
+    """
+    undone = list(lacking)
+    if not undone:
+        return Turn()
+    known = histories(undone, runs)
+    first, due_at = known[undone[0]], _due_at(undone[0], known, planned_at, held, rules)
+    goes = not first.in_flight and due_at <= now
+    keys = _side_by_side(undone, order, most) if goes else ()
+    fresh = {key for key in keys if _shares(key, known, planned_at, held, now, rules)}
+    together = list(takewhile(fresh.__contains__, keys))
+    keys = tuple(together or keys[:1])
+    rest = [key for key in undone if key not in keys and not known[key].in_flight]
+    return Turn(
+        keys=keys,
+        attempt=first.ended + 1,
+        raw_alone=frozenset(key for key in rest if "raw" in lacking[key]),
+        waiting=frozenset(key for key in rest if "raw" not in lacking[key]),
+        due_at=None if goes or first.in_flight else due_at,
+    )
+
+
+def _due_at(
+    key: str,
+    known: Mapping[str, History],
+    planned_at: Mapping[str, datetime],
+    held: Collection[str],
+    rules: RepairRules,
+) -> datetime:
+    history = known[key]
+    if history.last_end is None:
+        return planned_at[key] + rules.grace
+    if history.ended == 1 and key not in held:
+        return history.last_end  # that run may have been for raw alone
+    longest = LONGEST_WAIT if key in held else rules.longest_wait
+    return history.last_end + min(rules.wait(max(history.ended - 1, 1)), longest)
+
+
+def _shares(
+    key: str,
+    known: Mapping[str, History],
+    planned_at: Mapping[str, datetime],
+    held: Collection[str],
+    now: datetime,
+    rules: RepairRules,
+) -> bool:
+    """Whether a slice may go on in a run with others: none is at work on it, and no run of its own was in vain."""
+    history = known[key]
+    awaited = history.last_end is None and now < planned_at[key] + rules.grace
+    return key not in held and not history.in_flight and history.ended <= 1 and not awaited
+
+
+def _side_by_side(undone: Sequence[str], order: Sequence[str], most: int) -> tuple[str, ...]:
+    """The first of the slices, and those that follow it both in their own order and in Dagster's."""
+    position = {key: at for at, key in enumerate(order)}
+    keys = [undone[0]]
+    for key in undone[1:most]:
+        if position.get(key) != position.get(keys[-1], -2) + 1:
+            break
+        keys.append(key)
+    return tuple(keys)
+
+
+def behind(
+    instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, keys: Sequence[str], holds: Sequence[Hold]
+) -> bool:
+    """Whether new slices have to wait for one before them, as far as Dagster knows: in raw, where repair takes over."""
+    if not keys or holds:
+        return bool(holds)
+    [first] = ledger.get(keys[:1])
+    before = ledger.preceding(stream.name, stream.topic, first.ordinal, 1)
+    last = table_keys(stream)[-1]
+    return any(piece.key not in instance.get_materialized_partitions(last) for piece in before)
+
+
+def standing_holds(ledger: Ledger, stream: Stream, decided: Collection[str]) -> list[Hold]:
+    """The slices that are held; of one that was decided, by a run that was killed before it said so, the hold ends."""
+    holds = ledger.holds.open(stream.name)
+    over = [one.slice_key for one in holds if one.slice_key in set(decided)]
+    if over:
+        ledger.holds.end(over)
+    return [one for one in holds if one.slice_key not in over]
+
+
+def released(ledger: Ledger, lacking: Collection[str]) -> dict[str, datetime]:
+    """Slices that a person released, and when."""
+    found = ledger.holds.of(list(lacking))
+    return {key: one.release.at for key, one in found.items() if one.release is not None}
+
+
+def hold_lines(holds: Sequence[Hold]) -> list[str]:
+    """What a tick says of slices that are held."""
+    return [f"{hold.text}. Slices behind it are taken into raw, and wait there" for hold in holds]
+
+
+def turn_lines(turn: Turn, holds: Sequence[Hold]) -> list[str]:
+    """What repair did not ask for because slices follow each other, for the tick's log."""
+    asked = [f"{len(turn.keys)} requested in their turn, from {turn.keys[0]} on"] if turn.keys else []
+    waiting = [f"{len(turn.waiting)} wait for their turn"] if turn.waiting else []
+    due = [] if turn.due_at is None else [f"the next is asked for at {turn.due_at:%H:%M:%S} UTC"]
+    return [*hold_lines(holds), *asked, *waiting, *due]

@@ -1,0 +1,177 @@
+"""The rounds of the planner and of retries: one look at ledger and Kafka finds the streams with something new."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from highwater.orchestration.dependencies import kafka_guard
+from highwater.orchestration.partitions import unknown_to
+from highwater.orchestration.sensing.run_history import id_of
+from highwater.orchestration.sensing.slice_planner import is_caught_up
+from highwater.orchestration.sensing.ticks import Tick, plan, retry, tiers_to_plan
+from highwater.resources.guards import guarded, resting
+from highwater.resources.history import elected_since
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.orchestration.sensing.planning import Look
+    from highwater.orchestration.sensing.rounds import RoundContext
+    from highwater.plans import Planned
+    from highwater.resources.kafka import TopicState
+
+# The leader epochs under which a topic was compared with its plan and found sound, by topic ID. Without it a topic that
+# nobody writes to would be compared in every tick after a restart of its broker.
+_SOUND: dict[str, tuple[int, Mapping[int, int | None]]] = {}
+
+# Keys that a Dagster instance was seen to hold, by its ID and by stream: without it each tick asks for each stream.
+# Repair adds a key that somebody deletes.
+_HELD: dict[tuple[str, str], frozenset[str]] = {}
+MOST_HELD = 20
+
+
+class _Looks:
+    """Plans and topics of all streams, read together.
+
+    Args:
+        context: the streams, and what is asked about them.
+        topics: by stream the topics to look at.
+
+    Raises:
+        TemporaryError: Kafka or the ledger is away.
+    """
+
+    lines: Sequence[str] = ()
+
+    def __init__(self, context: RoundContext, topics: Mapping[str, Sequence[str]]) -> None:
+        self._context = context
+        self._id = id_of(context.instance)
+        self._ledger, kafka = context.resources.ledger.open(), context.resources.kafka.open()
+        # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
+        self._plans: dict[tuple[str, str], Planned] = self._ledger.all_planned()
+        with guarded(kafka_guard(self._ledger, kafka)):
+            self._states: dict[str, TopicState] = kafka.topic_states({one for some in topics.values() for one in some})
+        self._changed = {
+            name: [topic for topic in some if not self._is_settled(name, topic)] for name, some in topics.items()
+        }
+        self._resting = {one.name for one in self._ledger.breakers.dependencies() if resting(one, context.now)}
+
+    def look(self, stream: str, topic: str) -> Look | None:
+        """Plan and topic, where the topic was seen."""
+        state = self._states.get(topic)
+        return None if state is None else (self._plans.get((stream, topic)), state)
+
+    def _is_settled(self, stream: str, topic: str) -> bool:
+        planned, state = self._plans.get((stream, topic)), self._states.get(topic)
+        if planned is None or state is None:
+            return False
+        return is_caught_up(planned, state) and (not _has_elected(planned, state) or _is_sound(planned, state))
+
+    def _without_keys(self, streams: Sequence[Stream], topics: Mapping[str, Sequence[str]]) -> set[str]:
+        """The streams with a topic whose newest slice has no key in Dagster: a tick died between plan and key."""
+        missing: dict[str, list[str]] = {}
+        for stream in streams:
+            plans = [self._plans.get((stream.name, topic)) for topic in topics[stream.name]]
+            newest = [one.last.key for one in plans if one is not None and one.last is not None]
+            held = _HELD.get((self._id, stream.name), frozenset())
+            if {*newest} <= held:
+                continue
+            if unknown := unknown_to(self._context.instance, stream, newest):
+                missing[stream.name] = unknown
+            else:
+                _HELD[self._id, stream.name] = frozenset(newest) if len(held) >= MOST_HELD else held | {*newest}
+        retired = self._ledger.retired.among([key for keys in missing.values() for key in keys])
+        return {name for name, keys in missing.items() if not {*keys} <= {*retired}}
+
+    def _remember(self, stream: str, topics: Sequence[str]) -> None:
+        """Record that topics were compared with their plans, and are sound."""
+        for topic in topics:
+            planned, state = self._plans.get((stream, topic)), self._states.get(topic)
+            if planned is not None and state is not None:
+                _SOUND[state.topic_id] = _seen(planned, state)
+
+
+def _has_elected(planned: Planned, state: TopicState) -> bool:
+    return any(elected_since(was, state.partitions.get(p)) for p, was in planned.recorded.items())
+
+
+def _is_sound(planned: Planned, state: TopicState) -> bool:
+    return _SOUND.get(state.topic_id) == _seen(planned, state)
+
+
+def _seen(planned: Planned, state: TopicState) -> tuple[int, Mapping[int, int | None]]:
+    return planned.generation.revision, {p: seen.leader_epoch for p, seen in state.partitions.items()}
+
+
+class PlannerRound(_Looks):
+    """The round of the planner: a stream without new records costs two rows of the ledger.
+
+    Args:
+        context: the streams, and what is asked about them.
+
+    Raises:
+        TemporaryError: Kafka or the ledger is away.
+    """
+
+    def __init__(self, context: RoundContext) -> None:
+        streams = context.streams
+        topics = {stream.name: [stream.topic] for stream in streams}
+        super().__init__(context, topics)
+        # Ticks of these say why slices wait.
+        busy = self._ledger.breakers.not_closed() | self._ledger.holds.held_streams()
+        busy |= {one.name for one in streams if one.lookup is not None and one.lookup.dependency in self._resting}
+        idle = [one for one in streams if not self._changed[one.name] and one.name not in busy]
+        self._idle = {one.name for one in idle} - self._without_keys(idle, topics)
+
+    def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
+        """Plan the stream's topic, unless it holds what is planned; raises what `ticks.plan` does."""
+        if stream.name in self._idle and cursor is None:
+            return None
+        tick = plan(
+            self._context.instance, self._context.resources, stream, cursor, self.look(stream.name, stream.topic)
+        )
+        if tick.settled and not tick.keys:
+            self._remember(stream.name, [stream.topic])
+        return tick
+
+
+class RetriesRound(_Looks):
+    """The round of retries: a stream whose tiers have no new records costs two rows of the ledger for each.
+
+    Args:
+        context: the streams, and what is asked about them.
+
+    Raises:
+        TemporaryError: Kafka or the ledger is away.
+    """
+
+    def __init__(self, context: RoundContext) -> None:
+        streams = context.streams
+        topics = {stream.name: [*stream.delays] for stream in streams}
+        super().__init__(context, topics)
+        self._paused = self._ledger.paused.topics()
+        for stream in streams:
+            begun = (stream.name, stream.topic) in self._plans
+            wanted = {*tiers_to_plan(stream, begun=begun)} - self._paused.get(stream.name, {}).keys()
+            self._changed[stream.name] = [
+                one for one in self._changed[stream.name] if one in wanted and self._is_there(stream, one)
+            ]
+        idle = [one for one in streams if not self._changed[one.name]]
+        for name in self._without_keys(idle, topics):
+            self._changed[name] = [*topics[name]]
+
+    def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
+        """Plan the tiers that hold something new; raises what `ticks.retry` does."""
+        changed = self._changed[stream.name]
+        if not changed:
+            paused = [f"{one.text}: nothing of it is planned" for one in self._paused.get(stream.name, {}).values()]
+            return Tick(lines=paused, settled=True) if paused else None
+        looks = {topic: self.look(stream.name, topic) for topic in changed}
+        tick = retry(self._context.instance, self._context.resources, stream, cursor, looks)
+        if tick.settled and not tick.keys:
+            self._remember(stream.name, changed)
+        return tick
+
+    def _is_there(self, stream: Stream, topic: str) -> bool:
+        """Whether a tier was ever planned or exists: before the first reject it does neither."""
+        return (stream.name, topic) in self._plans or topic in self._states

@@ -1,0 +1,194 @@
+"""What Dagster remembers of runs and slices."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from dagster._core.definitions.assets.job.asset_job import IMPLICIT_ASSET_JOB_NAME
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES, RunRecord
+
+from highwater.errors import DependencyAwayError
+from highwater.orchestration.asset_keys import PUBLISHED, table_key, table_keys
+from highwater.orchestration.run_tags import PUBLISH, PURPOSE, STREAM_TAG
+from highwater.orchestration.sensing.run_requests import PastRun, keys_named
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+
+# Repair waits an hour at the longest, so what failed in the last day tells enough.
+MEMORY = timedelta(days=1)
+# Runs that are asked for at once: some megabytes of memory.
+RECORDS = 2_000
+# Dagster's daemon starts a retry within seconds; after so long it is taken for lost.
+RETRY_GRACE = timedelta(minutes=5)
+# Ticks ask of the same runs again and again, for an hour while a slice waits: a megabyte of memory.
+RUNS_KNOWN = 10_000
+_AWAY: dict[str, bool] = {}
+
+
+def past_runs(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> list[PastRun]:
+    """The runs of the last day that took slices of the stream through its tables, and all that have not ended.
+
+    Args:
+        instance: Dagster's instance.
+        stream: the stream.
+        order: the stream's keys in Dagster's order.
+        now: the time, in UTC.
+    """
+    raw = {table_key(stream, "raw")}
+    return _past(instance, stream, order, now, lambda record: _takes_slices(stream, record), raw)
+
+
+def past_publishing(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> list[PastRun]:
+    """The same of runs that sent accepted events; those that succeeded are left out, since they sent all they named."""
+    sent = partial(_publishes, stream)
+    return _past(instance, stream, order, now, lambda record: sent(record) and not record.dagster_run.is_success)
+
+
+def _past(
+    instance: dg.DagsterInstance,
+    stream: Stream,
+    order: Sequence[str],
+    now: datetime,
+    wanted: Callable[[RunRecord], bool],
+    raw: Collection[dg.AssetKey] = (),
+) -> list[PastRun]:
+    asked: list[dict[str, Any]] = [{"statuses": NOT_FINISHED_STATUSES}, {"updated_after": now - MEMORY}]
+    found = (record for one in asked for record in _records(instance, stream, **one))
+    records = {record.dagster_run.run_id: record for record in found if wanted(record)}
+    position = {key: at for at, key in enumerate(order)}
+    return [
+        PastRun(
+            keys_named(record.dagster_run.tags, order, position),
+            _ended_at(record, now),
+            run_id,
+            raw_alone=record.dagster_run.asset_selection == raw,
+            by_hand=PURPOSE not in record.dagster_run.tags,
+        )
+        for run_id, record in records.items()
+    ]
+
+
+def _records(instance: dg.DagsterInstance, stream: Stream, **asked: Any) -> Iterator[RunRecord]:
+    """Runs among which are all of the stream's, some of them twice.
+
+    Where the instance has too many to look at each, those with the stream's tag are asked for, and those that a person
+    or a backfill asked for by their assets: they have no tag. What lies farther back and has neither, such as a run of
+    a job that others wrote over the stream's assets, is not seen then.
+    """
+    newest = instance.get_run_records(dg.RunsFilter(**asked), limit=RECORDS)
+    yield from newest
+    if len(newest) == RECORDS:
+        yield from _pages(instance, dg.RunsFilter(**asked, tags={STREAM_TAG: stream.name}))
+        yield from _pages(instance, dg.RunsFilter(**asked, job_name=IMPLICIT_ASSET_JOB_NAME))
+
+
+def _pages(instance: dg.DagsterInstance, asked: dg.RunsFilter) -> Iterator[RunRecord]:
+    last = None
+    while page := instance.get_run_records(asked, limit=RECORDS, cursor=last):
+        yield from page
+        last = page[-1].dagster_run.run_id
+
+
+def id_of(instance: dg.DagsterInstance) -> str:
+    """The ID that a Dagster instance gave its run storage; host and folder where the storage is no SQL database."""
+    from dagster._core.storage.runs import SqlRunStorage
+
+    storage = instance.run_storage
+    return storage.get_run_storage_id() if isinstance(storage, SqlRunStorage) else place_of_instance()
+
+
+def place_of_instance() -> str:
+    """Host and folder of this process's Dagster instance."""
+    return f"{socket.gethostname()}:{os.environ.get('DAGSTER_HOME', '')}"
+
+
+def streams_of(record: RunRecord) -> set[str]:
+    """The names of the streams that a run may be of: by its tag, and by the assets that it was asked for."""
+    run = record.dagster_run
+    tagged = run.tags.get(STREAM_TAG)
+    return {key.path[0] for key in run.asset_selection or ()} | ({tagged} if tagged else set())
+
+
+def is_of(stream: Stream, record: RunRecord) -> bool:
+    """Whether a run is one of the stream's: by its tag, or by the assets that it was asked for."""
+    return _takes_slices(stream, record) or _publishes(stream, record)
+
+
+def _publishes(stream: Stream, record: RunRecord) -> bool:
+    run = record.dagster_run
+    asked = run.tags.get(STREAM_TAG) == stream.name and run.tags.get(PURPOSE) == PUBLISH
+    return asked or table_key(stream, PUBLISHED.name) in (run.asset_selection or ())
+
+
+def _takes_slices(stream: Stream, record: RunRecord) -> bool:
+    run = record.dagster_run
+    if run.tags.get(PURPOSE) == PUBLISH:
+        return False
+    return run.tags.get(STREAM_TAG) == stream.name or bool(set(table_keys(stream)) & set(run.asset_selection or ()))
+
+
+def _ended_at(record: RunRecord, now: datetime) -> datetime | None:
+    run = record.dagster_run
+    if not run.is_finished:
+        return None
+    ended = _time_of_end(record)
+    return None if run.is_complete_and_waiting_to_retry and now - ended < RETRY_GRACE else ended
+
+
+def _time_of_end(record: RunRecord) -> datetime:
+    """A run that was cancelled in the queue has no end; its last change is when it ended."""
+    if record.end_time is not None:
+        return datetime.fromtimestamp(record.end_time, UTC)
+    changed = record.update_timestamp
+    return changed.replace(tzinfo=UTC) if changed.tzinfo is None else changed
+
+
+def left_by_what_was_away(instance: dg.DagsterInstance, keys: Collection[str], runs: Iterable[PastRun]) -> set[str]:
+    """Those of the slices whose last run failed because a dependency was away whose breaker stayed closed.
+
+    Spark has none, and that of Kafka is kept closed by questions that a broker answers while another one is missing.
+    They are asked for on and on, at the longest wait: what they wait for is no fault of theirs.
+
+    Args:
+        instance: Dagster's instance.
+        keys: the slices.
+        runs: runs that named them.
+    """
+    last: dict[str, PastRun] = {}
+    for run in sorted((run for run in runs if run.ended_at is not None), key=lambda run: str(run.ended_at)):
+        last.update(dict.fromkeys(run.keys & set(keys), run))
+    away = {run_id: dependency_was_away(instance, run_id) for run_id in {run.run_id for run in last.values()} if run_id}
+    return {key for key, run in last.items() if away.get(run.run_id)}
+
+
+def dependency_was_away(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether a step of a run failed because a dependency was away, Spark for example, and not by what it was to do.
+
+    Args:
+        instance: Dagster's instance.
+        run_id: a run that ended. Its log is read once: the answer stays.
+    """
+    known = _AWAY.get(run_id)
+    if known is None:
+        if len(_AWAY) >= RUNS_KNOWN:
+            _AWAY.clear()
+        known = _AWAY[run_id] = _failed_by_what_was_away(instance, run_id)
+    return known
+
+
+def _failed_by_what_was_away(instance: dg.DagsterInstance, run_id: str) -> bool:
+    failures = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+    texts = [entry.dagster_event.step_failure_data for entry in failures if entry.dagster_event is not None]
+    return any(data.error is not None and DependencyAwayError.__name__ in data.error.to_string() for data in texts)
+
+
+def materialised(instance: dg.DagsterInstance, stream: Stream) -> set[str]:
+    """Slices that Dagster holds as materialised in every table."""
+    return set.intersection(*(set(instance.get_materialized_partitions(key)) for key in table_keys(stream)))

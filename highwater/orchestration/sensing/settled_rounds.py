@@ -1,0 +1,180 @@
+"""The rounds of repair, offset mirror and publisher: a stream with nothing to do rests until it changes."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from highwater.orchestration.sensing.dead_workers import end_runs_without_worker
+from highwater.orchestration.sensing.offset_mirror import mirror
+from highwater.orchestration.sensing.publishing import publish
+from highwater.orchestration.sensing.repairing import ended_lines, repair
+from highwater.orchestration.sensing.run_history import RECORDS, streams_of
+from highwater.orchestration.sensing.ticks import Tick
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.orchestration.sensing.rounds import RoundContext
+
+# A complete look at a stream takes about 0.3 s. With 100 streams at rest one of them is due every 6 s: 5 % of a core.
+REST = timedelta(minutes=10)
+# Rests differ by this fraction, so that streams which began together do not stay together.
+JITTER = 0.25
+# Dagster's storage sets the times of runs by its own clock, which may differ from ours.
+CLOCKS = timedelta(minutes=1)
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A stream in which a complete look found nothing to do.
+
+    Args:
+        since: when the look began, in UTC.
+        until: when the next look is due at the latest, in UTC.
+        revisions: of the stream's plans at that time.
+    """
+
+    since: datetime
+    until: datetime
+    revisions: str
+
+    @classmethod
+    def parse(cls, cursor: str | None) -> Rest | None:
+        """The rest that a cursor holds; None if it holds none."""
+        try:
+            mark, since, until, revisions = (cursor or "").split(" ")
+            begins, ends = (datetime.fromtimestamp(int(text), UTC) for text in (since, until))
+        except (ValueError, OverflowError, OSError):
+            return None
+        return cls(begins, ends, revisions) if mark == "rest" else None
+
+    def to_cursor(self) -> str:
+        """The stored form, 43 bytes."""
+        return f"rest {self.since.timestamp():.0f} {self.until.timestamp():.0f} {self.revisions}"
+
+
+class Rests:
+    """The streams at rest, by one question to the ledger and one to Dagster.
+
+    A stream is looked at again when something of it was planned or accepted, when one of its runs began or ended, and
+    when its rest is over. So a change that neither ledger nor Dagster shows, such as a table that was deleted, is found
+    within a rest.
+
+    Args:
+        context: the streams, and what is asked about them.
+
+    Raises:
+        TemporaryError: the ledger is away.
+    """
+
+    def __init__(self, context: RoundContext) -> None:
+        self._now = context.now
+        self._revisions = context.resources.ledger.open().revisions()
+        rests = {name: rest for name, cursor in context.cursors.items() if (rest := Rest.parse(cursor)) is not None}
+        ran = _last_changes(context.instance, min((one.since for one in rests.values()), default=None))
+        self._at_rest = {
+            name
+            for name, rest in rests.items()
+            if context.now < rest.until
+            and rest.revisions == _short(self._revisions.get(name, ""))
+            and (ran is not None and ran.get(name, rest.since - CLOCKS) <= rest.since - CLOCKS)
+        }
+
+    def is_at_rest(self, stream: str) -> bool:
+        """Whether nothing of a stream changed since its rest began."""
+        return stream in self._at_rest
+
+    def begin(self, stream: str, lasts: timedelta = REST) -> str:
+        """The cursor of a stream in which a complete look found nothing to do."""
+        lasts *= random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret depends on it
+        return Rest(self._now, self._now + lasts, _short(self._revisions.get(stream, ""))).to_cursor()
+
+
+def _short(revisions: str) -> str:
+    """A text of fixed length for the revisions of any number of topics."""
+    from hashlib import sha256
+
+    return sha256(revisions.encode()).hexdigest()[:16]
+
+
+def _last_changes(instance: dg.DagsterInstance, since: datetime | None) -> dict[str, datetime] | None:
+    """When a run of each stream changed last, of runs that did since then; None if they are too many to look at."""
+    if since is None:
+        return {}
+    records = instance.get_run_records(dg.RunsFilter(updated_after=since - CLOCKS), limit=RECORDS)
+    if len(records) == RECORDS:
+        return None
+    found: dict[str, datetime] = {}
+    for record in records:
+        at = record.update_timestamp
+        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+        for name in streams_of(record):
+            found[name] = max(at, found.get(name, at))
+    return found
+
+
+class _Resting(ABC):
+    """A round that lets settled streams rest.
+
+    Args:
+        context: the streams, and what is asked about them.
+
+    Raises:
+        TemporaryError: the ledger is away.
+    """
+
+    lines: Sequence[str] = ()
+
+    def __init__(self, context: RoundContext) -> None:
+        self._context = context
+        self._rests = Rests(context)
+
+    def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
+        """Look at the stream unless it rests; raises what `_act` does."""
+        if self._rests.is_at_rest(stream.name):
+            return None
+        tick = self._act(stream, None if Rest.parse(cursor) is not None else cursor)
+        return replace(tick, cursor=self._rests.begin(stream.name)) if tick.settled else tick
+
+    @abstractmethod
+    def _act(self, stream: Stream, cursor: str | None) -> Tick:
+        """Look at a stream from its cursor on."""
+
+
+class RepairRound(_Resting):
+    """The round of repair: runs whose worker is gone are ended first, for all streams together.
+
+    Args:
+        context: the streams, and what is asked about them.
+
+    Raises:
+        TemporaryError: the ledger is away.
+    """
+
+    def __init__(self, context: RoundContext) -> None:
+        ledger = context.resources.ledger.open()
+        self.lines = ended_lines(end_runs_without_worker(context.instance, ledger, context.streams, context.now))
+        super().__init__(context)
+
+    def _act(self, stream: Stream, cursor: str | None) -> Tick:
+        return repair(self._context.instance, self._context.resources, stream, cursor)
+
+
+class MirrorRound(_Resting):
+    """The round of the offset mirror."""
+
+    def _act(self, stream: Stream, cursor: str | None) -> Tick:
+        return mirror(self._context.resources, stream, cursor)
+
+
+class PublisherRound(_Resting):
+    """The round of the publisher."""
+
+    def _act(self, stream: Stream, cursor: str | None) -> Tick:
+        return publish(self._context.instance, self._context.resources, stream, cursor)

@@ -1,0 +1,106 @@
+"""The stream's breaker around the steps of a run: failures open it, a probe that stands whole closes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING
+
+from highwater.breaker import Circuit, done, fail
+from highwater.errors import (
+    BreakerOpenError,
+    HighwaterError,
+    PermanentError,
+    RejectsOverLimitError,
+    RetractionError,
+    SliceHeldError,
+    TemporaryError,
+)
+from highwater.orchestration.checking.slice_status import attempts
+from highwater.orchestration.failures import is_last_try
+from highwater.resources.breakers import Judgement
+
+if TYPE_CHECKING:
+    from highwater.assets.work import Work
+
+# Their failures are of a topic or of Kafka, and the breaker does not stop them.
+NOT_WATCHED = frozenset({"raw", "published"})
+
+
+@contextmanager
+def watched(work: Work, table: str, tries_so_far: int) -> Iterator[None]:
+    """Tell the stream's breaker how the block ends, which takes slices through one table.
+
+    What cannot be told, because ledger or lake are away, is left out: the error under way matters more, and a probe
+    that was not told of is tried again.
+
+    Args:
+        work: the slices and the connections.
+        table: the table.
+        tries_so_far: tries of this step that failed before.
+    """
+    if table in NOT_WATCHED:
+        yield
+        return
+    try:
+        yield
+    except Exception as error:
+        _quietly(work, partial(_failed, work, error, tries_so_far))
+        raise
+    _quietly(work, partial(_done, work))
+
+
+def counts(error: Exception) -> bool:
+    """Whether an error says something of the stream.
+
+    A temporary one does not: a dependency is away, or another run was first. A refused slice was counted when it was,
+    and one whose events were sent before tells of the rules, and of nothing that comes in.
+    """
+    return not isinstance(error, TemporaryError | RejectsOverLimitError | RetractionError)
+
+
+def _failed(work: Work, error: Exception, tries_so_far: int) -> None:
+    last = isinstance(error, PermanentError | SliceHeldError) or is_last_try(tries_so_far)
+    if not last or isinstance(error, BreakerOpenError | RejectsOverLimitError):
+        return
+    probed = work.ledger.breakers.circuit(work.stream.name).probe in work.keys
+    if probed or counts(error):
+        _tell_failed(work, error, counted=counts(error))
+
+
+def _tell_failed(work: Work, error: Exception, *, counted: bool) -> None:
+    main = [piece.key for piece in work.slices if piece.topic == work.stream.topic]
+    decided = work.lake.committed(work.stream.name, "events", main) if counted else {}
+    now, what = datetime.now(UTC), error.problem if isinstance(error, HighwaterError) else type(error).__name__
+
+    def decide(circuit: Circuit, known: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
+        fresh = [Judgement(key, work.stream.name, work.run, now) for key in main if key not in {*known, *decided}]
+        ours = [one for one in known.values() if work.run and one.run == work.run]
+        first = [*fresh, *ours] if counted else []
+        after = fail(circuit, work.stream.breaker, main, {one.slice_key for one in first}, what, now)
+        return after, [replace(one, failed=True, judged_at=now) for one in first]
+
+    work.log(f"breaker: {work.ledger.breakers.settle(work.stream.name, main, decide).text}")
+
+
+def _done(work: Work) -> None:
+    probe = work.ledger.breakers.circuit(work.stream.name).probe
+    if probe not in work.keys:
+        return
+    lacking = attempts(work.lake, work.stream, [probe]).lacking(probe)
+    # A check that blocks may keep it from what is downstream: that tells nothing of the next slice.
+    if "events" in lacking or (lacking and not work.stream.blocks):
+        return
+    now = datetime.now(UTC)
+    circuit = work.ledger.breakers.settle(work.stream.name, (), lambda circuit, _: (done(circuit, probe, now), ()))
+    work.log(f"breaker: {circuit.text}")
+
+
+def _quietly(work: Work, tell: Callable[[], None]) -> None:
+    try:
+        tell()
+    except HighwaterError as error:
+        work.log(f"the breaker could not be told: {error.problem}")

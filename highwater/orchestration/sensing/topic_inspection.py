@@ -1,0 +1,106 @@
+"""Looking at a planned topic so that one wrong answer of a broker is never called a loss (I15)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from highwater.errors import DependencyAwayError, PermanentError, TopicAbsentError
+from highwater.history import History
+from highwater.orchestration.sensing.slice_planner import partition_errors
+from highwater.resources.history import look_back
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.plans import Planned
+    from highwater.resources.kafka import Kafka, TopicState
+
+DISAGREE = "two looks at the topic disagree; the next look decides"
+
+
+def judge(kafka: Kafka, stream: Stream, planned: Planned, state: TopicState) -> tuple[TopicState, History]:
+    """Compare a topic with its plan, and look a second time where the first look shows a fault.
+
+    Every fault has a remedy that destroys something. So a fault counts only after two looks agree on it, and while all
+    partitions of the topic have a leader. A partition with a fault that does not count is unsure.
+
+    Args:
+        kafka: is looked at.
+        stream: the declaration.
+        planned: how far the topic is planned.
+        state: the first look; it was taken after `planned`.
+
+    Returns:
+        The newest look, and how the topic's past compares with what was recorded.
+
+    Raises:
+        DependencyAwayError: the topic seems to be recreated, which could not be confirmed, or exists at the first look
+            only.
+    """
+    history = look_back(kafka, state, planned)
+    first = _faults(stream, planned, state, history)
+    if not first:
+        return state, history
+    if state.unled:
+        return state, _doubt(planned, state, history, first, without_leaders(state))
+    again = confirming_look(kafka, state.topic)
+    history = look_back(kafka, again, planned)
+    second = _faults(stream, planned, again, history)
+    if again.unled:
+        return again, _doubt(planned, again, history, {**first, **second}, without_leaders(again))
+    doubtful = {p: kind for p, kind in {**first, **second}.items() if first.get(p) != second.get(p)}
+    doubtful |= {p: kind for p, kind in second.items() if went_back(state, again, p)}
+    return again, _doubt(planned, again, history, doubtful, DISAGREE)
+
+
+def confirming_look(kafka: Kafka, topic: str) -> TopicState:
+    """Look a second time at a topic that existed a moment ago.
+
+    Raises:
+        DependencyAwayError: now it does not exist, or no broker answered in time.
+    """
+    try:
+        return kafka.look_again(topic)
+    except TopicAbsentError:
+        raise DependencyAwayError(
+            f"two looks at topic {topic} disagree",
+            stored="first: it exists",
+            found="then: no such topic",
+            remedy="nothing was decided, and the next look tries again",
+        ) from None
+
+
+def without_leaders(state: TopicState) -> str:
+    """Why nothing can be judged of a topic now."""
+    return f"not judged while partitions {', '.join(map(str, state.unled))} have no leader"
+
+
+def went_back(first: TopicState, second: TopicState, partition: int) -> bool:
+    """Whether a partition showed a lower offset at the second look than at the first."""
+    before, after = first.partitions.get(partition), second.partitions.get(partition)
+    if before is None or after is None:
+        return False
+    return (after.log_start or 0) < (before.log_start or 0) or (after.last_stable or 0) < (before.last_stable or 0)
+
+
+def _faults(
+    stream: Stream, planned: Planned, state: TopicState, history: History
+) -> dict[int, tuple[type[PermanentError] | str, int | None]]:
+    """By partition the kind of its fault, and where its records were replaced; of another topic all partitions."""
+    if state.topic_id != planned.generation.topic_id:
+        return dict.fromkeys(state.partitions, (state.topic_id, None))
+    errors = partition_errors(stream, planned, state, history.diverged)
+    return {p: (type(error), history.diverged.get(p)) for p, error in errors.items() if p not in history.unsure}
+
+
+def _doubt(
+    planned: Planned, state: TopicState, history: History, doubtful: Mapping[int, object], reason: str
+) -> History:
+    if doubtful and state.topic_id != planned.generation.topic_id:
+        raise DependencyAwayError(
+            f"topic {state.topic} seems to be another one than was planned: {reason}",
+            stored=f"topic ID {planned.generation.topic_id}",
+            found=f"topic ID {state.topic_id}",
+            remedy="see that every partition has a leader; nothing was decided, and the next look tries again",
+        )
+    return History(history.diverged, {**dict.fromkeys(doubtful, reason), **history.unsure})

@@ -1,0 +1,211 @@
+"""Upkeep of tables: what they take in log and storage, joining small files, removing files that no version needs.
+
+Neither changes a row: OPTIMIZE writes the same rows into fewer files, and what is removed are files
+that belong to no version younger than the horizon. Neither cleans Delta's log up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from highwater.errors import SupersededAttemptError
+from highwater.maintenance import File, Part
+from highwater.resources.delta import add_actions, commit_info, reading
+from highwater.resources.small_tables import storage
+from highwater.resources.spark import delta_errors
+from highwater.resources.spark_tables import table_in_sql
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
+
+# The one partition of a table that has none.
+WHOLE = ""
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What a table takes.
+
+    Args:
+        files: data files of its version now.
+        bytes: of them.
+        stored: data files in storage, with those of older versions and those that no version has.
+        stored_bytes: of them.
+    """
+
+    files: int
+    bytes: int
+    stored: int
+    stored_bytes: int
+
+
+def files_of(table: DeltaTable) -> list[File]:
+    """The files of a table of slices, by its log; those without statistics are left out."""
+    found = add_actions(table)
+    names = ("path", "size_bytes", "min.slice", "max.slice")
+    if not set(names) <= {*found.column_names}:
+        return []
+    rows = zip(*(found[name].to_pylist() for name in names), strict=True)
+    return [File(*row) for row in rows if None not in row]
+
+
+def slices_of(table: DeltaTable, files: Sequence[File]) -> set[str]:
+    """The slices that rows of some files name.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    import pyarrow.parquet as pq
+
+    storage_, found = _storage_of(table), {file.first for file in files if file.first == file.last}
+    with reading(str(table.table_uri)):
+        for file in files:
+            if file.first == file.last:
+                continue
+            column = pq.read_table(unquote(file.path), columns=["slice"], filesystem=storage_)["slice"]
+            found |= {str(key) for key in column.unique().to_pylist()}
+    return found
+
+
+def parts_of(table: DeltaTable) -> list[Part]:
+    """The table's partitions with the sizes of their files, by its log."""
+    found: dict[str, list[int]] = {}
+    for key, size in _files(table):
+        found.setdefault(key, []).append(size)
+    return [Part(key, tuple(sizes)) for key, sizes in sorted(found.items())]
+
+
+def _files(table: DeltaTable) -> Iterator[tuple[str, int]]:
+    """Partition and size of each file of the version now."""
+    found = add_actions(table)
+    sizes = found["size_bytes"].to_pylist()
+    by = _partition_column(table)
+    keys = [WHOLE] * len(sizes) if by is None else found[f"partition.{by}"].to_pylist()
+    yield from zip(keys, sizes, strict=True)
+
+
+def _partition_column(table: DeltaTable) -> str | None:
+    return next(iter(table.metadata().partition_columns), None)
+
+
+def _live(table: DeltaTable) -> Iterator[tuple[str, int]]:
+    """Path, as the log writes it, and size of each file of the version now."""
+    columns = add_actions(table).select(["path", "size_bytes"]).to_pydict()
+    yield from zip(columns["path"], columns["size_bytes"], strict=True)
+
+
+def stock_of(table: DeltaTable) -> Stock:
+    """What the table takes now.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    live, stored = [size for _, size in _live(table)], _stored(table)
+    return Stock(len(live), sum(live), len(stored), sum(stored.values()))
+
+
+def _stored(table: DeltaTable) -> dict[str, int]:
+    """All data files below the table, by path, with their sizes."""
+    from pyarrow import fs
+
+    with reading(str(table.table_uri)):
+        infos = _storage_of(table).get_file_info(fs.FileSelector("", recursive=True))
+    return {info.path: info.size for info in infos if info.is_file and _is_data(info.path)}
+
+
+def _storage_of(table: DeltaTable) -> Any:
+    """The storage below the table, as delta-rs reaches it."""
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow import fs
+
+    return fs.PyFileSystem(DeltaStorageHandler.from_table(table._table))  # noqa: SLF001 - there is no other way
+
+
+def _is_data(path: str) -> bool:
+    """Not Delta's log, nor a checksum of Hadoop's."""
+    return not any(part.startswith(("_", ".")) for part in path.split("/"))
+
+
+def times_of(table: DeltaTable, versions: Sequence[int]) -> Mapping[int, datetime | None]:
+    """When versions were committed, in UTC; None where Delta's log has them no more.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    said = {version: commit_info(table, version) or {} for version in versions}
+    return {
+        version: datetime.fromtimestamp(one["timestamp"] / 1000, UTC) if "timestamp" in one else None
+        for version, one in said.items()
+    }
+
+
+def join_files(spark: SparkSession, path: str) -> None:
+    """Join the small files of a table without partitions, in one commit that changes no row.
+
+    Raises:
+        SupersededAttemptError: another writer was first; nothing was written.
+        DependencyAwayError: Spark or the storage is away.
+    """
+    with delta_errors(path):
+        spark.sql(f"OPTIMIZE {table_in_sql(path)}").collect()
+
+
+def join_small(table: DeltaTable, keys: Sequence[str]) -> None:
+    """`join_files` for a table that is written without a JVM; its caller holds the lease of its writers, if it has one.
+
+    Raises:
+        SupersededAttemptError: another writer was first; nothing was written.
+        DependencyAwayError: the storage is away.
+    """
+    from deltalake.exceptions import CommitFailedError
+
+    path = str(table.table_uri)
+    with storage(path):
+        try:
+            by = _partition_column(table)
+            table.optimize.compact(None if by is None else [(by, "in", list(keys))])
+        except CommitFailedError as error:
+            raise SupersededAttemptError(
+                f"another writer of {path} was first", found=_line(error), remedy="nothing: it is tried another time"
+            ) from error
+
+
+def removable(table: DeltaTable, hours: int) -> dict[str, int]:
+    """The data files that no version younger than `hours` needs, and those of writers that died so long ago, by size.
+
+    delta-rs tells which: by Delta's log, and by the age in storage of what the log does not know. It would also take
+    Hadoop's checksums of files that stay, and would make an entry in the log; so it is only asked.
+
+    Raises:
+        DependencyAwayError: the storage could not be read.
+    """
+    with reading(str(table.table_uri)):
+        found = set(table.vacuum(retention_hours=int(hours), enforce_retention_duration=False, full=True))
+    live = {form for path, _ in _live(table) for form in (path, unquote(path))}
+    return {path: size for path, size in _stored(table).items() if path in found and path not in live}
+
+
+def remove_files(table: DeltaTable, hours: int) -> int:
+    """Remove what is `removable`, with its checksums; returns how many data files that were.
+
+    Raises:
+        DependencyAwayError: the storage is away; files that were removed by then are gone.
+    """
+    gone, opened = removable(table, hours), _storage_of(table)
+    with storage(str(table.table_uri)):
+        for path in gone:
+            opened.delete_file(path)
+            folder, _, name = path.rpartition("/")
+            checksum = f"{folder}/.{name}.crc"
+            if opened.get_file_info(checksum).is_file:
+                opened.delete_file(checksum)
+    return len(gone)
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,145 @@
+"""Who gave up which record is known to a ledger that is rebuilt from the lake, wherever the giving up died."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from highwater.assets import discards, discards_table
+from highwater.assets.discards_table import keep, read
+from highwater.assets.work import Work
+from highwater.envelope import Origin
+from highwater.erasing import microseconds
+from highwater.errors import DependencyAwayError, TemporaryError
+from highwater.orchestration.operations import maintenance, rebuilding
+from highwater.orchestration.operations.parked import Asked, Parked, Waiting, _give_up
+from highwater.plans import Discard
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.small_tables import append
+from tests.world import NOON, STREAM, World
+
+NOTHING = cast("Any", None)
+KAFKA = cast("Any", SimpleNamespace(groups=list))
+BY_ANN = Asked(sure=True, by="ann", because="test data")
+
+
+def a_discard(offset: int, minutes: int = 0) -> Discard:
+    return Discard(Origin("orders", 0, 0, offset), "no use", "bob", NOON + timedelta(minutes=minutes))
+
+
+def parked(*offsets: int) -> Parked:
+    """What a look at the parked topic found."""
+    one = Waiting(0, 0, 0, "malformed", "orders@0000000", "why", "o1")
+    return Parked({Origin("orders", 0, 0, n): replace(one, offset=n) for n in offsets}, 0, 0, 0, {})
+
+
+def work_of(ledger: Ledger, lake: Lake) -> Work:
+    return Work(STREAM, (), NOTHING, lake, ledger, KAFKA, lambda _: None)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(str(tmp_path / "lake"))
+
+
+def test_the_table_follows_the_ledger_and_only_grows(ledger: Ledger, lake: Lake, tmp_path: Path) -> None:
+    assert (keep(ledger, lake, "orders"), read(lake, "orders")) == (0, [])
+    assert not Path(lake.root).exists()
+    ledger.discard("orders", [a_discard(1), a_discard(2)])
+    ledger.discard("others", [a_discard(7)])
+    assert (keep(ledger, lake, "orders"), keep(ledger, lake, "orders")) == (2, 0)
+    ledger.discard("orders", [a_discard(0, 1)])
+    assert (keep(ledger, lake, "orders"), keep(ledger, lake, "orders")) == (1, 0)
+    assert sorted(read(lake, "orders"), key=lambda one: one.origin) == [a_discard(0, 1), a_discard(1), a_discard(2)]
+
+    backup = Ledger(f"sqlite:///{tmp_path / 'backup.sqlite'}")
+    backup.discard("orders", [replace(a_discard(1), discarded_by="ann"), a_discard(9, 2)])
+    assert keep(backup, lake, "orders") == 1, "a ledger that knows less takes nothing away"
+    assert {(one.origin.offset, one.discarded_by) for one in backup.discards("orders")} == {
+        (0, "bob"),
+        (1, "ann"),
+        (2, "bob"),
+        (9, "bob"),
+    }
+    assert [one.origin.offset for one in read(lake, "orders")][-1] == 9
+
+
+def test_a_row_that_was_written_twice_counts_once(ledger: Ledger, lake: Lake) -> None:
+    """Maintenance holds no lease."""
+    import pyarrow as pa
+
+    ledger.discard("orders", [a_discard(1)])
+    keep(ledger, lake, "orders")
+    append(lake.path("orders", "discards"), pa.Table.from_pylist([discards_table._row(a_discard(1))]))
+    assert read(lake, "orders") == [a_discard(1)]
+    assert keep(ledger, lake, "orders") == 0
+
+
+class Dies:
+    """Lets whoever gives records up die before the table follows the ledger, or after."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, before: bool) -> None:
+        self.before, self.keep, self.calls = before, discards_table.keep, 0
+        monkeypatch.setattr(discards_table, "keep", self)
+
+    def __call__(self, ledger: Ledger, lake: Lake, stream: str) -> int:
+        self.calls += 1
+        if self.calls == 2 and self.before:
+            raise TemporaryError("killed", remedy="none")
+        found = self.keep(ledger, lake, stream)
+        if self.calls == 2:
+            raise TemporaryError("killed", remedy="none")
+        return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("repaired_by", ["a decision", "the next who gives up", "maintenance", "nobody, died after"])
+def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repaired_by: str
+) -> None:
+    """It told discarded records as parked, and a later correction was accepted."""
+    world = World(tmp_path)
+    world.write()
+    with pytest.MonkeyPatch.context() as patch:
+        Dies(patch, before="died" not in repaired_by)
+        with pytest.raises(TemporaryError, match="killed"):
+            _give_up(world.ledger, world.lake, STREAM, parked(2), BY_ANN)
+    [known] = world.ledger.discards("orders")
+    if repaired_by == "a decision":
+        assert discards.seen_now(work_of(world.ledger, world.lake)) == {
+            discards.SEEN: microseconds(known.discarded_at)
+        }, "it rests on what the lake has from now on"
+    elif repaired_by == "the next who gives up":
+        assert _give_up(world.ledger, world.lake, STREAM, parked(2), BY_ANN) == (0, 1)
+    elif repaired_by == "maintenance":
+        monkeypatch.setattr(maintenance, "tables_of", lambda _: [])  # they need Spark
+        maintenance.act(work_of(world.ledger, world.lake), None, datetime.now(UTC), sure=True)
+    rebuilt = Ledger(f"sqlite:///{tmp_path / 'rebuilt.sqlite'}")
+    said: list[str] = []
+    rebuilding.act(rebuilt, world.lake, KAFKA, STREAM, (), lambda line: said.append(str(line)), sure=True)
+    assert rebuilt.discards("orders") == [known]
+    assert "1 records were given up" in said
+    assert rebuilt.discarded_until("orders") == known.discarded_at
+
+
+def test_nothing_is_given_up_in_a_lake_whose_folder_is_gone(tmp_path: Path) -> None:
+    """The table would be all that a lake holds which was made anew there."""
+    world = World(tmp_path)
+    with world.ledger._writing() as connection:
+        connection.exec_driver_sql("UPDATE slices SET attempt = 1")
+    gone = Lake(str(tmp_path / "elsewhere"))
+    with pytest.raises(DependencyAwayError, match=r"folder .* is not there"):
+        _give_up(world.ledger, gone, STREAM, parked(2), BY_ANN)
+    assert world.ledger.discards("orders") == []
+    assert not Path(gone.root).exists()

@@ -1,0 +1,334 @@
+"""Maintenance of tables: nothing is lost by it, and what a retry may still read stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import dagster as dg
+import pytest
+
+from assets.streams.orders import STREAM as ORDERS
+from highwater.assets import erasures_table, events, publication_log, published
+from highwater.assets.origins import SEEN
+from highwater.assets.raw_expiry import put_back
+from highwater.assets.work import Work
+from highwater.declaration import Retention, Upkeep
+from highwater.erasing import Erased, Erasure
+from highwater.errors import ConfigurationError, SupersededAttemptError
+from highwater.maintenance import FEWEST_FILES, LONGEST_RUN, File, Horizon
+from highwater.orchestration.operations import maintenance
+from highwater.orchestration.operations.maintenance import act, horizon_rule
+from highwater.orchestration.operations.raw_retention import retain
+from highwater.resources import table_maintenance
+from highwater.resources.delta import open_table
+from highwater.resources.dlq_topics import Shape
+from highwater.resources.kafka import Kafka
+from highwater.resources.spark_tables import rows_at
+from highwater.resources.table_maintenance import join_small, parts_of, removable, remove_files, stock_of, times_of
+from tests.accepted import Event, Log, Tables
+from tests.support import Bench, order_message, read_rows
+from tests.world import COLUMNS, RETRIED, STREAM, World, schema_of
+
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path)
+    made.write()
+    return made
+
+
+def work_of(world: World, **changes: Any) -> Work:
+    nothing = cast("Any", None)  # a dry run does not ask Spark
+    kafka = cast("Any", SimpleNamespace(groups=list))
+    return Work(replace(STREAM, **changes), [], nothing, world.lake, world.ledger, kafka, print)
+
+
+def test_a_dry_run_tells_what_each_table_takes_and_changes_nothing(world: World) -> None:
+    before = {name: world.rows[name] for name in world.rows}
+    report = act(work_of(world), None, NOW, sure=False)
+    assert [one.table for one in report.tables] == ["raw", "events", "rejects", "dlq", "current", "_commits"]
+    raw = report.tables[0]
+    folder = Path(world.lake.path("orders", "raw"))
+    files = [file.stat().st_size for file in folder.rglob("*.parquet")]
+    assert (raw.before.stored, raw.before.stored_bytes) == (len(files), sum(files))
+    assert (raw.before.files, raw.before.bytes) == (len(files), sum(files)), "written once"
+    assert "a dry run: nothing was done" in report.lines
+    assert "keys: DAGSTER_HOME is not set, so none was looked at" in report.lines
+    assert {name: world.rows[name] for name in world.rows} == before
+
+
+def test_a_horizon_that_a_run_may_outlast_is_refused(world: World) -> None:
+    with pytest.raises(ConfigurationError, match="the longest run"):
+        act(work_of(world, upkeep=Upkeep(horizon=timedelta(hours=12))), None, NOW, sure=True)
+
+
+def test_runs_that_go_on_lengthen_what_the_horizon_must_exceed() -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert horizon_rule(instance, NOW) == Horizon(LONGEST_RUN), "where Dagster has no limit"
+        run = dg.DagsterRun(job_name="orders_slice", status=dg.DagsterRunStatus.NOT_STARTED)
+        instance.add_run(run)
+        instance.handle_new_event(_started(run))
+        later = datetime.now(UTC) + timedelta(hours=9)
+        found = horizon_rule(instance, later).run
+        assert timedelta(hours=8.9) < found < timedelta(hours=9.1)
+
+
+def _started(run: dg.DagsterRun) -> Any:
+    from dagster import DagsterEvent, DagsterEventType, EventLogEntry
+
+    event = DagsterEvent(event_type_value=DagsterEventType.RUN_START.value, job_name=run.job_name)
+    return cast("Any", EventLogEntry)(
+        user_message="",
+        level=20,
+        run_id=run.run_id,
+        timestamp=datetime.now(UTC).timestamp(),
+        error_info=None,
+        job_name=run.job_name,
+        dagster_event=event,
+    )
+
+
+def test_files_that_an_unfinished_retry_reads_are_not_removed(world: World) -> None:
+    """Its rejects are still to be computed, from the version of events that its decision has seen."""
+    counts = {**world.proofs["events"][RETRIED.key].counts, SEEN: 0}
+    world.alter_proof("events", RETRIED, attempt=3, counts=counts)
+    world.write()
+    long_ago = NOW + timedelta(days=7)  # as seen from then
+    [events] = [one for one in act(work_of(world), None, long_ago, sure=False).tables if one.table == "events"]
+    assert [RETRIED.key in note and "finish it first" in note for note in events.notes] == [True]
+    [events] = [one for one in act(work_of(world), None, NOW, sure=False).tables if one.table == "events"]
+    assert events.notes == [], "the horizon reaches farther back"
+    world.alter_proof("rejects", RETRIED, attempt=3)
+    world.write()
+    [events] = [one for one in act(work_of(world), None, long_ago, sure=False).tables if one.table == "events"]
+    assert events.notes == [], "it is finished"
+
+
+def test_files_that_an_unfinished_erasure_of_a_retired_retry_reads_are_not_removed(world: World) -> None:
+    world.alter_proof("events", RETRIED, attempt=3, counts={**world.proofs["events"][RETRIED.key].counts, SEEN: 0})
+    world.write()
+    world.ledger.retired.retire("orders", [RETRIED.key], NOW)
+    number = world.ledger.erasures.add(Erasure("orders", "a" * 64, "asked for", "somebody", NOW))
+    world.ledger.erasures.begin(number, [Erased(RETRIED.key, {}, {})])
+    long_ago = NOW + timedelta(days=7)
+    [events] = [one for one in act(work_of(world), None, long_ago, sure=False).tables if one.table == "events"]
+    assert [RETRIED.key in note and "finish it first" in note for note in events.notes] == [True]
+
+
+def test_a_table_without_a_jvm_is_joined_and_cleared(world: World) -> None:
+    """As `metrics` is: the rows stay, and a file goes only when it is older than the horizon."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    path = world.lake.path("orders", "dlq")
+    more = [{**row, "detail": "more"} for row in read_rows(path)[:1]]
+    write_deltalake(path, pa.Table.from_pylist(more, schema_of(COLUMNS["dlq"])), mode="append")
+    table = open_table(path)
+    assert table is not None
+    [part] = [one for one in parts_of(table) if len(one.files) > 1]
+    before, stock = sorted(map(str, read_rows(path, "true"))), stock_of(table)
+    join_small(table, [part.key])
+    table.update_incremental()
+    assert sorted(map(str, read_rows(path, "true"))) == before
+    assert stock_of(table).files == stock.files - 1
+    assert stock_of(table).stored == stock.stored + 1
+    month = timedelta(days=30).total_seconds()
+    for file in Path(path).rglob("*.parquet"):
+        os.utime(file, (NOW.timestamp() - month,) * 2)
+        (file.parent / f".{file.name}.crc").touch()
+    for name, age in (("of one who died", month), ("of one who writes", 60)):
+        there = Path(path) / "slice=x" / f"{name}.parquet"
+        there.parent.mkdir(exist_ok=True)
+        there.touch()
+        os.utime(there, (NOW.timestamp() - age,) * 2)
+    assert remove_files(table, hours=168) == 1, "what was joined was removed from the table just now"
+    assert {file.name for file in Path(path).glob("slice=x/*")} == {"of one who writes.parquet"}
+    assert len(removable(table, hours=0)) == 3
+    assert remove_files(table, hours=0) == 3
+    found = stock_of(table)
+    assert (found.stored, found.stored_bytes) == (found.files, found.bytes)
+    assert len([*Path(path).rglob(".*.crc")]) == found.files
+    assert sorted(map(str, read_rows(path, "true"))) == before
+
+
+def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each night that takes old rows adds files to it, and its writers hold no lease."""
+    monkeypatch.setattr(maintenance, "tables_of", lambda _: [])  # the others need Spark
+    work = work_of(world)
+
+    def erase(day: int) -> None:
+        number = world.ledger.erasures.add(Erasure("orders", "age", f"day {day}", "maintenance", NOW - timedelta(day)))
+        world.ledger.erasures.begin(number, [Erased(f"orders@{day:07}", {}, {"raw": day})])
+        erasures_table.keep(world.ledger, world.lake, "orders")
+
+    for day in range(FEWEST_FILES):
+        erase(day)
+
+    def beside(table: Any, keys: Any) -> None:
+        erase(99)
+        join_small(table, keys)
+
+    monkeypatch.setattr(maintenance, "join_small", beside)
+    report, commits = act(work, None, NOW, sure=True).tables
+    assert (report.table, report.before.files, report.joined) == ("erasures", FEWEST_FILES, 1)
+    assert (commits.table, commits.joined) == ("_commits", 0)
+    table = world.lake.table("orders", "erasures")
+    assert table is not None
+    assert stock_of(table).files == 2, "all that were there, and what came meanwhile"
+    told = [(one.erasure.reason, [*one.slices]) for one in erasures_table.read(world.lake, "orders")]
+    assert told == [(f"day {day}", [f"orders@{day:07}"]) for day in (99, *reversed(range(FEWEST_FILES)))]
+
+
+def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch replaces the one before in a table of its own, whose old files never went."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    log, tables, topic_id = Log(), Tables(tmp_path), "T" * 22
+    monkeypatch.setattr(published, "Transactions", log)
+    monkeypatch.setattr(Kafka, "groups", lambda _: [])
+    monkeypatch.setattr(published, "ensure_accepted", lambda *_: Shape(2, 1, {"max.message.bytes": "1000000"}))
+    monkeypatch.setattr(published, "_topic_id", lambda *_: topic_id)
+    monkeypatch.setattr("highwater.maintenance.FEWEST_FILES", 2)
+    monkeypatch.setattr(maintenance, "whole_hours", lambda _: 0)
+    monkeypatch.setattr(maintenance, "tables_of", lambda _: ["published"])  # the others need Spark
+    pieces = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
+    for n, piece in enumerate(pieces):
+        tables.decide(piece, [Event(0, n, f"o{n}")])
+    for piece in pieces[:2]:
+        tables.publish(piece)
+    path = tables.lake.path("orders", "published")
+    [row] = [one for one in read_rows(path) if one["slice"] == pieces[0].key]
+    write_deltalake(path, pa.Table.from_pylist([row], publication_log.schema()), mode="append")
+    rows = sorted(map(str, read_rows(path, "true")))
+    book = publication_log.Book(tables.work(), topic_id)
+
+    dry = act(tables.work(), None, NOW, sure=False).tables[:2]
+    assert [(one.table, one.joined, one.before.stored > one.before.files) for one in dry] == [
+        ("published", 1, False),
+        ("_sending", 0, True),
+    ]
+    settled, sending, commits = act(tables.work(), None, NOW, sure=True).tables
+    assert (settled.joined, settled.after.files) == (1, settled.before.files - 1)
+    assert (sending.joined, sending.before.files, sending.after.files) == (0, 1, 1)
+    assert (commits.table, commits.joined > 0) == ("_commits", True)
+    for done in (settled, sending, commits):
+        assert done.after.stored == done.after.files, "what older versions held is gone"
+    assert sorted(map(str, read_rows(path, "true"))) == rows
+    numbered = {**row, "slice": pieces[2].key, "number": 0}
+    batch = publication_log.sending_schema().remove(publication_log.sending_schema().get_field_index("batch"))
+    book.begin(pa.Table.from_pylist([numbered], batch), {pieces[2].key: 1}, 9)
+    with pytest.raises(SupersededAttemptError):
+        book.write_down()
+    tables.publish(pieces[2])
+    assert [record.place for record in log.records] == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_a_version_whose_entry_is_gone_has_no_time(world: World) -> None:
+    table = open_table(world.lake.path("orders", "events"))
+    assert table is not None
+    found = times_of(table, [0, -5])
+    assert found[-5] is None
+    assert found[0] is not None
+    assert abs(found[0] - datetime.now(UTC)) < timedelta(minutes=10)
+
+
+def test_the_time_of_a_version_is_its_own_where_another_commit_follows(tmp_path: Path) -> None:
+    """A commit between opening the table and the look gave each version the time of the next one."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    path = str(tmp_path / "table")
+    for number in range(3):
+        write_deltalake(path, pa.table({"n": [number]}), mode="append")
+    before, after = open_table(path, 1), open_table(path)
+    assert before is not None
+    assert after is not None
+    right = {entry["version"]: entry["timestamp"] for entry in after.history()}
+    found = times_of(before, [0, 1])
+    assert {version: at and at.timestamp() * 1000 for version, at in found.items()} == {
+        version: pytest.approx(right[version]) for version in (0, 1)
+    }
+
+
+@pytest.mark.slow
+def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files become fewer, rows and commit records stay, an old version stays readable, and the checks stay green."""
+    monkeypatch.setattr("highwater.assets.raw.LEAST_RECORDS_A_TASK", 1)  # so that a slice has several files
+    monkeypatch.setattr("highwater.maintenance.FEWEST_FILES", 2)
+    bench.stream = replace(bench.stream, metrics=ORDERS.metrics)
+    bench.send(*[order_message(f"o{n}", 1) for n in range(9)])
+    slices = [bench.plan(0, p0=(0, 6)), bench.plan(1, p0=(6, 8)), bench.plan(2, p0=(8, 9))]
+    for piece in slices[:2]:
+        bench.materialise(piece)
+    keys = [one.key for one in slices[:2]]
+    before = {name: bench.lake.committed("orders", name, keys) for name in ("raw", "events", "rejects", "metrics")}
+    assert len(files_of(bench, "raw")) >= 4
+    old = open_table(bench.lake.path("orders", "events"))
+    assert old is not None
+    run = threading.Thread(target=bench.materialise, args=slices[2:])
+    run.start()
+    report = {one.table: one for one in act(bench.work(), None, NOW, sure=True).tables}
+    run.join()
+    assert report["raw"].joined >= 2
+    assert report["raw"].removed == 0
+    for name in ("raw", "events"):
+        assert [file for file in files_of(bench, name) if file.first <= keys[0] and file.last >= keys[1]]
+        assert not [file for file in files_of(bench, name) if file.first == file.last and file.first in keys]
+        assert commits_behind_checkpoint(bench, name) <= 2, "readers would read the long commit that joined the files"
+    assert {name: bench.lake.committed("orders", name, keys) for name in before} == before
+    assert {bytes(row["key"]) for row in bench.rows("raw")} == {b"o%d" % n for n in range(9)}
+    assert rows_at(bench.spark, bench.lake.path("orders", "events"), old.version()).count() == 8
+
+    # The same without the horizon: it is what kept the files of before.
+    monkeypatch.setattr(maintenance, "whole_hours", lambda _: 0)
+    report = {one.table: one for one in act(bench.work(), None, NOW, sure=True).tables}
+    assert report["raw"].removed >= 4
+    assert all(one.after.stored == one.after.files for one in report.values())
+    assert bench.failing() == {}
+    assert len(bench.current()) == 9
+
+    # Rows of raw become old: the rest stands without them, until somebody needs them.
+    bench.stream = replace(bench.stream, retention=Retention(raw=timedelta(days=1)))
+    decided = bench.rows("events")
+    with dg.DagsterInstance.ephemeral() as instance:
+        found = retain(bench.work(), instance, NOW + timedelta(days=2), sure=True)
+    assert found is not None
+    assert found.rows == {one.key: one.offsets for one in slices}
+    assert bench.rows("raw") == []
+    assert bench.failing() == {}
+    [kept] = events.materialise(bench.work(slices[2]))
+    assert "the decision stands: 1 rows of raw went by their age" in str(kept.note)
+    assert put_back(bench.work(slices[0])) == [slices[0].key]
+    bench.materialise(slices[1])
+    assert {(row["slice"], row["offset"]) for row in bench.rows("raw")} == {
+        (one.key, offset) for one in slices[:2] for offset in range(one.ranges[0].start, one.ranges[0].end)
+    }
+    again = {row["attempt"] for row in bench.rows("events") if row["slice"] == slices[1].key}
+    assert again.isdisjoint(row["attempt"] for row in decided if row["slice"] == slices[1].key), "decided anew"
+    assert len(bench.rows("events")) == len(decided) == 9
+    assert bench.failing() == {}
+    assert len(bench.current()) == 9
+
+
+def commits_behind_checkpoint(bench: Bench, name: str) -> int:
+    log = Path(bench.lake.path("orders", name)) / "_delta_log"
+    checkpoint = json.loads((log / "_last_checkpoint").read_text())["version"]
+    return sum(int(one.stem) > checkpoint for one in log.glob("*.json"))
+
+
+def files_of(bench: Bench, name: str) -> list[File]:
+    table = open_table(bench.lake.path("orders", name))
+    assert table is not None
+    return table_maintenance.files_of(table)
