@@ -15,7 +15,7 @@ from highwater.declaration import Field, Stream
 from highwater.errors import DeclarationError
 from highwater.formats import BigEndian, Json
 from highwater.sources import Header, Key, Rest
-from highwater.stream_files import load_streams
+from highwater.stream_files import load_streams, read_streams
 from highwater.stream_yaml import TYPE, load_yaml, stream_model, to_stream
 
 ORDERS = """
@@ -153,11 +153,20 @@ def test_a_folder_has_streams_of_both_kinds(tmp_path: Path) -> None:
     assert sorted(load_streams(tmp_path)) == ["orders", "small"]
 
 
+def test_a_file_with_a_fault_stops_its_own_stream_alone(tmp_path: Path) -> None:
+    file = write(tmp_path / "small" / "defs.yaml", small(topik="x"))
+    (tmp_path / "orders.py").write_text("from assets.streams.orders import STREAM\n")
+    found = read_streams(tmp_path)
+    assert [*found.streams] == ["orders"]
+    assert [*found.faults] == [file]
+
+
 def test_a_topic_that_yaml_declares_again_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "small" / "defs.yaml", small(topic="orders"))
     (tmp_path / "orders.py").write_text("from assets.streams.orders import STREAM\n")
-    with pytest.raises(DeclarationError, match="the topic 'orders' is declared twice"):
+    with pytest.raises(DeclarationError, match="the topic 'orders' is declared twice") as caught:
         load_streams(tmp_path)
+    assert "small/defs.yaml" in str(caught.value)
 
 
 @pytest.fixture
