@@ -63,8 +63,9 @@ LOCKING = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 lock: setup ## Choose the newest allowed Python packages and lock them with hashes
 	$(LOCKING) --upgrade requirements-build.in --output-file requirements-build.lock
 	$(LOCKING) --upgrade --extra dev pyproject.toml --output-file requirements.lock
+	$(LOCKING) --extra kubernetes --extra s3 --constraint requirements.lock pyproject.toml --output-file deploy/requirements.lock
 
-jars-lock: $(VENV)/ready-project ## Record the jars and their checksums in dev/jars.lock
+jars-lock: $(VENV)/ready-project ## Record the jars and their checksums in highwater/resources/jars.lock
 	@$(RUN) dev.jars --lock
 
 clean: ## Remove all that was made, downloads too; asks nothing

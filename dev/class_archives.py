@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dev import paths
-from dev.jars import LOCK, one_at_a_time, temporary_folder
 from dev.java import find_java
+from highwater.resources.jars import LOCK, one_at_a_time, temporary_folder
 
 if TYPE_CHECKING:
     from dev.java import Java

@@ -34,7 +34,6 @@ from dev.demo_report import Figures, tell
 from dev.demo_shipments import Shipments, compare_shipments
 from dev.faults import BURST
 from dev.generator import SOURCES, Order, Target, create_topic, generate
-from dev.jars import DownloadError, JarError
 from dev.processes import exit_status
 from dev.readings import covered_ends, end_offsets, is_covered
 from dev.reconcile import reconcile
@@ -44,6 +43,7 @@ from highwater import settings
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError
 from highwater.orchestration.checking.origin_counts import Ends, count_ends
 from highwater.orchestration.run_tags import PUBLISH, PURPOSE
+from highwater.resources.jars import DownloadError, JarError
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.stream_files import load_streams

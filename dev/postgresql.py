@@ -17,9 +17,9 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from dev import paths
-from dev.jars import one_at_a_time, temporary_folder
 from dev.processes import LOOPBACK, Child, accepts, free_port
 from highwater.errors import PermanentError
+from highwater.resources.jars import one_at_a_time, temporary_folder
 
 OWNER = "high"
 START_SECONDS = 60.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 # A name between dots, or any text in brackets: `after.id`, `after["user.id"]`.
@@ -51,7 +51,7 @@ class Rest:
     """
 
     within: str = ""
-    taken: frozenset[str] = frozenset()
+    taken: frozenset[str] = field(default=frozenset(), metadata={"internal": True})
 
     @property
     def path(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The declared streams of a project: each file of its streams folder has one `STREAM`, or several `STREAMS`."""
+"""The declared streams of a project: the Python files of its streams folder, and each `defs.yaml` below it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from highwater.declaration import Stream
 from highwater.errors import ConfigurationError, DeclarationError
 from highwater.settings import STREAMS_FOLDER
+from highwater.stream_yaml import FILE, load_yaml
 
 # Where a project has its streams folder, beside its workspace.yaml; the first that exists is used.
 FOLDERS = ("streams", "assets/streams")
@@ -86,9 +87,9 @@ def read_streams(folder: Path | None = None) -> Declarations:
     where = folder or streams_folder()
     streams: list[tuple[Path, Stream]] = []
     faults: dict[Path, DeclarationError] = {}
-    for file in sorted(where.glob("[!_]*.py")):
+    for file in (*sorted(where.glob("[!_]*.py")), *sorted(where.rglob(FILE))):
         try:
-            found = _load(file)
+            found = load_yaml(file) if file.name == FILE else _load(file)
             for stream in found:
                 _see_each_topic_once(file, stream)
         except DeclarationError as error:
@@ -109,7 +110,7 @@ def load_streams(folder: Path | None = None) -> dict[str, Stream]:
     """The streams that the files of a folder declare, by name, if all of them can be read.
 
     Args:
-        folder: where the files are; see `streams_folder` if None.
+        folder: where the files are, `defs.yaml` of components also in folders below; see `streams_folder` if None.
 
     Raises:
         DeclarationError: a file cannot be read or declares nothing, or two streams share a name or a topic, or a stream
@@ -171,6 +172,11 @@ def _load(file: Path) -> list[Stream]:
     return streams
 
 
+def _named(file: Path) -> str:
+    """A file by its name, and by its folder where every file has the same name."""
+    return f"{file.parent.name}/{file.name}" if file.name == FILE else file.name
+
+
 def _see_apart(file: Path, stream: Stream, earlier: Path, other: Stream) -> None:
     taken = {"name": {other.name}, "topic": {*other.all_topics}}
     # Another stream may read what one publishes; two that write to one topic would mix their orders.
@@ -185,8 +191,8 @@ def _see_apart(file: Path, stream: Stream, earlier: Path, other: Stream) -> None
             if value in taken[what]:
                 raise DeclarationError(
                     f"the {what} {value!r} is declared twice",
-                    stored=f"in {earlier.name}: stream {other.name} on topic {other.topic}",
-                    found=f"in {file.name}: stream {stream.name} on topic {stream.topic}",
+                    stored=f"in {_named(earlier)}: stream {other.name} on topic {other.topic}",
+                    found=f"in {_named(file)}: stream {stream.name} on topic {stream.topic}",
                     remedy=f"give each stream a {what} of its own",
                 )
 
@@ -196,6 +202,6 @@ def _see_each_topic_once(file: Path, stream: Stream) -> None:
     for topic, times in Counter(stream.all_topics).items():
         if times > 1:
             raise DeclarationError(
-                f"{file.name}: stream {stream.name!r} has the topic {topic!r} {times} times",
+                f"{_named(file)}: stream {stream.name!r} has the topic {topic!r} {times} times",
                 remedy="a foreign topic is none of the stream's own: not its main topic, a tier or the parked topic",
             )

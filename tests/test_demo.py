@@ -35,12 +35,12 @@ from dev.demo_burst import RECORDS, Burst, BurstFigures
 from dev.demo_definitions import declared
 from dev.demo_report import Figures, tell
 from dev.demo_shipments import WITH_ADDED, compare_shipments
-from dev.jars import DownloadError
 from dev.processes import free_port, wait_until
 from dev.reconcile import report
 from dev.shipments import ADDED, BATCH, STREAM, first_batch, second_batch
 from highwater.breaker import Circuit
 from highwater.errors import ConfigurationError
+from highwater.resources.jars import DownloadError
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.breakers import Judgement
 from highwater.slices import OffsetRange, Slice

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dev import jars
-from dev.jars import CLOSURES, LOCK, WANTED, DownloadError, JarError, Module
+import dev.jars
+from dev.jars import CLOSURES, WANTED
+from highwater.resources import jars
+from highwater.resources.jars import LOCK, DownloadError, JarError, Module
 
 A = Module("org.example", "a_2.13", "1.0")
 B = Module("org.example.b", "b", "2.0-rc1")
@@ -163,11 +165,11 @@ def test_a_set_on_demand_is_fetched_by_its_name(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], fetched: set[str]
 ) -> None:
     asked: set[str] = set()
-    monkeypatch.setattr(jars, "ensure", asked.add)
-    assert jars.main(arguments) == 0
+    monkeypatch.setattr(dev.jars, "ensure", asked.add)
+    assert dev.jars.main(arguments) == 0
     assert asked == fetched
     with pytest.raises(SystemExit):
-        jars.main(["no-such-set"])
+        dev.jars.main(["no-such-set"])
 
 
 def test_what_failed_is_told_in_ivys_words() -> None:

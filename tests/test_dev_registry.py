@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dev import jars
-from dev.jars import Module
 from dev.processes import LOOPBACK, accepts
 from dev.registry import EmbeddedRegistry
+from highwater.resources import jars
+from highwater.resources.jars import Module
 
 APP = Module("org.example", "app", "1.0.Final", "all", "tar.gz")
 FILES = {"app-runner.jar": b"runner", "lib/a.jar": b"a"}

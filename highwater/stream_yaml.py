@@ -1,0 +1,221 @@
+"""Streams declared in YAML: the schema follows from the dataclasses of the declaration."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, ForwardRef, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag, ValidationError, create_model
+from pydantic import Field as Member
+
+from highwater.declaration import Stream
+from highwater.errors import DeclarationError
+
+# What `type` of a document says: Dagster loads this class from it.
+TYPE = "highwater.orchestration.components.StreamComponent"
+# The name of Dagster's files of components.
+FILE = "defs.yaml"
+
+_DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+# The tag of a union's members that are no dataclass.
+_PLAIN = "plain"
+
+
+class _Model(BaseModel):
+    """The attributes of one dataclass, by its fields' names."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, frozen=True)
+    declares: typing.ClassVar[type]
+
+
+class _Choice(BaseModel):
+    """One dataclass of several, as an object with its name as the only member."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def stream_model() -> type[BaseModel]:
+    """The attributes of a stream as a Pydantic model."""
+    return _Models().of(Stream)
+
+
+def to_stream(attributes: BaseModel) -> Stream:
+    """The stream that validated attributes declare.
+
+    Raises:
+        DeclarationError: the declaration contradicts itself.
+    """
+    stream = _built(attributes)
+    assert isinstance(stream, Stream)
+    return stream
+
+
+def load_yaml(file: Path) -> list[Stream]:
+    """The streams of a file; documents of other types are left out.
+
+    Raises:
+        DeclarationError: the file is no YAML, or attributes cannot be used. The message names the file and the field.
+    """
+    try:
+        documents = [one for one in yaml.safe_load_all(file.read_text()) if isinstance(one, dict)]
+    except (OSError, yaml.YAMLError) as error:
+        raise DeclarationError(
+            f"{file} cannot be read as YAML", found=str(error), remedy="mend the file, or take it out of the folder"
+        ) from error
+    return [_stream(file, one.get("attributes") or {}) for one in documents if one.get("type") == TYPE]
+
+
+def _stream(file: Path, attributes: Any) -> Stream:
+    try:
+        return to_stream(stream_model().model_validate(attributes))
+    except ValidationError as error:
+        first, *others = error.errors()
+        more = f", and {len(others)} more" if others else ""
+        raise DeclarationError(
+            f"{file}: {_path(first['loc'])}: {first['msg']}{more}",
+            found=repr(first["input"])[:200],
+            remedy="mend the attribute; docs/streams.md lists what a declaration may say",
+        ) from error
+    except DeclarationError as error:
+        raise DeclarationError(
+            f"{file}: {error.problem}", stored=error.stored, found=error.found, remedy=error.remedy
+        ) from error
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """A place in the attributes, without the steps that only the model has."""
+    steps: list[int | str] = ["attributes"]
+    for step in location:
+        if step not in {_PLAIN, steps[-1]}:
+            steps.append(step)
+    return "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in steps).removeprefix(".")
+
+
+def _built(value: Any) -> Any:
+    """The dataclass that a model's values declare; only what was given is passed, so defaults are the dataclass's."""
+    if isinstance(value, _Choice):
+        [inner] = (getattr(value, name) for name in type(value).model_fields)
+        return _built(inner)
+    if isinstance(value, _Model):
+        given = {type(value).model_fields[name].alias: getattr(value, name) for name in value.model_fields_set}
+        return value.declares(**{str(name): _built(one) for name, one in given.items()})
+    if isinstance(value, tuple):
+        return tuple(map(_built, value))
+    return {key: _built(one) for key, one in value.items()} if isinstance(value, Mapping) else value
+
+
+def _snake(cls: type) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+
+
+def _duration(value: object) -> object:
+    """A number with a unit, `90s` or `7d`, as a duration; anything else as it is."""
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    return timedelta(seconds=int(found[1]) * _SECONDS[found[2]]) if found else value
+
+
+def _one_of(types: list[Any]) -> Any:
+    return Union[tuple(types)]  # noqa: UP007 - of a list
+
+
+class _Models:
+    """The models of dataclasses, each made once; one that holds itself refers to its own name."""
+
+    def __init__(self) -> None:
+        self._made: dict[type, type[BaseModel]] = {}
+        self._under_way: set[type] = set()
+
+    def of(self, cls: type) -> type[BaseModel]:
+        if cls in self._made:
+            return self._made[cls]
+        self._under_way.add(cls)
+        hints = typing.get_type_hints(cls)
+        members: dict[str, Any] = {}
+        for one in dataclasses.fields(cls):
+            if one.metadata.get("internal"):
+                continue
+            required = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
+            # Pydantic's own names, such as `schema`, are taken: so each name is an alias.
+            default = Member(..., alias=one.name) if required else Member(None, alias=one.name)
+            members[f"{one.name}_"] = (self._type(hints[one.name]), default)
+        name = f"{cls.__name__}Attributes"
+        model = create_model(name, __base__=_Model, __doc__=cls.__doc__, **members)
+        model.declares = cls
+        self._under_way.discard(cls)
+        self._made[cls] = model
+        model.model_rebuild(_types_namespace={name: model})
+        return model
+
+    def _type(self, hint: Any) -> Any:
+        """A type of a dataclass's field as a type of a model's."""
+        if hint is timedelta:
+            return Annotated[timedelta, BeforeValidator(_duration)]
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            return ForwardRef(f"{hint.__name__}Attributes") if hint in self._under_way else self.of(hint)
+        origin, arguments = get_origin(hint), get_args(hint)
+        if origin in {Union, types.UnionType}:
+            return self._union(arguments)
+        if origin is None or origin is Literal:
+            return hint
+        return origin[tuple(one if one is Ellipsis else self._type(one) for one in arguments)]
+
+    def _union(self, arguments: tuple[Any, ...]) -> Any:
+        classes = [one for one in arguments if isinstance(one, type) and dataclasses.is_dataclass(one)]
+        others = [self._type(one) for one in arguments if one not in classes and one is not type(None)]
+        # `X | None` and unions without a dataclass need no tag.
+        chosen = self._tagged(classes, others) if classes[1:] or (classes and others) else self._plain(classes, others)
+        return _one_of([chosen, None]) if type(None) in arguments else chosen
+
+    def _plain(self, classes: list[type], others: list[Any]) -> Any:
+        plain = _one_of([*map(self._type, classes), *others])
+        # A text that is a member of an enumeration becomes that member.
+        enums = any(isinstance(one, type) and issubclass(one, Enum) for one in others)
+        return Annotated[plain, Member(union_mode="left_to_right")] if enums and others[1:] else plain
+
+    def _tagged(self, classes: list[type], others: list[Any]) -> Any:
+        choices: list[Any] = [Annotated[self._choice(one, alone=not classes[1:]), Tag(_snake(one))] for one in classes]
+        if others:
+            choices.append(Annotated[_one_of(others), Tag(_PLAIN)])
+        found = Discriminator(
+            _tag_of(classes, texts=str in others),
+            custom_error_type="no_choice",
+            custom_error_message=f"write one of {', '.join(map(_snake, classes))}, with its attributes below it",
+        )
+        return Annotated[_one_of(choices), found]
+
+    def _choice(self, cls: type, *, alone: bool) -> Any:
+        """One dataclass of a union: as it is if it is the only one, else under its name."""
+        if alone:
+            return self._type(cls)
+        name, empty = _snake(cls), BeforeValidator(lambda given: {} if given is None else given)
+        members: dict[str, Any] = {f"{name}_": (Annotated[self._type(cls), empty], Member(..., alias=name))}
+        wrapper = create_model(f"{cls.__name__}Choice", __base__=_Choice, **members)
+        return Annotated[wrapper, BeforeValidator(lambda given: {given: {}} if isinstance(given, str) else given)]
+
+
+def _tag_of(classes: list[type], *, texts: bool) -> Callable[[Any], str | None]:
+    """How the member of a union is found: by the only name in an object, or by a bare name where texts mean nothing."""
+    names = [_snake(one) for one in classes]
+
+    def tag(given: Any) -> str | None:
+        if isinstance(given, _Choice):
+            [found] = (one.alias for one in type(given).model_fields.values())
+            return found
+        if isinstance(given, BaseModel):
+            return names[0]
+        if isinstance(given, Mapping):
+            return names[0] if not names[1:] else next((one for one in given if one in names), None)
+        if isinstance(given, str) and not texts:
+            return given if given in names else None
+        return _PLAIN
+
+    return tag
