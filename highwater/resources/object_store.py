@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from highwater.errors import ConfigurationError
+from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
 SCHEME = "s3a"
@@ -23,15 +22,18 @@ LOG_STORE_JAR = Path(__file__).parent / "log_store" / "highwater-s3.jar"
 
 # Beginning of the message of `LOG_STORE` for a store that ignores the condition of a PUT.
 UNSAFE = "HIGHWATER_UNSAFE_STORE"
-STORE_REMEDY = (
-    "use a store with conditional PUT, such as Amazon S3, MinIO or Ceph from 2024 on; docs/deployment/s3.md names them"
-)
+STORE_REMEDY = "use a store with conditional PUT, such as Amazon S3; docs/deployment/s3.md says how to try another"
 CLASS_REMEDY = (
     f"put {LOG_STORE_JAR} on the class path of Spark's driver or Connect server, as docs/deployment/s3.md says"
 )
 
 _S3A = f"spark.hadoop.fs.{SCHEME}"
 _OTHER_SCHEMES = ("s3", "s3n")
+
+# Variables of deltalake, with the value that changes nothing.
+_WEAKENING = {"AWS_CONDITIONAL_PUT": "etag", "AWS_S3_ALLOW_UNSAFE_RENAME": "false", "AWS_S3_LOCKING_PROVIDER": ""}
+_PRECONDITION_FAILED = 412
+_REGION = "us-east-1"
 
 # Buckets whose store was seen to refuse a second PUT, for the life of the process.
 _probed: set[str] = set()
@@ -83,49 +85,86 @@ def ensure_conditional_put(path: str) -> None:
         path: the table that is to be written; the probe is written beside it, and removed.
 
     Raises:
-        ConfigurationError: the store let a second writer overwrite the first one's commit of a probe.
+        ConfigurationError: the store let a second PUT replace the first one's object, or deltalake is configured to
+            write without the condition.
+        DependencyAwayError: the store could not be asked.
     """
     if not is_s3(path):
         return
-    store = "/".join(path.split("/", 3)[:3])
+    refuse_weakening(os.environ)
+    bucket, _, key = path.removeprefix(f"{SCHEME}://").partition("/")
     with _one_probe:
-        if store not in _probed:
-            _probe(path.rstrip("/").rpartition("/")[0], store)
-            _probed.add(store)
+        if bucket not in _probed:
+            _probe(bucket, f"{key.rpartition('/')[0]}/.highwater-probe-{uuid.uuid4().hex}".lstrip("/"))
+            _probed.add(bucket)
 
 
-def _probe(folder: str, store: str) -> None:
-    """Let two writers, who both saw version 0 of a table, commit its version 1."""
-    import pyarrow as pa
-    from deltalake import DeltaTable, write_deltalake
-    from deltalake.exceptions import CommitFailedError
-    from deltalake.fs import DeltaStorageHandler
+def refuse_weakening(environment: Mapping[str, str]) -> None:
+    """Refuse variables by which deltalake would commit to S3 otherwise than by a conditional PUT.
 
-    name = f".highwater-probe-{uuid.uuid4().hex}"
-    path, rows = f"{folder}/{name}", pa.table({"n": [1]})
+    Raises:
+        ConfigurationError: one is set.
+    """
+    for name, harmless in _WEAKENING.items():
+        if environment.get(name, harmless).lower() != harmless:
+            raise ConfigurationError(
+                f"{name} lets deltalake commit to S3 without a conditional PUT",
+                found=environment[name],
+                remedy=f"unset {name}: every writer of the lake must use the condition",
+            )
+
+
+def _probe(bucket: str, key: str) -> None:
+    """PUT one object twice under the condition that it is absent."""
     try:
-        write_deltalake(path, rows)
-        first, second = DeltaTable(path), DeltaTable(path)
-        _append_once(first, rows)
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        raise ConfigurationError(
+            "the package boto3 is needed to see whether an object store is safe to write to",
+            remedy="pip install 'highwater[s3]'",
+        ) from None
+    where = f"{SCHEME}://{bucket}/{key}"
+    try:
+        client = _client(os.environ)
+        client.put_object(Bucket=bucket, Key=key, Body=b"", IfNoneMatch="*")
         try:
-            _append_once(second, rows)
-        except CommitFailedError:
+            client.put_object(Bucket=bucket, Key=key, Body=b"", IfNoneMatch="*")
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] != _PRECONDITION_FAILED:
+                raise
             return
-    finally:
-        DeltaStorageHandler(folder).delete_dir(name)
+        finally:
+            client.delete_object(Bucket=bucket, Key=key)
+    except (BotoCoreError, ClientError) as error:
+        raise DependencyAwayError(
+            f"the object store did not answer a probe at {where}",
+            found=str(error),
+            remedy="see that HIGHWATER_LAKE is reachable, and that this user may write and delete below it",
+            of=LAKE,
+        ) from error
     raise ConfigurationError(
-        f"the object store at {store} ignores the condition of a PUT: a second writer overwrote the first one's commit",
-        stored="If-None-Match: * is answered by 412 where the object exists",
-        found="the object was replaced",
+        f"the object store of {SCHEME}://{bucket} ignores the condition of a PUT: two writers could lose a commit",
+        stored="a second PUT with If-None-Match: * is answered by 412",
+        found=f"the second PUT of {where} replaced the first",
         remedy=STORE_REMEDY,
     )
 
 
-def _append_once(table: DeltaTable, rows: pa.Table) -> None:
-    from deltalake import CommitProperties, write_deltalake
+def _client(environment: Mapping[str, str]) -> Any:
+    """A client that finds the store, and the keys to it, as deltalake does."""
+    import boto3
+    from botocore.config import Config
 
-    once = CommitProperties(max_commit_retries=0)
-    write_deltalake(table, rows, mode="append", commit_properties=once)
+    style = "virtual" if _is_by_host(environment) else "path"
+    # Other stores than Amazon's refuse the checksums that the client would add by itself.
+    config = Config(s3={"addressing_style": style}, request_checksum_calculation="when_required")
+    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or _REGION
+    return boto3.client("s3", config=config, region_name=region)
+
+
+def _is_by_host(environment: Mapping[str, str]) -> bool:
+    """Whether a bucket is part of the host's name in addresses, as deltalake reads its variable."""
+    return environment.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower() in {"1", "true"}
 
 
 def s3a_conf(environment: Mapping[str, str]) -> dict[str, str]:
@@ -138,7 +177,6 @@ def s3a_conf(environment: Mapping[str, str]) -> dict[str, str]:
     """
     endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
     region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-    by_host = environment.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower() in {"1", "true"}
     conf = {
         f"{_S3A}.aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
     }
@@ -146,6 +184,6 @@ def s3a_conf(environment: Mapping[str, str]) -> dict[str, str]:
         conf[f"{_S3A}.endpoint.region"] = region
     if endpoint:
         conf[f"{_S3A}.endpoint"] = endpoint
-        conf[f"{_S3A}.path.style.access"] = "false" if by_host else "true"
+        conf[f"{_S3A}.path.style.access"] = "false" if _is_by_host(environment) else "true"
         conf[f"{_S3A}.connection.ssl.enabled"] = "false" if endpoint.startswith("http://") else "true"
     return conf
