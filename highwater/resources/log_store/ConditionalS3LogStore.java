@@ -153,27 +153,30 @@ public final class ConditionalS3LogStore extends S3SingleDriverLogStore {
         if (PROBED.contains(store)) {
             return;
         }
-        Path path = new Path(folder, ".highwater-probe-" + UUID.randomUUID());
-        String key = s3a.pathToKey(path);
         try {
-            put(s3a, path, new byte[0], "first");
-            try {
-                put(s3a, path, new byte[0], "second");
-            } catch (SdkException error) {
-                if (status(error) != PRECONDITION_FAILED) {
-                    throw error;
-                }
-                PROBED.add(store);
+            if (!refusesSecondPut(s3a, new Path(folder, ".highwater-probe-" + UUID.randomUUID()))) {
+                throw new IOException(
+                        UNSAFE + ": the object store at " + store + " ignores If-None-Match, so a second driver could"
+                                + " overwrite a commit; nothing was written");
             }
         } catch (SdkException error) {
             throw new IOException("The object store at " + store + " could not be probed: " + error, error);
-        } finally {
-            client(s3a).deleteObject(request -> request.bucket(s3a.getBucket()).key(key));
         }
-        if (!PROBED.contains(store)) {
-            throw new IOException(
-                    UNSAFE + ": the object store at " + store + " ignores If-None-Match, so a second driver could"
-                            + " overwrite a commit; nothing was written");
+        PROBED.add(store);
+    }
+
+    private static boolean refusesSecondPut(S3AFileSystem s3a, Path path) {
+        try {
+            put(s3a, path, new byte[0], "first");
+            put(s3a, path, new byte[0], "second");
+            return false;
+        } catch (SdkException error) {
+            if (status(error) == PRECONDITION_FAILED) {
+                return true;
+            }
+            throw error;
+        } finally {
+            client(s3a).deleteObject(request -> request.bucket(s3a.getBucket()).key(s3a.pathToKey(path)));
         }
     }
 
