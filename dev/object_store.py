@@ -82,6 +82,10 @@ class ObjectStore(Server):
         """Carry out the next PUTs of a path that holds `part`, and answer them by an error."""
         self._ask("lose_answers", part=part, times=times)
 
+    def conflict(self, part: str, times: int = 1) -> None:
+        """Answer the next PUTs of a path that holds `part` as S3 does while another request for it is under way."""
+        self._ask("conflict", part=part, times=times)
+
     @contextmanager
     def ignoring_conditions(self) -> Iterator[None]:
         """Take every PUT, as a store does that does not know the condition."""

@@ -20,6 +20,7 @@ from dev.processes import LOOPBACK
 ORDERS = "/_door/"
 # Tells a request that is held from one that a test forgot: longer than any test waits.
 HELD_SECONDS = 300.0
+_CONFLICT = b"<Error><Code>ConditionalRequestConflict</Code><Message>another request is under way</Message></Error>"
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Door:
         self._one_put = threading.Lock()
         self._ignores_conditions = False
         self._lost_answers: Counter[str] = Counter()
+        self._conflicts: Counter[str] = Counter()
         self._writes: Counter[str] = Counter()
         self._holds: list[Held] = []
 
@@ -78,11 +80,15 @@ class Door:
             self._ignores_conditions = given["on"]
         elif order == "lose_answers":
             self._lost_answers[given["part"]] += given["times"]
+        elif order == "conflict":
+            self._conflicts[given["part"]] += given["times"]
         return dict(self._writes)
 
     def _put(self, key: str, environ: dict[str, Any]) -> tuple[str, Any, list[bytes]]:
         if self._ignores_conditions:
             environ.pop("HTTP_IF_NONE_MATCH", None)
+        if _taken(self._conflicts, key):
+            return "409 Conflict", [("Content-Type", "application/xml")], [_CONFLICT]
         answers: list[tuple[Any, ...]] = []
 
         def answered(*given: Any) -> None:
@@ -94,11 +100,17 @@ class Door:
         if not status.startswith("200"):
             return status, headers, body
         self._writes[key] += 1
-        lost = next((part for part, times in self._lost_answers.items() if times and part in key), None)
-        if lost is None:
-            return status, headers, body
-        self._lost_answers[lost] -= 1
-        return "500 Internal Server Error", [("Content-Length", "0")], []
+        if _taken(self._lost_answers, key):
+            return "500 Internal Server Error", [("Content-Length", "0")], []
+        return status, headers, body
+
+
+def _taken(times: Counter[str], key: str) -> bool:
+    """Whether something is to happen to a key; then it is to happen once less."""
+    part = next((part for part, left in times.items() if left and part in key), None)
+    if part is not None:
+        times[part] -= 1
+    return part is not None
 
 
 class _Quiet(WSGIRequestHandler):

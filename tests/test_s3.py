@@ -194,6 +194,17 @@ def test_an_entry_whose_answer_is_lost_is_known_again(store: ObjectStore, bucket
     assert writes_of_log(store, path) == [1, 1]
 
 
+def test_an_entry_is_put_again_while_another_request_for_it_is_under_way(
+    store: ObjectStore, bucket: str, first: SparkSession
+) -> None:
+    path = f"{bucket}/lake/orders/again"
+    create_table(first, path, "n BIGINT", ["n"], nullcontext)
+    store.conflict(log_of(path), times=2)
+    add(first, path, 7)
+    assert numbers(path) == [7]
+    assert writes_of_log(store, path) == [1, 1]
+
+
 def test_two_drivers_whose_leases_ended_both_commit_their_slices(
     store: ObjectStore, bench: Bench, second: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
