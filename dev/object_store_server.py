@@ -18,7 +18,7 @@ from dev.processes import LOOPBACK
 
 # Below it a test gives its orders; no bucket has such a name.
 ORDERS = "/_door/"
-# Tells a request that is held from one that a test forgot: longer than any test waits.
+# Ends the wait of a request that a test forgot: longer than any test waits.
 HELD_SECONDS = 300.0
 _CONFLICT = b"<Error><Code>ConditionalRequestConflict</Code><Message>another request is under way</Message></Error>"
 

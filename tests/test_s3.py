@@ -111,7 +111,7 @@ def in_background(act: Callable[[], object]) -> Callable[[], None]:
     def run() -> None:
         try:
             act()
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised by the caller's wait
             failed.append(error)
 
     thread = threading.Thread(target=run)
@@ -294,8 +294,8 @@ def test_slices_go_through_all_tables_and_are_kept_up(
 
     def ensure_whole(gone: str = "") -> None:
         topic = read_topic(bench.bootstrap, bench.stream.topic)
-        kept = {place: record for place, record in topic.items() if record[0] != gone.encode()}
-        assert {(r["partition"], r["offset"]): (r["key"], r["value"]) for r in bench.rows("raw")} == kept
+        expected = {place: record for place, record in topic.items() if record[0] != gone.encode()}
+        assert {(r["partition"], r["offset"]): (r["key"], r["value"]) for r in bench.rows("raw")} == expected
         left = [f"o{n}" for n in range(6) if f"o{n}" != gone]
         assert sorted((r["key"], r["version"]) for r in bench.rows("events")) == [(k, v) for k in left for v in (1, 2)]
         assert [row["key"] for row in bench.rows("rejects")] == [b"bad"]

@@ -36,7 +36,7 @@ class Lake:
 
     @property
     def takes_one_driver(self) -> bool:
-        """Whether the log store tells apart only the writers of one JVM, as it does on local files."""
+        """Whether the log store separates only the writers of one JVM, as it does on local files."""
         return "://" not in self.root or self.root.startswith("file:")
 
     def folder_is_gone(self) -> bool:
