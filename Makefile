@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up cluster test test-fast test-long soak soak-producer bench lint format lock jars-lock clean
+.PHONY: help setup demo up cluster test test-fast test-long test-s3 soak soak-producer bench lint format lock jars-lock clean
 
 help: ## Show what can be done
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: $(VENV)/ready-project ## Have everything in place: virtual environment, locked packages, checked jars
 	@$(RUN) dev.jars
@@ -35,6 +35,9 @@ test-fast: setup ## The tests that need no JVM and little time
 
 test-long: setup ## What `make test` leaves out: long series of processes killed, whole stacks, a million records
 	$(RUN) $(TEST) -m long
+
+test-s3: setup ## A lake on an S3 server of this machine: two drivers at once, a kill, backfill, maintenance, erasure, audit
+	$(RUN) pytest --durations 10 tests/test_s3.py tests/test_object_store.py
 
 soak: setup ## A million faulty records while 100 processes are killed, then each is accounted for: an hour or two
 	@$(RUN) dev.soak $(ARGS)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from dev import paths
 from dev.java import find_java
 from highwater.resources.jars import LOCK, one_at_a_time, temporary_folder
+from highwater.resources.object_store import LOG_STORE_JAR
 
 if TYPE_CHECKING:
     from dev.java import Java
@@ -39,7 +40,8 @@ def options(name: Name, java: Java, tools: Path = paths.TOOLS) -> list[str]:
 
 def _folder(tools: Path, java: Java) -> Path:
     """Where the archives for a Java lie: others for other jars."""
-    known = "\n".join([str(java.home), str(java.version), version("pyspark"), _lock()])
+    own = sha256(LOG_STORE_JAR.read_bytes()).hexdigest()
+    known = "\n".join([str(java.home), str(java.version), version("pyspark"), _lock(), own])
     return tools / "classes" / sha256(known.encode()).hexdigest()[:16]
 
 

@@ -34,6 +34,45 @@ BROKER_KAFKA = "4.3.1"
 # The connector and its token provider must agree, and 4.0.0 is the newest of the latter; it runs on pyspark 4.0.5.
 SPARK_KAFKA = "4.0.0"
 DELTA = "4.4.0"
+# The release of Hadoop that Spark 4.0.5 ships.
+HADOOP = "3.4.1"
+# Hadoop asks for the bundle of the whole SDK, 558 MB. These are the modules that S3 needs, 9 MB, in the release that
+# Hadoop 3.4.2 was built with; of 2.24, with which 3.4.1 was, not all modules resolve. From 2.30 on the SDK adds
+# checksums that other stores than S3 refuse.
+AWS = "2.29.52"
+_AWS_MODULES = (
+    "annotations",
+    "apache-client",
+    "arns",
+    "auth",
+    "aws-core",
+    "aws-query-protocol",
+    "aws-xml-protocol",
+    "checksums",
+    "checksums-spi",
+    "crt-core",
+    "endpoints-spi",
+    "http-auth",
+    "http-auth-aws",
+    "http-auth-aws-eventstream",
+    "http-auth-spi",
+    "http-client-spi",
+    "identity-spi",
+    "json-utils",
+    "metrics-spi",
+    "netty-nio-client",
+    "profiles",
+    "protocol-core",
+    "regions",
+    "retries",
+    "retries-spi",
+    "s3",
+    "s3-transfer-manager",
+    "sdk-core",
+    "sts",
+    "third-party-jackson-core",
+    "utils",
+)
 REGISTRY = "2.6.13.Final"
 
 # What the lock is made from. The closure of Delta and of the connector would bring hundreds of jars that Spark ships
@@ -58,6 +97,10 @@ WANTED: Mapping[SetName, Sequence[str]] = {
         f"io.delta:delta-kernel-unitycatalog:{DELTA}",
         "io.unitycatalog:unitycatalog-client:0.6.0",
         "io.unitycatalog:unitycatalog-hadoop:0.6.0",
+        f"org.apache.hadoop:hadoop-aws:{HADOOP}",
+        *(f"software.amazon.awssdk:{module}:{AWS}" for module in _AWS_MODULES),
+        "org.reactivestreams:reactive-streams:1.0.4",
+        "software.amazon.eventstream:eventstream:1.0.1",
     ),
     # `kafka-consumer-groups` and the like, for tests: they run with the broker's jars beside this one, and its closure
     # would bring Connect and a web server.

@@ -10,6 +10,7 @@ from pathlib import Path
 from dev import jars, paths
 from dev.java import find_java
 from dev.processes import LOOPBACK
+from highwater.resources.object_store import LOG_STORE_JAR
 from highwater.resources.spark import SESSION_CONF, STATIC_CONF
 
 # Variables that would turn a server of ours into a client of somebody's, or change what it loads.
@@ -73,7 +74,7 @@ def local_conf(home: Path, *, driver_memory_mb: int = 2048) -> dict[str, str]:
         home: its scratch files and warehouse lie below.
         driver_memory_mb: the heap in MiB.
     """
-    every = f"{jars.folder('spark')}{os.sep}*"
+    every = f"{jars.folder('spark')}{os.sep}*{os.pathsep}{LOG_STORE_JAR}"
     return {
         **STATIC_CONF,
         **SESSION_CONF,

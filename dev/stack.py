@@ -21,6 +21,7 @@ from dev.spark_local import SMALL_QUERIES, local_conf, write_conf_dir
 from dev.spark_local import environment as spark_environment
 from highwater import settings
 from highwater.errors import ConfigurationError
+from highwater.resources.object_store import is_s3, s3a_conf
 
 DAGSTER_HOME = "DAGSTER_HOME"
 # Read by the definitions: sensors start by themselves under the stack only.
@@ -74,7 +75,11 @@ class Stack(Service):
         base = os.environ if base is None else base
         self.broker = None if base.get(settings.KAFKA_BOOTSTRAP) else EmbeddedBroker(self.home)
         named = base.get(settings.SPARK_REMOTE) or base.get(settings.SPARK_MASTER)
-        self.spark = None if named else SparkConnect(self.home, extra=SMALL_QUERIES if short_lived else None)
+        conf = {
+            **(SMALL_QUERIES if short_lived else {}),
+            **(s3a_conf(base) if is_s3(base.get(settings.LAKE, "")) else {}),
+        }
+        self.spark = None if named else SparkConnect(self.home, extra=conf)
         embeds_registry = registry and not settings.secret(base, settings.SCHEMA_REGISTRY_URL)
         self.registry = EmbeddedRegistry(self.home) if embeds_registry else None
         self._own_dagster_home = not base.get(DAGSTER_HOME)

@@ -47,6 +47,7 @@ LONGEST = (
     "test_soak.py",
     "test_demo.py",
     "test_crashes.py",
+    "test_s3.py",
     "test_accepted_topic.py",
     "test_generated_code.py",
     "test_foreign.py",

@@ -60,7 +60,7 @@ def test_a_lake_is_written_to_and_left_clean(tmp_path: Path) -> None:
 
 def test_a_store_of_objects_is_written_to_and_left_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "try_storage", lambda _: try_storage(tmp_path.as_uri()))
-    assert doctor._lake("s3://bucket/lake") == "s3://bucket/lake: a table was written, read and removed"
+    assert doctor._lake("gs://bucket/lake") == "gs://bucket/lake: a table was written, read and removed"
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 
@@ -90,7 +90,7 @@ def test_a_store_that_nobody_serves_is_away(monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in {**answers, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "planted"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     with pytest.raises(DependencyAwayError, match="could not be written") as caught:
-        doctor._lake("s3://bucket/lake")
+        doctor._lake("s3a://bucket/lake")
     assert "planted" not in str(caught.value)
 
 

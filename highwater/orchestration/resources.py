@@ -205,24 +205,35 @@ def open_session(found: Settings) -> "SparkSession":
     """Open a session with the deployment's settings.
 
     Raises:
+        ConfigurationError: the session could lose commits to a lake on S3.
         DependencyAwayError: Spark does not answer.
     """
+    from highwater.resources.object_store import ensure_log_store
     from highwater.resources.spark import connect, delta_errors, prepare
 
     with delta_errors(found.spark_remote or found.spark_master):
         # A session of its own: the version of a last commit, and an interrupt, are a session's.
-        return prepare(connect(found.spark_remote) if found.spark_remote else _local(found))
+        session = prepare(connect(found.spark_remote) if found.spark_remote else _local(found))
+        try:
+            ensure_log_store(session, found.lake)
+        except BaseException:
+            close_session(session)
+            raise
+    return session
 
 
 def _local(found: Settings) -> "SparkSession":
     from dagster_pyspark import PySparkResource
 
     from highwater.resources.local_spark import jars_conf, set_java
+    from highwater.resources.object_store import is_s3, s3a_conf
     from highwater.resources.spark import STATIC_CONF
 
     jars = jars_conf(found, os.environ)
     set_java(os.environ, found.home)
     conf = {"spark.master": found.spark_master, "spark.app.name": "highwater", **STATIC_CONF, **jars}
+    if is_s3(found.lake):
+        conf |= s3a_conf(os.environ)
     spark = PySparkResource(spark_config=conf)
     spark.setup_for_execution(dg.build_init_resource_context())
     session: SparkSession = spark.spark_session

@@ -20,7 +20,7 @@ class Lake:
     """The Delta tables of all streams below one root.
 
     Args:
-        root: a local path, or a URI that both Spark and delta-rs can open (`file:`, `s3:`, `abfss:`, `gs:`).
+        root: a local path, or a URI that both Spark and delta-rs can open (`file:`, `s3a:`, `abfss:`, `gs:`).
         catalog: the schema of Spark's catalog where tables are registered; None if nowhere.
     """
 
@@ -38,8 +38,8 @@ class Lake:
 
     @property
     def takes_one_driver(self) -> bool:
-        """Whether the log store tells apart only the writers of one JVM (local files, and S3 as Delta ships it)."""
-        return "://" not in self.root or self.root.startswith(("file:", "s3:", "s3a:"))
+        """Whether the log store separates only the writers of one JVM, as it does on local files."""
+        return "://" not in self.root or self.root.startswith("file:")
 
     def folder_is_gone(self) -> bool:
         """Whether the root is a folder of this machine that does not exist; never of a lake behind a URI."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.errors import LAKE, DependencyAwayError, SupersededAttemptError
 from highwater.resources.delta import in_one_line, open_table, query, reading, slice_is_one_of
+from highwater.resources.object_store import ensure_conditional_put
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -284,10 +285,16 @@ def try_storage(root: str) -> None:
 
 @contextmanager
 def storage(path: str) -> Iterator[None]:
-    """Say the errors of a write without a JVM in our words."""
+    """Say the errors of a write without a JVM in our words; a store that could lose a commit is refused before.
+
+    Raises:
+        ConfigurationError: the store ignores the condition of a PUT.
+        DependencyAwayError: the storage could not be written.
+    """
     from deltalake.exceptions import DeltaError
 
     try:
+        ensure_conditional_put(path)
         yield
     except (DeltaError, OSError) as error:
         raise DependencyAwayError(

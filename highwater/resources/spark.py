@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.errors import (
     KAFKA,
     LAKE,
+    ConfigurationError,
     DependencyAwayError,
     HighwaterError,
     NothingFetchedError,
@@ -19,6 +20,7 @@ from highwater.errors import (
     SupersededAttemptError,
     TopicTruncatedError,
 )
+from highwater.resources.object_store import CLASS_REMEDY, LOG_STORE, LOG_STORE_SETTING, STORE_REMEDY, UNSAFE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +33,8 @@ STATIC_CONF: Mapping[str, str] = MappingProxyType(
         # Spark keeps the last 100 classes that it compiled for queries. A slice goes through its tables by some 140 of
         # them, in the same order each time: 107 were compiled anew for every slice, a quarter of its time.
         "spark.sql.codegen.cache.maxEntries": "2000",
+        # Delta loads the class at the first commit to a table on S3, and reads no session's setting of it.
+        LOG_STORE_SETTING: LOG_STORE,
     }
 )
 
@@ -97,6 +101,11 @@ CHANNEL: Sequence[tuple[str, int]] = (
 # See `_give_up_in_time`.
 RETRIES = 9
 LONGEST_BACKOFF_MS = 10_000
+_S3_AWAY = re.compile(
+    r"AWSClientIOException|AWSServiceIOException|AWSServiceThrottledException|AWSStatus500Exception|ApiCallTimeout"
+    r"|NoAwsCredentialsException|The log entry \S+ could not be written|object store at \S+ could not be probed"
+)
+_NO_LOG_STORE = re.compile(rf"(ClassNotFoundException|NoClassDefFoundError): {re.escape(LOG_STORE)}")
 _KAFKA_AWAY = re.compile(r"TimeoutException|No resolvable bootstrap|BrokerNotAvailable|DisconnectException")
 _STORAGE = re.compile(
     r"Permission denied|AccessDenied|No space left|Mkdirs failed|Read-only file system"
@@ -219,11 +228,23 @@ def translated(what: str, text: str) -> HighwaterError | None:
             remedy="see that the broker answers; with tiered storage raise fetch.wait.max.ms in HIGHWATER_KAFKA_CONFIG",
             of=KAFKA,
         )
-    return _away(what, text)
+    return _unsafe(what, text) or _away(what, text)
+
+
+def _unsafe(what: str, text: str) -> HighwaterError | None:
+    """The refusals of a commit to S3 that could overwrite another one."""
+    if found := re.search(UNSAFE, text):
+        return ConfigurationError(f"{what} was not written", found=_line_with(text, found), remedy=STORE_REMEDY)
+    if found_class := _NO_LOG_STORE.search(text):
+        return ConfigurationError(
+            f"Spark cannot load the log store that commits to {what}", found=found_class.group(), remedy=CLASS_REMEDY
+        )
+    return None
 
 
 def _away(what: str, text: str) -> HighwaterError | None:
     for pattern, name, of, remedy in (
+        (_S3_AWAY, "the lake's storage", LAKE, "see that HIGHWATER_LAKE may be written, then request the slice again"),
         (_SPARK_AWAY, "Spark", None, "see that the Spark server runs (SPARK_REMOTE), then request the slice again"),
         (_STORAGE, "the lake's storage", LAKE, "see that HIGHWATER_LAKE may be written, then request the slice again"),
         (_KAFKA_AWAY, "Kafka", KAFKA, "see that the broker answers, then request the slice again"),

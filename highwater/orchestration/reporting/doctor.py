@@ -37,6 +37,7 @@ from highwater.resources.deleted_topics import state_of, vanished
 from highwater.resources.delta import open_table
 from highwater.resources.dlq_topics import see_accepted, see_no_drift
 from highwater.resources.groups import denied, see_no_member
+from highwater.resources.object_store import LOG_STORE, ensure_conditional_put, is_s3
 from highwater.resources.permissions import permitted
 from highwater.resources.small_tables import try_storage
 from highwater.resources.spark import SESSION_CONF, TIMESTAMPS, delta_errors
@@ -277,7 +278,9 @@ def _finding(topic: str, one: Finding) -> Tried:
 def _lake(root: str) -> str:
     if "://" in root and not root.startswith("file://"):
         try_storage(root)
-        return f"{root}: a table was written, read and removed"
+        ensure_conditional_put(f"{root}/raw")
+        refuses = "; a second PUT of an object is refused" if is_s3(root) else ""
+        return f"{root}: a table was written, read and removed{refuses}"
     folder = Path(root.removeprefix("file://"))
     at = folder if folder.exists() else next(parent for parent in folder.parents if parent.exists())
     file = at / f".highwater-doctor-{uuid.uuid4().hex}"
@@ -419,7 +422,7 @@ def _session(settings: Settings) -> str:
     """Open a session on the Connect server, and read back what our tables rely on.
 
     Raises:
-        ConfigurationError: the server does not take our settings.
+        ConfigurationError: the server does not take our settings, or could lose commits to a lake on S3.
         DependencyAwayError: the server does not answer.
     """
     with session_of(settings) as session, delta_errors("a Spark session"):
@@ -433,7 +436,8 @@ def _session(settings: Settings) -> str:
             found=value,
             remedy="let sessions of this server set it, or set it in the server's own configuration",
         )
-    return f"takes our settings; timestamps are written as {found[TIMESTAMPS]}"
+    commits = f", and commits to S3 by {LOG_STORE}" if is_s3(settings.lake) else ""
+    return f"takes our settings; timestamps are written as {found[TIMESTAMPS]}{commits}"
 
 
 def _dagster(environment: Mapping[str, str]) -> str:

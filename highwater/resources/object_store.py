@@ -1,0 +1,189 @@
+"""A lake on S3: the settings of Spark for it, and the refusal of writers that could lose a commit."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEME = "s3a"
+LOG_STORE = "highwater.delta.ConditionalS3LogStore"
+LOG_STORE_SETTING = f"spark.delta.logStore.{SCHEME}.impl"
+# Compiled by `python -m dev.log_store` from the source beside it; Spark's driver needs it on its class path.
+LOG_STORE_JAR = Path(__file__).parent / "log_store" / "highwater-s3.jar"
+
+# Beginning of the message of `LOG_STORE` for a store that ignores the condition of a PUT.
+UNSAFE = "HIGHWATER_UNSAFE_STORE"
+STORE_REMEDY = "use a store with conditional PUT, such as Amazon S3; docs/deployment/s3.md says how to try another"
+CLASS_REMEDY = (
+    f"put {LOG_STORE_JAR} on the class path of Spark's driver or Connect server, as docs/deployment/s3.md says"
+)
+
+_S3A = f"spark.hadoop.fs.{SCHEME}"
+_OTHER_SCHEMES = ("s3", "s3n")
+
+# Variables of deltalake, with the value that changes nothing.
+_WEAKENING = {"AWS_CONDITIONAL_PUT": "etag", "AWS_S3_ALLOW_UNSAFE_RENAME": "false", "AWS_S3_LOCKING_PROVIDER": ""}
+_PRECONDITION_FAILED = 412
+_REGION = "us-east-1"
+
+# Buckets whose store was seen to refuse a second PUT, for the life of the process.
+_probed: set[str] = set()
+_one_probe = threading.Lock()
+
+
+def is_s3(path: str) -> bool:
+    """Whether a path is in an object store that is addressed as S3.
+
+    Raises:
+        ConfigurationError: it is named by a scheme that Spark and deltalake do not both open.
+    """
+    scheme = path.partition("://")[0]
+    if "://" in path and scheme in _OTHER_SCHEMES:
+        raise ConfigurationError(
+            f"Hadoop's client of S3 does not open the scheme {scheme}:",
+            found=path,
+            remedy=f"name the lake {SCHEME}://{path.partition('://')[2]}",
+        )
+    return path.startswith(f"{SCHEME}://")
+
+
+def ensure_log_store(session: SparkSession, lake: str) -> None:
+    """Refuse a session whose commits to a lake on S3 could overwrite those of another driver.
+
+    Args:
+        session: a session of this process or of a Connect server.
+        lake: the lake's root.
+
+    Raises:
+        ConfigurationError: the session has another log store than ours; nothing was written.
+    """
+    if not is_s3(lake):
+        return
+    found = session.conf.get(LOG_STORE_SETTING, None)
+    if found != LOG_STORE:
+        raise ConfigurationError(
+            f"this Spark session would write to {lake} without a conditional PUT: two drivers could lose a commit",
+            stored=f"{LOG_STORE_SETTING}={LOG_STORE}",
+            found=found or "Delta's default, io.delta.storage.S3SingleDriverLogStore",
+            remedy=f"start Spark with this setting, and {CLASS_REMEDY}",
+        )
+
+
+def ensure_conditional_put(path: str) -> None:
+    """Refuse to write to a store on S3 that ignores the condition of a PUT; each bucket is asked once in a process.
+
+    Args:
+        path: the table that is to be written; the probe is written beside it, and removed.
+
+    Raises:
+        ConfigurationError: the store let a second PUT replace the first one's object, or deltalake is configured to
+            write without the condition.
+        DependencyAwayError: the store could not be asked.
+    """
+    if not is_s3(path):
+        return
+    refuse_weakening(os.environ)
+    bucket, _, key = path.removeprefix(f"{SCHEME}://").partition("/")
+    with _one_probe:
+        if bucket not in _probed:
+            _probe(bucket, f"{key.rpartition('/')[0]}/.highwater-probe-{uuid.uuid4().hex}".lstrip("/"))
+            _probed.add(bucket)
+
+
+def refuse_weakening(environment: Mapping[str, str]) -> None:
+    """Refuse variables by which deltalake would commit to S3 otherwise than by a conditional PUT.
+
+    Raises:
+        ConfigurationError: one is set.
+    """
+    for name, harmless in _WEAKENING.items():
+        if environment.get(name, harmless).lower() != harmless:
+            raise ConfigurationError(
+                f"{name} lets deltalake commit to S3 without a conditional PUT",
+                found=environment[name],
+                remedy=f"unset {name}: every writer of the lake must use the condition",
+            )
+
+
+def _probe(bucket: str, key: str) -> None:
+    """PUT one object twice under the condition that it is absent."""
+    try:
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        raise ConfigurationError(
+            "the package boto3 is needed to see whether an object store is safe to write to",
+            remedy="pip install 'highwater[s3]'",
+        ) from None
+    where = f"{SCHEME}://{bucket}/{key}"
+    try:
+        client = _client(os.environ)
+        client.put_object(Bucket=bucket, Key=key, Body=b"", IfNoneMatch="*")
+        try:
+            client.put_object(Bucket=bucket, Key=key, Body=b"", IfNoneMatch="*")
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] != _PRECONDITION_FAILED:
+                raise
+            return
+        finally:
+            client.delete_object(Bucket=bucket, Key=key)
+    except (BotoCoreError, ClientError) as error:
+        raise DependencyAwayError(
+            f"the object store did not answer a probe at {where}",
+            found=str(error),
+            remedy="see that HIGHWATER_LAKE is reachable, and that this user may write and delete below it",
+            of=LAKE,
+        ) from error
+    raise ConfigurationError(
+        f"the object store of {SCHEME}://{bucket} ignores the condition of a PUT: two writers could lose a commit",
+        stored="a second PUT with If-None-Match: * is answered by 412",
+        found=f"the second PUT of {where} replaced the first",
+        remedy=STORE_REMEDY,
+    )
+
+
+def _client(environment: Mapping[str, str]) -> Any:
+    """A client that finds the store, and the keys to it, as deltalake does."""
+    import boto3
+    from botocore.config import Config
+
+    style = "virtual" if _is_by_host(environment) else "path"
+    # Other stores than Amazon's refuse the checksums that the client would add by itself.
+    config = Config(s3={"addressing_style": style}, request_checksum_calculation="when_required")
+    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or _REGION
+    return boto3.client("s3", config=config, region_name=region)
+
+
+def _is_by_host(environment: Mapping[str, str]) -> bool:
+    """Whether a bucket is part of the host's name in addresses, as deltalake reads its variable."""
+    return environment.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower() in {"1", "true"}
+
+
+def s3a_conf(environment: Mapping[str, str]) -> dict[str, str]:
+    """Spark's settings for the store that AWS's own variables name; deltalake reads these variables by itself.
+
+    Args:
+        environment: its `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL`, `AWS_REGION` or `AWS_DEFAULT_REGION` and
+            `AWS_VIRTUAL_HOSTED_STYLE_REQUEST` are looked at. Keys stay where they are: Java's SDK finds them as
+            deltalake does.
+    """
+    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+    conf = {
+        f"{_S3A}.aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
+    }
+    if region:
+        conf[f"{_S3A}.endpoint.region"] = region
+    if endpoint:
+        conf[f"{_S3A}.endpoint"] = endpoint
+        conf[f"{_S3A}.path.style.access"] = "false" if _is_by_host(environment) else "true"
+        conf[f"{_S3A}.connection.ssl.enabled"] = "false" if endpoint.startswith("http://") else "true"
+    return conf

@@ -1,0 +1,222 @@
+"""A lake on S3 without Spark: the settings that follow from AWS's, the probe, the refusals, and the jar."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from dev import log_store
+from dev.object_store import ObjectStore
+from dev.processes import LOOPBACK, free_port
+from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
+from highwater.orchestration.reporting import doctor
+from highwater.resources import object_store
+from highwater.resources.delta import open_table
+from highwater.resources.object_store import (
+    LOG_STORE,
+    LOG_STORE_JAR,
+    LOG_STORE_SETTING,
+    ensure_conditional_put,
+    ensure_log_store,
+    is_s3,
+    refuse_weakening,
+    s3a_conf,
+)
+from highwater.resources.small_tables import append
+from highwater.resources.spark import STATIC_CONF, translated
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The version of the compiler that made the jar; others may give other bytes.
+JAVAC = "17"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    with ObjectStore(tmp_path_factory.mktemp("s3")) as found, pytest.MonkeyPatch.context() as patch:
+        for name, value in found.variables.items():
+            patch.setenv(name, value)
+        yield found
+
+
+@pytest.fixture
+def bucket(store: ObjectStore) -> str:
+    return store.make_bucket(f"lake-{uuid.uuid4().hex[:8]}")
+
+
+def keys(store: ObjectStore, bucket: str) -> list[str]:
+    return store.keys(bucket.removeprefix("s3a://"))
+
+
+# Settings
+
+
+def test_spark_s_settings_follow_from_those_of_aws() -> None:
+    amazon = s3a_conf({"AWS_DEFAULT_REGION": "eu-west-1", "AWS_SECRET_ACCESS_KEY": "planted"})
+    assert {name.rpartition("s3a.")[2] for name in amazon} == {"aws.credentials.provider", "endpoint.region"}
+    assert "planted" not in str(amazon)
+    own = s3a_conf({"AWS_ENDPOINT_URL": "http://store:9000", "AWS_REGION": "here", "AWS_DEFAULT_REGION": "there"})
+    found = {name.rpartition("s3a.")[2]: value for name, value in own.items()}
+    del found["aws.credentials.provider"]
+    assert found == {
+        "endpoint.region": "here",
+        "endpoint": "http://store:9000",
+        "path.style.access": "true",
+        "connection.ssl.enabled": "false",
+    }
+    by_host = {"AWS_ENDPOINT_URL": "https://store", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"}
+    assert s3a_conf(by_host)["spark.hadoop.fs.s3a.path.style.access"] == "false"
+    assert s3a_conf(by_host)["spark.hadoop.fs.s3a.connection.ssl.enabled"] == "true"
+
+
+def test_a_scheme_that_hadoop_does_not_open_is_refused() -> None:
+    assert is_s3("s3a://lake/x")
+    assert not any(map(is_s3, ("/s3/lake", "file:///s3a", "gs://lake", "abfss://lake@account/x", "s3")))
+    with pytest.raises(ConfigurationError) as refused:
+        is_s3("s3://my-bucket/lake")
+    assert "s3a://my-bucket/lake" in refused.value.remedy
+
+
+def test_a_session_without_the_log_store_is_refused() -> None:
+    def session(**conf: str) -> SparkSession:
+        return cast("SparkSession", SimpleNamespace(conf=conf))
+
+    assert STATIC_CONF[LOG_STORE_SETTING] == LOG_STORE, "a session in the run's own process has it"
+    ensure_log_store(session(**{LOG_STORE_SETTING: LOG_STORE}), "s3a://lake")
+    ensure_log_store(session(), "/lake")
+    ensure_log_store(session(), "gs://lake")
+    with pytest.raises(ConfigurationError, match="S3SingleDriverLogStore") as refused:
+        ensure_log_store(session(), "s3a://lake")
+    assert f"{LOG_STORE_SETTING}={LOG_STORE}" == refused.value.stored
+    assert str(LOG_STORE_JAR) in refused.value.remedy
+    with pytest.raises(ConfigurationError, match="another"):
+        ensure_log_store(session(**{LOG_STORE_SETTING: "another"}), "s3a://lake")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("AWS_CONDITIONAL_PUT", "disabled"), ("AWS_S3_ALLOW_UNSAFE_RENAME", "true"), ("AWS_S3_LOCKING_PROVIDER", "x")],
+)
+def test_variables_that_weaken_deltalake_are_refused(name: str, value: str) -> None:
+    refuse_weakening({"AWS_CONDITIONAL_PUT": "etag", "AWS_S3_ALLOW_UNSAFE_RENAME": "False"})
+    with pytest.raises(ConfigurationError, match=name):
+        refuse_weakening({name: value})
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f"java.lang.ClassNotFoundException: {LOG_STORE}\n at x", "cannot load the log store"),
+        ("java.io.IOException: HIGHWATER_UNSAFE_STORE: the object store at s3a://lake ignores", "was not written"),
+    ],
+)
+def test_a_refusal_of_the_driver_is_one_of_ours(text: str, problem: str) -> None:
+    error = translated("s3a://lake/orders/raw", text)
+    assert isinstance(error, ConfigurationError)
+    assert problem in error.problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "org.apache.hadoop.fs.s3a.AWSClientIOException: Unable to execute HTTP request: Connection refused",
+        "java.io.IOException: The log entry s3a://lake/_delta_log/1.json could not be written: Connection refused",
+    ],
+)
+def test_a_store_that_is_away_is_not_taken_for_spark(text: str) -> None:
+    error = translated("s3a://lake/orders/raw", text)
+    assert isinstance(error, DependencyAwayError)
+    assert error.of == LAKE
+
+
+# The probe
+
+
+@pytest.mark.slow
+def test_a_store_is_probed_once_and_left_clean(store: ObjectStore, bucket: str) -> None:
+    import pyarrow as pa
+
+    for number in range(2):
+        append(f"{bucket}/lake/orders/small", pa.table({"n": [number]}))
+    probes = store.writes(f"/{bucket.removeprefix('s3a://')}/lake/orders/.highwater-probe-")
+    assert [*probes.values()] == [1]
+    assert not [key for key in keys(store, bucket) if "probe" in key]
+
+
+@pytest.mark.slow
+def test_nothing_is_written_to_a_store_that_ignores_conditions(store: ObjectStore, bucket: str) -> None:
+    import pyarrow as pa
+
+    with store.ignoring_conditions():
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match="ignores the condition of a PUT") as refused:
+                append(f"{bucket}/lake/orders/small", pa.table({"n": [1]}))
+        with pytest.raises(ConfigurationError, match="ignores the condition"):
+            doctor._lake(f"{bucket}/lake")
+    assert refused.value.remedy == object_store.STORE_REMEDY
+    assert keys(store, bucket) == []
+    assert open_table(f"{bucket}/lake/orders/small") is None
+    assert doctor._lake(f"{bucket}/lake").endswith("read and removed; a second PUT of an object is refused")
+
+
+def test_a_store_that_does_not_answer_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{LOOPBACK}:{free_port()}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(DependencyAwayError, match="did not answer a probe") as away:
+        ensure_conditional_put(f"s3a://away-{uuid.uuid4().hex}/orders/raw")
+    assert away.value.of == LAKE
+    assert "planted" not in str(away.value)
+
+
+def test_a_lake_on_s3_without_boto3_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "botocore.exceptions", cast("Any", None))
+    with pytest.raises(ConfigurationError, match="boto3"):
+        ensure_conditional_put(f"s3a://none-{uuid.uuid4().hex}/orders/raw")
+
+
+# The jar
+
+
+def test_the_jar_is_of_the_source_beside_it() -> None:
+    with zipfile.ZipFile(LOG_STORE_JAR) as jar:
+        names = jar.namelist()
+        said = jar.read(log_store.MANIFEST).decode()
+    assert said == log_store.manifest(log_store.SOURCE.read_text()), "run python -m dev.log_store"
+    assert f"{LOG_STORE.replace('.', '/')}.class" in names
+
+
+@pytest.mark.slow
+def test_the_source_compiles_to_the_jar() -> None:
+    javac = shutil.which("javac")
+    if javac is None:
+        pytest.skip("there is no javac; the checksum of the source is compared all the same")
+    classes = log_store.compile_classes(javac)
+    said = subprocess.run([javac, "-version"], capture_output=True, text=True, check=True).stdout
+    version = re.search(r"javac (\d+)", said)
+    with zipfile.ZipFile(LOG_STORE_JAR) as jar:
+        packed = {name: jar.read(name) for name in jar.namelist() if name.endswith(".class")}
+    assert classes.keys() == packed.keys()
+    if version is not None and version[1] == JAVAC:
+        assert classes == packed
+
+
+def test_the_jar_is_part_of_the_package() -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(log_store.SOURCE).parents[3] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["highwater.resources"]
+    folder = LOG_STORE_JAR.parent.parent
+    assert LOG_STORE_JAR in {file for pattern in patterns for file in folder.glob(pattern)}
