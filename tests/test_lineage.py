@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ from openlineage.client.facet_v2 import (
 from openlineage.client.serde import Serde
 
 from assets.streams.orders import STREAM
+from dev.paths import REPOSITORY
 from dev.processes import LOOPBACK, free_port
 from highwater.assets.work import SliceReport, Work
 from highwater.errors import BreakerOpenError
@@ -302,6 +305,22 @@ def test_a_receiver_that_is_away_fails_no_step(
     assert sender.close()
     assert caplog.text.count("an OpenLineage event was not delivered: ConnectionError") == 2
     assert "hunter2" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_process_delivers_its_last_events_when_it_ends(receiver: Receiver) -> None:
+    """The thread that sends ends with its process, which is long before the client is even imported."""
+    program = """
+from highwater.assets.work import SliceReport
+from highwater.orchestration.lineage import lineage_of
+from highwater.orchestration.stream_assets import BY_NAME
+from tests.test_lineage import FIRST, work
+
+with lineage_of(work(FIRST), BY_NAME["raw"], "orders_slice") as report:
+    report([SliceReport(FIRST, 1, 9, 0)])
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=DEADLINE, cwd=REPOSITORY)
+    assert [event["eventType"] for event in receiver.events] == ["START", "COMPLETE"]
 
 
 def test_an_event_that_cannot_be_made_fails_no_step(
