@@ -204,19 +204,19 @@ def _checks(world: World) -> Row:
 
 def _checked(world: World, bed: Bed, where: str, first: int) -> Row:
     seconds: dict[str, list[float]] = {"all tables": [], "checks": []}
-    for piece in last_slices(world, bed, CHECKED + 1, RECORDS_CHECKED, first=first):
-        took = timed(lambda piece=piece: _materialise(world, bed, piece))  # type: ignore[misc]
+    for slice_ in last_slices(world, bed, CHECKED + 1, RECORDS_CHECKED, first=first):
+        took = timed(lambda slice_=slice_: _materialise(world, bed, slice_))  # type: ignore[misc]
         seconds["all tables"].append(took)
-        seconds["checks"].append(timed(lambda piece=piece: _check(world, bed, [piece.key])))  # type: ignore[misc]
+        seconds["checks"].append(timed(lambda slice_=slice_: _check(world, bed, [slice_.key])))  # type: ignore[misc]
     print(f"  slices, {where}: {seconds}", flush=True)
     return Row(
         f"a slice of {RECORDS_CHECKED:,} records, {where}", {name: values[1:] for name, values in seconds.items()}
     )
 
 
-def _materialise(world: World, bed: Bed, piece: Slice) -> None:
+def _materialise(world: World, bed: Bed, slice_: Slice) -> None:
     for table in TABLES:
-        table.materialise(world.work(bed, [piece]))
+        table.materialise(world.work(bed, [slice_]))
 
 
 def _check(world: World, bed: Bed, keys: Sequence[str]) -> None:

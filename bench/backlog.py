@@ -33,11 +33,11 @@ def raw_against_streaming(world: World, rounds: int, records: int) -> Result:
     """(a) A backlog to `raw`, in one range run, against micro-batches of the slices' size into Delta."""
     stream = fill(world, "bench-a", max(BATCHES) * records)
 
-    def ours(bed: Bed, pieces: list[Slice]) -> None:
-        raw.materialise(world.work(bed, pieces))
+    def ours(bed: Bed, some_slices: list[Slice]) -> None:
+        raw.materialise(world.work(bed, some_slices))
 
-    def prepare(bed: Bed, pieces: list[Slice]) -> None:
-        _create_raw(world, bed, pieces)
+    def prepare(bed: Bed, some_slices: list[Slice]) -> None:
+        _create_raw(world, bed, some_slices)
 
     rows = [_against(world, stream, n, records, rounds, ours, _stream_raw, prepare) for n in BATCHES]
     return Result(
@@ -65,10 +65,10 @@ def _round(world: World, stream: Any, slices: int, records: int, act: Act, prepa
 
     def run(_: int) -> float:
         bed = world.fresh(stream)
-        pieces = last_slices(world, bed, slices, records)
+        some_slices = last_slices(world, bed, slices, records)
         if prepare is not None:
-            prepare(bed, pieces)
-        took = timed(lambda: act(bed, pieces))
+            prepare(bed, some_slices)
+        took = timed(lambda: act(bed, some_slices))
         bed.remove()
         return took
 
@@ -81,29 +81,29 @@ def _against(
     variants = {
         "Highwater": _round(world, stream, n, records, ours, prepare),
         "Structured Streaming": _round(
-            world, stream, n, records, lambda bed, pieces: peer(world, bed, pieces, records), prepare
+            world, stream, n, records, lambda bed, some_slices: peer(world, bed, some_slices, records), prepare
         ),
     }
     return alternate(f"{n} batches", variants, rounds)
 
 
-def _create_raw(world: World, bed: Bed, pieces: list[Slice]) -> None:
+def _create_raw(world: World, bed: Bed, some_slices: list[Slice]) -> None:
     """Empty tables for both sides: a table is created once, and backlogs come again and again.
 
     To either the driver has committed once, so it knows them: ours holds a slice without records.
     """
-    nothing = {p: OffsetRange(0, 0) for p in pieces[0].ranges}
-    first = replace(pieces[0], ordinal=len(pieces), ranges=nothing, marks={})
+    nothing = {p: OffsetRange(0, 0) for p in some_slices[0].ranges}
+    first = replace(some_slices[0], ordinal=len(some_slices), ranges=nothing, marks={})
     bed.ledger.add([first])
     raw.materialise(world.work(bed, [first]))
-    empty = world.spark.read.format("kafka").options(**source(world, bed.stream.topic, pieces)).load().limit(0)
+    empty = world.spark.read.format("kafka").options(**source(world, bed.stream.topic, some_slices)).load().limit(0)
     empty.selectExpr(*KAFKA).write.format("delta").save(bed.lake.path("peer", "raw"))
 
 
-def _stream_raw(world: World, bed: Bed, pieces: list[Slice], records: int) -> None:
+def _stream_raw(world: World, bed: Bed, some_slices: list[Slice], records: int) -> None:
     query = (
         world.spark.readStream.format("kafka")
-        .options(**source(world, bed.stream.topic, pieces), maxOffsetsPerTrigger=str(records))
+        .options(**source(world, bed.stream.topic, some_slices), maxOffsetsPerTrigger=str(records))
         .load()
         .selectExpr(*KAFKA)
         .writeStream.format("delta")
@@ -119,16 +119,20 @@ def raw_against_bare_reads(world: World, rounds: int, records: int) -> Result:
     stream = fill(world, "bench-b", records)
 
     def variant(act: Act) -> Variant:
-        return _round(world, stream, 1, records, act, lambda bed, pieces: _create_raw(world, bed, pieces))
+        return _round(world, stream, 1, records, act, lambda bed, some_slices: _create_raw(world, bed, some_slices))
 
     row = alternate(
         f"{records:,} records",
         {
-            "Highwater raw": variant(lambda bed, pieces: raw.materialise(world.work(bed, pieces))),
-            BY_DEFAULT: variant(lambda bed, pieces: _read_into_nothing(world, bed, pieces, **SPARKS_POLLS)),
-            "the same, with raw's options": variant(lambda bed, pieces: _read_into_nothing(world, bed, pieces)),
-            "Spark's read appended to Delta": variant(lambda bed, pieces: _read_into_delta(world, bed, pieces)),
-            "bare librdkafka": variant(lambda bed, pieces: _consume(world, bed, pieces)),
+            "Highwater raw": variant(lambda bed, some_slices: raw.materialise(world.work(bed, some_slices))),
+            BY_DEFAULT: variant(lambda bed, some_slices: _read_into_nothing(world, bed, some_slices, **SPARKS_POLLS)),
+            "the same, with raw's options": variant(
+                lambda bed, some_slices: _read_into_nothing(world, bed, some_slices)
+            ),
+            "Spark's read appended to Delta": variant(
+                lambda bed, some_slices: _read_into_delta(world, bed, some_slices)
+            ),
+            "bare librdkafka": variant(lambda bed, some_slices: _consume(world, bed, some_slices)),
         },
         rounds,
     )
@@ -151,35 +155,35 @@ def raw_against_bare_reads(world: World, rounds: int, records: int) -> Result:
     )
 
 
-def _read_into_nothing(world: World, bed: Bed, pieces: list[Slice], **options: str) -> None:
-    _bare_read(world, bed, pieces, **options).write.format("noop").mode("overwrite").save()
+def _read_into_nothing(world: World, bed: Bed, some_slices: list[Slice], **options: str) -> None:
+    _bare_read(world, bed, some_slices, **options).write.format("noop").mode("overwrite").save()
 
 
-def _read_into_delta(world: World, bed: Bed, pieces: list[Slice]) -> None:
-    _bare_read(world, bed, pieces).write.format("delta").mode("append").save(bed.lake.path("peer", "raw"))
+def _read_into_delta(world: World, bed: Bed, some_slices: list[Slice]) -> None:
+    _bare_read(world, bed, some_slices).write.format("delta").mode("append").save(bed.lake.path("peer", "raw"))
 
 
-def _bare_read(world: World, bed: Bed, pieces: list[Slice], **others: str) -> DataFrame:
+def _bare_read(world: World, bed: Bed, some_slices: list[Slice], **others: str) -> DataFrame:
     import json
 
     topic = bed.stream.topic
-    ends = json.dumps({topic: {str(p): r.end for p, r in pieces[-1].ranges.items()}})
-    options = {**source(world, topic, pieces), "endingOffsets": ends, **others}
+    ends = json.dumps({topic: {str(p): r.end for p, r in some_slices[-1].ranges.items()}})
+    options = {**source(world, topic, some_slices), "endingOffsets": ends, **others}
     return world.spark.read.format("kafka").options(**options).load().selectExpr(*KAFKA)
 
 
-def _consume(world: World, bed: Bed, pieces: list[Slice]) -> None:
-    found = sum(1 for _ in world.kafka().read(bed.stream.topic, pieces[0].ranges))
-    if found != pieces[0].offsets:
-        raise RuntimeError(f"read {found} of {pieces[0].offsets} records")
+def _consume(world: World, bed: Bed, some_slices: list[Slice]) -> None:
+    found = sum(1 for _ in world.kafka().read(bed.stream.topic, some_slices[0].ranges))
+    if found != some_slices[0].offsets:
+        raise RuntimeError(f"read {found} of {some_slices[0].offsets} records")
 
 
 def whole_path(world: World, rounds: int, records: int) -> Result:
     """(c) Raw, events, rejects and current, against a `foreachBatch` stream that writes the same tables."""
     stream = fill(world, "bench-c", max(BATCHES) * records)
 
-    def ours(bed: Bed, pieces: list[Slice]) -> None:
-        _take(world, bed, pieces)
+    def ours(bed: Bed, some_slices: list[Slice]) -> None:
+        _take(world, bed, some_slices)
 
     rows = [_against(world, stream, n, records, rounds, ours, _stream_everything) for n in ENDS]
     return Result(
@@ -198,7 +202,7 @@ def whole_path(world: World, rounds: int, records: int) -> Result:
 
 
 def _stream_everything(
-    world: World, bed: Bed, pieces: list[Slice], records: int, began: Callable[[], object] = nothing
+    world: World, bed: Bed, some_slices: list[Slice], records: int, began: Callable[[], object] = nothing
 ) -> None:
     def each(batch: DataFrame, number: int) -> None:
         began()
@@ -206,7 +210,7 @@ def _stream_everything(
 
     (
         world.spark.readStream.format("kafka")
-        .options(**source(world, bed.stream.topic, pieces), maxOffsetsPerTrigger=str(records))
+        .options(**source(world, bed.stream.topic, some_slices), maxOffsetsPerTrigger=str(records))
         .load()
         .selectExpr(*KAFKA)
         .writeStream.foreachBatch(each)
@@ -266,7 +270,7 @@ def slice_sizes(world: World, rounds: int, records: int) -> Result:
     stream, smallest = fill(world, "bench-i", max(SIZES)), min(SIZES)
 
     def variant(size: int) -> Variant:
-        return _round(world, stream, 1, size, lambda bed, pieces: _take(world, bed, pieces))
+        return _round(world, stream, 1, size, lambda bed, some_slices: _take(world, bed, some_slices))
 
     row = alternate("one slice", {f"{size:,} records": variant(size) for size in SIZES}, rounds)
     at_most = {size: size / row.median(f"{size:,} records") for size in SIZES}
@@ -303,8 +307,8 @@ def _seconds_a_slice(world: World, stream: Any, records: int) -> float:
     first, *others = last_slices(world, bed, 1 + MICRO_BATCHES, records)
     _take(world, bed, [first])
     begin = time.perf_counter()
-    for piece in others:
-        _take(world, bed, [piece])
+    for slice_ in others:
+        _take(world, bed, [slice_])
     took = time.perf_counter() - begin
     bed.remove()
     return took / MICRO_BATCHES
@@ -314,14 +318,14 @@ def _seconds_a_micro_batch(world: World, stream: Any, records: int) -> float:
     """How long a micro-batch of the peer takes from its beginning to the next one's, as a mean of several."""
     bed = world.fresh(stream)
     begins: list[float] = []
-    pieces = last_slices(world, bed, 2 + MICRO_BATCHES, records)
-    _stream_everything(world, bed, pieces, records, began=lambda: begins.append(time.perf_counter()))
+    some_slices = last_slices(world, bed, 2 + MICRO_BATCHES, records)
+    _stream_everything(world, bed, some_slices, records, began=lambda: begins.append(time.perf_counter()))
     bed.remove()
     return (begins[-1] - begins[1]) / MICRO_BATCHES
 
 
-def _take(world: World, bed: Bed, pieces: list[Slice]) -> None:
-    work = replace(world.work(bed, pieces), classified=Classified())  # as the steps of a run share it
+def _take(world: World, bed: Bed, some_slices: list[Slice]) -> None:
+    work = replace(world.work(bed, some_slices), classified=Classified())  # as the steps of a run share it
     for stage in (raw, events, rejects, current):
         stage.materialise(work)
 
@@ -333,8 +337,8 @@ def skew(world: World, rounds: int, records: int) -> Result:
     def variant(stream: Any) -> Variant:
         def run(_: int) -> float:
             bed = world.fresh(stream)
-            piece = whole_topic(world, bed)
-            took = timed(lambda: raw.materialise(world.work(bed, [piece])))
+            slice_ = whole_topic(world, bed)
+            took = timed(lambda: raw.materialise(world.work(bed, [slice_])))
             bed.remove()
             return took
 

@@ -67,12 +67,12 @@ def _case(keys: int) -> str:
 def _at(world: World, stream: Stream, keys: int) -> Row:
     bed = world.fresh(stream)
     _filled(world, bed, keys)
-    pieces = _events(world, bed, keys)
-    works = [world.work(bed, [piece]) for piece in pieces]
+    some_slices = _events(world, bed, keys)
+    works = [world.work(bed, [slice_]) for slice_ in some_slices]
     ours = [timed(lambda work=work: current.materialise(work)) for work in works]  # type: ignore[misc]
     mean = sum(ours) / len(ours)
     print(f"  {_case(keys)}: mean {mean:.2f} s, longest {max(ours):.2f} s", flush=True)
-    merges = list(_merges(world, bed, pieces[:MERGES]))
+    merges = list(_merges(world, bed, some_slices[:MERGES]))
     print(f"  {_case(keys)}: MERGE {sum(merges) / len(merges):.2f} s", flush=True)
     bed.remove()
     return Row(_case(keys), {"Highwater": ours, "MERGE": merges})
@@ -99,8 +99,8 @@ def _filled(world: World, bed: Bed, keys: int) -> None:
 
 def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
     """Slices whose events are committed: half of the keys uniform, half among the newest 1 %."""
-    pieces = [_piece(bed, n) for n in range(1, SLICES + 1)]
-    bed.ledger.add(pieces)
+    some_slices = [_piece(bed, n) for n in range(1, SLICES + 1)]
+    bed.ledger.add(some_slices)
     path = bed.lake.path(bed.stream.name, events.TABLE)
     create_table(world.spark, path, events.columns(bed.stream), events.SEARCHED, nullcontext)
     newest = max(1, keys // 100)
@@ -117,12 +117,12 @@ def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
         "'paid' AS status", "'c1' AS customer_id", "CAST(2.5 AS DECIMAL(12,2)) AS amount",
     )  # fmt: skip
     base = CommitRecord("", 0, None, "planted")
-    records = [with_proof(base, Proof(piece, 1, EVENTS, {"events": EVENTS})) for piece in pieces]
+    records = [with_proof(base, Proof(slice_, 1, EVENTS, {"events": EVENTS})) for slice_ in some_slices]
     options = {"userMetadata": to_user_metadata(records, 0)}
-    named = [piece.key for piece in pieces]
+    named = [slice_.key for slice_ in some_slices]
     write_slices(path, rows, named, options, replace=False, files=1, spread="origin_offset")
     complete(bed.lake.table_at(bed.stream.name, events.TABLE))
-    return pieces
+    return some_slices
 
 
 def _piece(bed: Bed, ordinal: int) -> Slice:
@@ -130,11 +130,11 @@ def _piece(bed: Bed, ordinal: int) -> Slice:
     return Slice(bed.stream.name, TOPIC, "bench", 0, ordinal, {0: offsets}, datetime.now(UTC))
 
 
-def _merges(world: World, bed: Bed, pieces: list[Slice]) -> Iterator[float]:
+def _merges(world: World, bed: Bed, some_slices: list[Slice]) -> Iterator[float]:
     table = world.spark.read.format("delta").load(bed.lake.path(bed.stream.name, events.TABLE))
     peer = bed.lake.path("peer", "current")
-    for piece in pieces:
-        rows = table.where(f"slice = '{piece.key}'").selectExpr("*", "slice AS updated_by_slice")
+    for slice_ in some_slices:
+        rows = table.where(f"slice = '{slice_.key}'").selectExpr("*", "slice AS updated_by_slice")
         rows.drop("slice", "attempt").createOrReplaceTempView("newer")
         current.winners(world.spark.table("newer"), "key").createOrReplaceTempView("newest")
         yield timed(
@@ -175,16 +175,16 @@ def growth_of_raw(world: World, rounds: int, records: int) -> Result:
 
 def _raw_at(world: World, stream: Stream, slices: int, commits: int) -> Row:
     bed = world.fresh(stream)
-    pieces = last_slices(world, bed, commits + 1, 1000)
+    some_slices = last_slices(world, bed, commits + 1, 1000)
     path = Path(bed.lake.path(stream.name, raw.TABLE))
-    raw.materialise(world.work(bed, pieces[:1]))
+    raw.materialise(world.work(bed, some_slices[:1]))
     _link_slices(path, slices)
     _record_slices(bed, slices)
     seconds: dict[str, list[float]] = {"commit": [], "read of a slice": []}
-    Standing.read(world.work(bed, pieces[:1]), raw.TABLE)
+    Standing.read(world.work(bed, some_slices[:1]), raw.TABLE)
     world.spark.read.format("delta").load(str(path)).where("slice = 'x'").count()
-    for piece in pieces[1:]:
-        work = world.work(bed, [piece])
+    for slice_ in some_slices[1:]:
+        work = world.work(bed, [slice_])
         seconds["commit"].append(timed(lambda work=work: raw.materialise(work)))  # type: ignore[misc]
         version = Standing.read(work, raw.TABLE).version
         seconds["read of a slice"].append(timed(lambda w=work, v=version: raw_rows(w, w.slices, v).count()))  # type: ignore[misc]
@@ -218,13 +218,13 @@ def _record_slices(bed: Bed, slices: int) -> None:
     from deltalake import write_deltalake
 
     table = bed.lake.table_at(bed.stream.name, raw.TABLE)
-    pieces = [_piece(bed, n) for n in range(LINKED, LINKED + slices)]
+    some_slices = [_piece(bed, n) for n in range(LINKED, LINKED + slices)]
     rows = [
         row_of(
             table,
             with_proof(CommitRecord("", 0, None, "linked", "", table.version(), one.planned_at), Proof(one, 1, 1000)),
         )
-        for one in pieces
+        for one in some_slices
     ]
     write_deltalake(log_path(table), pa.Table.from_pylist(rows, schema()), mode="append")
 

@@ -77,12 +77,12 @@ def _some(first: int, records: int) -> list[Event]:
 def _events(world: World, rounds: int, records: int, slices: int) -> Row:
     tables = _tables(world, f"events-{slices}")
     size = records // slices
-    pieces = []
+    some_slices = []
     for number in range(slices):
         some = _some(number * size, size)
         share = (some[0].offset, some[-1].offset + 1)
-        pieces.append(tables.plan(number, p0=share, p1=share, p2=share, p3=share))
-        tables.decide(pieces[-1], some)
+        some_slices.append(tables.plan(number, p0=share, p1=share, p2=share, p3=share))
+        tables.decide(some_slices[-1], some)
     sent: list[list[Record]] = []
     numbers = itertools.count()
 
@@ -91,7 +91,7 @@ def _events(world: World, rounds: int, records: int, slices: int) -> Row:
         tables.stream = replace(tables.stream, publishes=Accepted(f"{tables.stream.topic}.{next(numbers)}"))
         ensure_accepted(tables.kafka, tables.stream)
         with _kept(sent) if turn < 0 else nullcontext():
-            return timed(lambda: tables.publish(*pieces))
+            return timed(lambda: tables.publish(*some_slices))
 
     several = f", {slices} slices" if slices > 1 else ""
     return alternate(f"{records:,} accepted events{several}", {"Highwater": ours, **_bare(world, sent)}, rounds)
@@ -104,12 +104,12 @@ def _rejects(world: World, rounds: int, records: int) -> Row:
     numbers = itertools.count()
 
     def ours(turn: int) -> float:
-        piece = tables.plan(next(numbers))
-        tables.decide(piece, [], rejected=_some(0, records), known=False)
-        decided, _ = tables.lake.committed_at("orders", "rejects", [piece.key])
-        work = tables.work(piece)
+        slice_ = tables.plan(next(numbers))
+        tables.decide(slice_, [], rejected=_some(0, records), known=False)
+        decided, _ = tables.lake.committed_at("orders", "rejects", [slice_.key])
+        work = tables.work(slice_)
         with _kept(sent) if turn < 0 else nullcontext():
-            return timed(lambda: dlq._publish(work, piece, decided[piece.key], topics))  # noqa: SLF001 - the commit of its table is Spark's
+            return timed(lambda: dlq._publish(work, slice_, decided[slice_.key], topics))  # noqa: SLF001 - the commit of its table is Spark's
 
     return alternate(f"{records:,} rejects", {"Highwater": ours, **_bare(world, sent)}, rounds)
 

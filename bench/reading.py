@@ -120,11 +120,11 @@ def _row(bed: Bed, table: str, reader: str, ask: Ask, question: str, rounds: int
 def _filled(world: World, bed: Bed, keys: int, slices: int) -> None:
     """Events in slices of a file each, `current` made of them, and both in plain tables."""
     share = keys // slices
-    pieces = [
+    some_slices = [
         Slice(bed.stream.name, TOPIC, "bench", 0, n, {0: OffsetRange(n * share, (n + 1) * share)}, BEGIN)
         for n in range(slices)
     ]
-    bed.ledger.add(pieces)
+    bed.ledger.add(some_slices)
     path = bed.lake.path(bed.stream.name, events.TABLE)
     create_table(world.spark, path, events.columns(bed.stream), events.SEARCHED, nullcontext)
     rows = world.spark.range(share * slices).selectExpr(
@@ -137,7 +137,7 @@ def _filled(world: World, bed: Bed, keys: int, slices: int) -> None:
         "concat('c', id % 1000) AS customer_id", "CAST(id % 10000 / 100 AS DECIMAL(12,2)) AS amount",
     )  # fmt: skip
     base = CommitRecord("", 0, None, "planted")
-    records = [with_proof(base, Proof(piece, 1, share, {"events": share})) for piece in pieces]
+    records = [with_proof(base, Proof(slice_, 1, share, {"events": share})) for slice_ in some_slices]
     options = {"userMetadata": to_user_metadata(records, 0)}
     # In ranges of offsets a slice is in one file, or in two where a range ends inside of it.
     rows.repartitionByRange(slices, "origin_offset").write.format("delta").mode("append").options(**options).save(path)

@@ -51,13 +51,13 @@ class Chunk:
     """Records of one slice of the main topic, by column.
 
     Args:
-        piece: the slice.
+        slice_: the slice.
         content: for each record the number of what it says.
         kind: sound, a copy, unresolved or malformed.
         partition, offset: where it stands.
     """
 
-    piece: Slice
+    slice_: Slice
     content: NDArray[np.int64]
     kind: NDArray[np.int64]
     partition: NDArray[np.int64]
@@ -68,7 +68,7 @@ class Chunk:
         import numpy as np
 
         kept = np.isin(self.kind, kinds)
-        return Chunk(self.piece, self.content[kept], self.kind[kept], self.partition[kept], self.offset[kept])
+        return Chunk(self.slice_, self.content[kept], self.kind[kept], self.partition[kept], self.offset[kept])
 
     @property
     def keys(self) -> pa.Array:
@@ -158,7 +158,7 @@ class Maker:
                 # Behind them lies the marker of their transaction.
                 ends[number] = start + count + 1
                 ranges[number] = OffsetRange(start, start + count + 1)
-            piece = Slice(
+            slice_ = Slice(
                 self.stream.name,
                 self.stream.topic,
                 self.topic_id,
@@ -167,7 +167,7 @@ class Maker:
                 ranges,
                 BEGIN + timedelta(seconds=ordinal),
             )
-            yield Chunk(piece, whole, kind, partition, offset)
+            yield Chunk(slice_, whole, kind, partition, offset)
 
     def _partitions(self, content: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the CRC32 of the order's key, as librdkafka's own default does; malformed ones go with their neighbour."""
@@ -196,14 +196,14 @@ class Maker:
     def _commit(self, batch: list[Chunk]) -> None:
         """The slices of some chunks, and one of the first tier with what of them was unresolved."""
         back = _TierSlice.of(self, batch)
-        self.ledger.add([chunk.piece for chunk in batch])
-        self.ledger.add([back.piece])
+        self.ledger.add([chunk.slice_ for chunk in batch])
+        self.ledger.add([back.slice_])
         tables: dict[str, list[pa.Table]] = {name: [] for name in ("raw", "events", "rejects", "dlq", "metrics")}
         proofs: dict[str, list[Proof]] = {name: [] for name in tables}
         for chunk in batch:
             self._add(tables, proofs, chunk)
         back.add(tables, proofs)
-        self._current(batch, back.piece.key)
+        self._current(batch, back.slice_.key)
         for name, parts in tables.items():
             _append(self.lake.path(self.stream.name, name), parts, proofs[name])
 
@@ -215,13 +215,13 @@ class Maker:
         }  # fmt: skip
         rows = {"raw": None, "events": len(good.content), "rejects": len(bad.content), "dlq": len(bad.content)}
         tables["raw"].append(_raw(chunk))
-        tables["events"].append(_events(good, chunk.piece.key, 0))
+        tables["events"].append(_events(good, chunk.slice_.key, 0))
         tables["rejects"].append(_rejects(bad, self.stream))
         tables["dlq"].append(_dlq(bad, self.stream))
         for name, many in {**rows, "metrics": 0}.items():
             sent = {"sent": len(bad.content)} if name == "dlq" else counts
             extra: dict[str, Any] = {"minutes": []} if name == "metrics" else {}
-            proofs[name].append(Proof(chunk.piece, 1, many, sent if name != "raw" else {}, extra=extra))
+            proofs[name].append(Proof(chunk.slice_, 1, many, sent if name != "raw" else {}, extra=extra))
 
     def _current(self, batch: list[Chunk], tier: str) -> None:
         """The keys whose last version is in these slices."""
@@ -235,13 +235,13 @@ class Maker:
             lasting = chunk.where(_SOUND, _UNRESOLVED)
             final = (lasting.versions == 3) | (lasting.content + LIVING >= self.contents)
             kept = Chunk(
-                chunk.piece,
+                chunk.slice_,
                 *[column[final] for column in (lasting.content, lasting.kind, lasting.partition, lasting.offset)],
             )
             rows = _events(kept, tier, 0).drop_columns(["slice", "attempt", "retries"])
-            by = pa.array([chunk.piece.key, tier]).take(pa.array((kept.kind == _UNRESOLVED).astype("int64")))
+            by = pa.array([chunk.slice_.key, tier]).take(pa.array((kept.kind == _UNRESOLVED).astype("int64")))
             parts.append(rows.append_column("updated_by_slice", by))
-        keys = [*[chunk.piece.key for chunk in batch], tier]
+        keys = [*[chunk.slice_.key for chunk in batch], tier]
         metadata = to_user_metadata([CommitRecord(key, 1, None, tier) for key in keys], 0)
         properties = CommitProperties(custom_metadata={"userMetadata": metadata})
         write_deltalake(path, pa.concat_tables(parts), mode="append", commit_properties=properties)
@@ -252,17 +252,17 @@ class _TierSlice:
     """A slice of the first tier, whose records are all accepted."""
 
     maker: Maker
-    piece: Slice
+    slice_: Slice
     chunks: list[Chunk]
 
     @classmethod
     def of(cls, maker: Maker, batch: list[Chunk]) -> _TierSlice:
         chunks = [chunk.where(_UNRESOLVED) for chunk in batch]
-        ordinal = batch[0].piece.ordinal // SLICES_A_COMMIT
+        ordinal = batch[0].slice_.ordinal // SLICES_A_COMMIT
         many = sum(len(chunk.content) for chunk in chunks)
         start = maker.tier_end
         maker.tier_end = start + many
-        planned_at = batch[-1].piece.planned_at + timedelta(milliseconds=500)
+        planned_at = batch[-1].slice_.planned_at + timedelta(milliseconds=500)
         tier = maker.stream.tier_topics[0]
         ranges = {0: OffsetRange(start, start + many)}
         return cls(maker, Slice(maker.stream.name, tier, "T" * 22, 0, ordinal, ranges, planned_at), chunks)
@@ -270,10 +270,10 @@ class _TierSlice:
     def add(self, tables: dict[str, list[pa.Table]], proofs: dict[str, list[Proof]]) -> None:
         many = sum(len(chunk.content) for chunk in self.chunks)
         counts = {"raw": many, "events": many, "rejects": 0, "tombstones": 0, "superseded": 0}
-        tables["events"] += [_events(chunk, self.piece.key, 1) for chunk in self.chunks]
+        tables["events"] += [_events(chunk, self.slice_.key, 1) for chunk in self.chunks]
         for name, rows in {"raw": many, "events": many, "rejects": 0, "metrics": 0}.items():
             extra: dict[str, Any] = {"minutes": []} if name == "metrics" else {}
-            proofs[name].append(Proof(self.piece, 1, rows, counts, extra=extra))
+            proofs[name].append(Proof(self.slice_, 1, rows, counts, extra=extra))
 
 
 def _same(text: str | None, many: int) -> pa.Array:
@@ -295,8 +295,8 @@ def _raw(chunk: Chunk) -> pa.Table:
     many = len(chunk.content)
     return pa.table(
         {
-            "slice": _same(chunk.piece.key, many),
-            "topic": _same(chunk.piece.topic, many),
+            "slice": _same(chunk.slice_.key, many),
+            "topic": _same(chunk.slice_.topic, many),
             "generation": _number(0, many),
             "partition": pa.array(chunk.partition, pa.int32()),
             "offset": pa.array(chunk.offset),
@@ -322,7 +322,7 @@ def _origins(chunk: Chunk, key: str) -> dict[str, pa.Array]:
     many = len(chunk.content)
     return {
         "slice": _same(key, many),
-        "origin_topic": _same(chunk.piece.topic, many),
+        "origin_topic": _same(chunk.slice_.topic, many),
         "origin_generation": _number(0, many),
         "origin_partition": pa.array(chunk.partition, pa.int32()),
         "origin_offset": pa.array(chunk.offset),
@@ -371,7 +371,7 @@ def _rejects(chunk: Chunk, stream: Stream) -> pa.Table:
     many = len(chunk.content)
     return pa.table(
         {
-            **_origins(chunk, chunk.piece.key),
+            **_origins(chunk, chunk.slice_.key),
             "attempt": _number(1, many),
             "retries": _number(0, many),
             "reason": _reasons(chunk),
@@ -391,7 +391,7 @@ def _dlq(chunk: Chunk, stream: Stream) -> pa.Table:
     many = len(chunk.content)
     return pa.table(
         {
-            **_origins(chunk, chunk.piece.key),
+            **_origins(chunk, chunk.slice_.key),
             "attempt": _number(1, many),
             "retries": _number(0, many),
             "reason": _reasons(chunk),
@@ -411,7 +411,7 @@ def _append(path: str, parts: list[pa.Table], proofs: Sequence[Proof]) -> None:
     plant(path, pa.concat_tables(there, promote_options="default") if there else empty, proofs, recorded=False)
 
 
-def write_log(path: str, pieces: Sequence[Slice]) -> None:
+def write_log(path: str, slices: Sequence[Slice]) -> None:
     """A table with a commit and a file for each slice, by its log and `_commits` alone: no file is there."""
     import pyarrow as pa
     from deltalake import DeltaTable, write_deltalake
@@ -419,25 +419,25 @@ def write_log(path: str, pieces: Sequence[Slice]) -> None:
     plant(path, pa.table({"slice": pa.array([], pa.string())}))
     log = Path(path) / "_delta_log"
     (log / f"{1:020d}.json").write_text(
-        "\n".join(json.dumps(_added(piece, partitioned=path.endswith("/published"))) for piece in pieces)
+        "\n".join(json.dumps(_added(slice_, partitioned=path.endswith("/published"))) for slice_ in slices)
     )
     table = DeltaTable(path)
     table.create_checkpoint()
-    records = [CommitRecord(piece.key, 1, ROWS_A_FILE, "planted", "", 1, piece.planned_at) for piece in pieces]
-    proofs = [Proof(piece, 1, ROWS_A_FILE).to_json() for piece in pieces]
+    records = [CommitRecord(slice_.key, 1, ROWS_A_FILE, "planted", "", 1, slice_.planned_at) for slice_ in slices]
+    proofs = [Proof(slice_, 1, ROWS_A_FILE).to_json() for slice_ in slices]
     rows = [{**row_of(table, one), "record": proof} for one, proof in zip(records, proofs, strict=True)]
     write_deltalake(log_path(table), pa.Table.from_pylist(rows, schema()), mode="append", partition_by=["table"])
 
 
-def _added(piece: Slice, *, partitioned: bool) -> dict[str, Any]:
+def _added(slice_: Slice, *, partitioned: bool) -> dict[str, Any]:
     """A file as Delta's log tells of it."""
-    bounds = {"minValues": {"slice": piece.key}, "maxValues": {"slice": piece.key}}
+    bounds = {"minValues": {"slice": slice_.key}, "maxValues": {"slice": slice_.key}}
     stats = {"numRecords": ROWS_A_FILE, **bounds, "nullCount": {}}
     file = {
-        "path": f"{f'slice={quote(piece.key)}/' if partitioned else ''}part-{piece.ordinal}.parquet",
-        "partitionValues": {"slice": piece.key} if partitioned else {},
+        "path": f"{f'slice={quote(slice_.key)}/' if partitioned else ''}part-{slice_.ordinal}.parquet",
+        "partitionValues": {"slice": slice_.key} if partitioned else {},
         "size": 20_000,
-        "modificationTime": int(BEGIN.timestamp() * 1000) + piece.ordinal,
+        "modificationTime": int(BEGIN.timestamp() * 1000) + slice_.ordinal,
         "dataChange": True,
         "stats": json.dumps(stats),
     }

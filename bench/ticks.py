@@ -83,14 +83,17 @@ def _tick(world: World, planner: Planner, stream: Stream, partitions: int) -> fl
     begin = time.perf_counter()
     tick = planner.tick(stream, datetime.now(UTC))
     seconds = time.perf_counter() - begin
-    _see_planned(tick, partitions)
+    _ensure_planned(tick, partitions)
     return seconds
 
 
-def _see_planned(tick: Tick, partitions: int) -> None:
+def _ensure_planned(tick: Tick, partitions: int) -> None:
     """See that the tick did all that its time stands for: it planned every partition, and read its last record."""
     read = {
-        p for piece in tick.slices for p, r in piece.ranges.items() if p in piece.marks and piece.marks[p].offset in r
+        p
+        for slice_ in tick.slices
+        for p, r in slice_.ranges.items()
+        if p in slice_.marks and slice_.marks[p].offset in r
     }
     if len(read) != partitions:
         raise RuntimeError(f"{len(read)} of {partitions} partitions were planned and read: {tick.lines}")
@@ -139,7 +142,7 @@ def _fill_tier(world: World, topic: str) -> None:
 def _plan_all(world: World, ledger: Ledger, stream: Stream, topic: str) -> None:
     kafka, planned = world.kafka(), 0
     while slices := plan_tier(ledger, kafka, stream, topic, datetime.now(UTC)).slices:
-        planned += sum(piece.offsets for piece in slices)
+        planned += sum(slice_.offsets for slice_ in slices)
     if planned != IN_TIER:
         raise RuntimeError(f"{planned:,} of {IN_TIER:,} records were planned")
 

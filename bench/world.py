@@ -166,7 +166,7 @@ def last_slices(world: World, bed: Bed, slices: int, records: int, *, first: int
     ends = {p: int(s.last_stable or 0) for p, s in state.partitions.items()}
     share = records // PARTITIONS
     cut = [{p: _piece(end, slices, n, share) for p, end in ends.items()} for n in range(slices)]
-    pieces = [
+    some_slices = [
         Slice(
             stream=bed.stream.name,
             topic=bed.stream.topic,
@@ -179,15 +179,15 @@ def last_slices(world: World, bed: Bed, slices: int, records: int, *, first: int
         )
         for n, ranges in enumerate(cut)
     ]
-    bed.ledger.add(pieces)
-    return pieces
+    bed.ledger.add(some_slices)
+    return some_slices
 
 
 def whole_topic(world: World, bed: Bed) -> Slice:
     """One planned slice of everything that the topic holds."""
-    [piece] = last_slices(world, bed, 1, 0)
-    ranges = {p: OffsetRange(0, r.end) for p, r in piece.ranges.items()}
-    return replace(piece, ranges=ranges, marks=fingerprints(world.kafka(), bed.stream.topic, ranges))
+    [slice_] = last_slices(world, bed, 1, 0)
+    ranges = {p: OffsetRange(0, r.end) for p, r in slice_.ranges.items()}
+    return replace(slice_, ranges=ranges, marks=fingerprints(world.kafka(), bed.stream.topic, ranges))
 
 
 def _piece(end: int, slices: int, n: int, share: int) -> OffsetRange:

@@ -280,9 +280,9 @@ def _tiles(planned: Iterable[Row], diff: Differences) -> None:
         for partition, (start, end) in proof["ranges"].items():
             if start < end:
                 ranges[_topic_of(proof["slice"]), partition].append((start, end, proof["slice"]))
-    for (_, partition), pieces in ranges.items():
+    for (_, partition), slices in ranges.items():
         reached = 0
-        for start, end, key in sorted(pieces):
+        for start, end, key in sorted(slices):
             diff.compare("slices: a hole or an overlap", f"{key} partition {partition}", reached, start)
             reached = end
 
@@ -312,7 +312,7 @@ def _ended(
     """Whether a record ended as an event; notes where it is in no place, in two, or in the wrong one."""
     ends = [EVENT for _ in events.get(place, ())]
     tried = sorted(rejects.get(place, ()), key=_try)
-    _see_each_try(place, tried, events.get(place, ()), made)
+    _ensure_each_try(place, tried, events.get(place, ()), made)
     # What was rejected and is an event now was tried again; else it is where its last try left it.
     ends += [Ending("reject", row["reason"], row["permanent"]) for row in tried[-1:] if not ends]
     if place in raw and raw[place]["value"] is None and not ends:
@@ -328,7 +328,7 @@ def _ended(
     return EVENT in ends
 
 
-def _see_each_try(place: Place, rejects: Sequence[Row], events: Sequence[Row], made: Comparison) -> None:
+def _ensure_each_try(place: Place, rejects: Sequence[Row], events: Sequence[Row], made: Comparison) -> None:
     """A record is rejected once at each try before the last, and accepted once at the most, after those.
 
     Where it was taken back from the DLQ its slice decided it anew: what that said before is gone, and what its tiers

@@ -56,7 +56,7 @@ def wrong_versions(
                 found[CONTENTS].count += 1
                 found[CONTENTS].slices |= {row["slice"] for row in same}
         if first is not None:
-            _see_life([same[0] for _, same in sorted(by_version.items())], machine, first, written, found)
+            _ensure_life([same[0] for _, same in sorted(by_version.items())], machine, first, written, found)
     return found
 
 
@@ -65,7 +65,7 @@ def _rank(row: Row) -> tuple[object, ...]:
     return row["origin_timestamp_ms"], row["origin_partition"], row["origin_offset"], row["origin_generation"]
 
 
-def _see_life(
+def _ensure_life(
     life: Sequence[Row],
     machine: Transitions | None,
     first: int,

@@ -302,7 +302,7 @@ class _Watch:
         while not self._look(holds):
             for line in self._stack.supervise():
                 self._demo.console.print(line)
-            self._see_no_run_failed()
+            self._ensure_no_run_failed()
             if self._demo.left() < 0:
                 raise TooSlowError(
                     f"{what} did not come in time",
@@ -324,7 +324,7 @@ class _Watch:
             self._demo.complete_shipments(self.materialised(SHIPMENTS.name))
         return holds()
 
-    def _see_no_run_failed(self) -> None:
+    def _ensure_no_run_failed(self) -> None:
         failed = [run for run in runs(self._ask, statuses=list(ENDED_BADLY)) if not run.will_retry]
         failed = [run for run in failed if not self._burst.refused(run.id)]
         if failed:

@@ -94,19 +94,19 @@ class Burst:
     def look(self) -> None:
         """Do the next step if its time has come."""
         if not self.figures.opened:
-            self._see_refused()
+            self._ensure_refused()
         elif not self._launched:
             self._materialise()
         elif not self.over:
-            self._see_closed()
+            self._ensure_closed()
 
     def refused(self, run: str) -> bool:
         """Whether a run failed because the breaker refused its slice: that is what it is for."""
         if not self.figures.opened:
-            self._see_refused()
+            self._ensure_refused()
         return run == self.figures.run
 
-    def _see_refused(self) -> None:
+    def _ensure_refused(self) -> None:
         refused = self._ledger.breakers.refused(STREAM)
         circuit = self._ledger.breakers.circuit(STREAM)
         if circuit.closed or not refused:
@@ -132,7 +132,7 @@ class Burst:
         if len(runs(self._ask, tags=[{"key": RANGE_START, "value": key}])) == 1:
             launch_run(self._ask, f"{STREAM}_slice", {RANGE_START: key, RANGE_END: key})
 
-    def _see_closed(self) -> None:
+    def _ensure_closed(self) -> None:
         circuit = self._ledger.breakers.circuit(STREAM)
         if not circuit.closed:
             return

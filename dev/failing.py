@@ -33,7 +33,7 @@ def failing(sources: Sources, stream: Stream) -> Iterator[Failing]:
     from highwater.orchestration.checking.slice_status import attempts
 
     standing = attempts(sources.lake, stream)
-    keys = [piece.key for piece in sources.ledger.slices(stream.name) if not standing.lacking(piece.key)]
+    keys = [slice_.key for slice_ in sources.ledger.slices(stream.name) if not standing.lacking(slice_.key)]
     for checks in CHECKS if keys else ():
         red = failures(stream, checks.verdicts(sources, stream, keys), warned=True)
         yield from (Failing(name, key, verdict.text) for name, key, verdict in red)

@@ -89,7 +89,7 @@ def digest_of(key: bytes) -> str:
     return sha256(key).hexdigest()
 
 
-def see_digest(text: str) -> str:
+def ensure_digest(text: str) -> str:
     """The digest of a key that is to be erased.
 
     Raises:

@@ -53,7 +53,7 @@ class Horizon:
             f"for leases = {hours(self.least)}"
         )
 
-    def see_enough(self, horizon: timedelta) -> None:
+    def ensure_enough(self, horizon: timedelta) -> None:
         """See that no run and no retry needs a file that is older than the horizon.
 
         Raises:

@@ -73,8 +73,8 @@ def prefix(
         generations: of the topic, read after `planned`.
     """
     topic_id = planned.generation.topic_id
-    ordered = sorted((piece for piece in slices if piece.topic_id == topic_id), key=lambda piece: piece.ordinal)
-    first = next((piece for piece in ordered if piece.key not in done), None)
+    ordered = sorted((slice_ for slice_ in slices if slice_.topic_id == topic_id), key=lambda slice_: slice_.ordinal)
+    first = next((slice_ for slice_ in ordered if slice_.key not in done), None)
     if first is None:
         found, number = dict(planned.ends), planned.generation.number
     else:

@@ -40,21 +40,23 @@ class Era:
         return f"generation {self.generation} began"
 
 
-def eras(pieces: Iterable[Slice], generations: Iterable[Generation]) -> list[Era]:
+def eras(slices: Iterable[Slice], generations: Iterable[Generation]) -> list[Era]:
     """The eras of a topic, the oldest first.
 
     Args:
-        pieces: its slices.
+        slices: its slices.
         generations: its generations; they name partitions also before these have a position.
     """
     named = {one.number: _many(one.starts) for one in generations}
     found: list[Era] = []
-    for piece in sorted(pieces, key=lambda one: one.ordinal):
-        last = found[-1] if found and found[-1].generation == piece.generation else None
-        many = max(_many(piece.ranges), named.get(piece.generation, 0), last.partitions if last else 0)
+    for slice_ in sorted(slices, key=lambda one: one.ordinal):
+        last = found[-1] if found and found[-1].generation == slice_.generation else None
+        many = max(_many(slice_.ranges), named.get(slice_.generation, 0), last.partitions if last else 0)
         if last is None or many > last.partitions:
             added = many - last.partitions if last else 0
-            found.append(Era(piece.generation, piece.topic_id, piece.key, piece.ordinal, many, piece.planned_at, added))
+            found.append(
+                Era(slice_.generation, slice_.topic_id, slice_.key, slice_.ordinal, many, slice_.planned_at, added)
+            )
     return found
 
 

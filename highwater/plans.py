@@ -149,17 +149,17 @@ class Planned:
         return cls(generation, last, ends)
 
 
-def left_to_read(piece: Slice, losses: Iterable[Loss]) -> Slice:
+def left_to_read(slice_: Slice, losses: Iterable[Loss]) -> Slice:
     """The slice without the offsets that are recorded as lost: what a slice that was never read can still take.
 
     A loss cuts from the start (retention) or from the end (truncation) of a range; one that lies amid a range cannot
     be taken out of it, and leaves it whole.
     """
-    ranges = dict(piece.ranges)
+    ranges = dict(slice_.ranges)
     for loss in losses:
-        if (loss.topic, loss.generation) == (piece.topic, piece.generation) and loss.partition in ranges:
+        if (loss.topic, loss.generation) == (slice_.topic, slice_.generation) and loss.partition in ranges:
             ranges[loss.partition] = _cut(ranges[loss.partition], loss.offsets)
-    return replace(piece, ranges=ranges)
+    return replace(slice_, ranges=ranges)
 
 
 def _cut(offsets: OffsetRange, lost: OffsetRange) -> OffsetRange:
@@ -172,15 +172,15 @@ def _cut(offsets: OffsetRange, lost: OffsetRange) -> OffsetRange:
     return offsets
 
 
-def overtaken(piece: Slice, generations: Iterable[Generation]) -> tuple[int, Generation] | None:
+def overtaken(slice_: Slice, generations: Iterable[Generation]) -> tuple[int, Generation] | None:
     """The first partition whose offsets a later generation of the same topic counts anew, with that generation.
 
     After a truncation other records stand under the slice's offsets, from where the later generation begins.
     """
     for later in generations:
-        if later.number <= piece.generation or later.topic_id != piece.topic_id:
+        if later.number <= slice_.generation or later.topic_id != slice_.topic_id:
             continue
-        for partition, offsets in sorted(piece.ranges.items()):
+        for partition, offsets in sorted(slice_.ranges.items()):
             start = later.starts.get(partition)
             if len(offsets) and start is not None and offsets.end > start:
                 return partition, later

@@ -19,7 +19,7 @@ class Proof:
     """What a commit says of one slice.
 
     Args:
-        piece: the slice as it was planned.
+        slice_: the slice as it was planned.
         attempt: the number, issued by the ledger, of the decision that the commit belongs to.
         rows: of the slice in the table; None where they were not counted before the write, so Delta's log has them.
         counts: further numbers by name; in events the whole split of raw.
@@ -29,7 +29,7 @@ class Proof:
         extra: further values of JSON that one table needs.
     """
 
-    piece: Slice
+    slice_: Slice
     attempt: int
     rows: int | None
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -40,25 +40,25 @@ class Proof:
     @property
     def key(self) -> str:
         """The slice key."""
-        return self.piece.key
+        return self.slice_.key
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        piece = self.piece
+        slice_ = self.slice_
         plain = {
             "format": FORMAT,
             "slice": self.key,
-            "stream": piece.stream,
-            "topic_id": piece.topic_id,
-            "generation": piece.generation,
-            "planned_at": piece.planned_at.isoformat(),
-            "ranges": ranges_to_plain(piece.ranges),
+            "stream": slice_.stream,
+            "topic_id": slice_.topic_id,
+            "generation": slice_.generation,
+            "planned_at": slice_.planned_at.isoformat(),
+            "ranges": ranges_to_plain(slice_.ranges),
             "attempt": self.attempt,
             "rows": self.rows,
             "counts": dict(sorted(self.counts.items())),
         }
         optional = {"run": self.run, "extra": dict(self.extra)}
-        return {**plain, **(_past(piece) if self.past else {}), **{name: one for name, one in optional.items() if one}}
+        return {**plain, **(_past(slice_) if self.past else {}), **{name: one for name, one in optional.items() if one}}
 
     def to_json(self) -> str:
         """The written form; equal proofs are written alike."""
@@ -83,7 +83,7 @@ class Proof:
         if plain.get("format") != FORMAT:
             raise ValueError(f"proof of format {plain.get('format')!r}; this version reads format {FORMAT}")
         return cls(
-            piece=_slice_of(plain, ranges_from_plain(plain["ranges"])),
+            slice_=_slice_of(plain, ranges_from_plain(plain["ranges"])),
             attempt=plain["attempt"],
             rows=plain["rows"],
             counts=plain["counts"],
@@ -93,10 +93,10 @@ class Proof:
         )
 
 
-def _past(piece: Slice) -> dict[str, Any]:
+def _past(slice_: Slice) -> dict[str, Any]:
     """The epochs, and of the fingerprints those of the slice's own records: older ones stand in proofs before it."""
-    own = {p: mark for p, mark in piece.marks.items() if p in piece.ranges and mark.offset in piece.ranges[p]}
-    return {"epochs": epochs_to_plain(piece.epochs), "marks": marks_to_plain(own)}
+    own = {p: mark for p, mark in slice_.marks.items() if p in slice_.ranges and mark.offset in slice_.ranges[p]}
+    return {"epochs": epochs_to_plain(slice_.epochs), "marks": marks_to_plain(own)}
 
 
 def _slice_of(plain: Mapping[str, Any], ranges: Mapping[int, OffsetRange]) -> Slice:

@@ -156,7 +156,7 @@ def lets_go(accepted_at: datetime | None, sent_at: Iterable[datetime | None]) ->
     return accepted_at is not None and all(at is not None and at < accepted_at for at in sent_at)
 
 
-def see_none_retracted(slice_key: str, origins: Collection[Origin], *, allowed: bool) -> None:
+def ensure_none_retracted(slice_key: str, origins: Collection[Origin], *, allowed: bool) -> None:
     """See that nothing that was sent of a slice would be retracted, unless a person allows it.
 
     Raises:
@@ -175,7 +175,7 @@ def see_none_retracted(slice_key: str, origins: Collection[Origin], *, allowed: 
 
 
 def in_order(
-    pieces: Collection[Slice], main: str, following: Sequence[Slice], published: Collection[str]
+    slices: Collection[Slice], main: str, following: Sequence[Slice], published: Collection[str]
 ) -> tuple[list[Slice], str | None]:
     """The slices that can be published now, in the order of their publication, and the one that the others wait for.
 
@@ -183,46 +183,46 @@ def in_order(
     changed, and slices of tiers, each after all slices of the main topic that were planned before it.
 
     Args:
-        pieces: the slices that are asked for.
+        slices: the slices that are asked for.
         main: the main topic.
         following: the slices of the main topic that are not published yet, in their order, as far as they matter.
-        published: those of `pieces` that were published before.
+        published: those of `slices` that were published before.
     """
-    asked = {piece.key for piece in pieces}
+    asked = {slice_.key for slice_ in slices}
     begin: list[Slice] = []
-    for piece in following:
-        if piece.key not in asked:
+    for slice_ in following:
+        if slice_.key not in asked:
             break
-        begin.append(piece)
+        begin.append(slice_)
     waits = following[len(begin)] if len(begin) < len(following) else None
-    fresh = {piece.key for piece in begin}
+    fresh = {slice_.key for slice_ in begin}
 
-    def due(piece: Slice) -> bool:
-        if piece.key in published:
+    def due(slice_: Slice) -> bool:
+        if slice_.key in published:
             return True
-        return piece.topic != main and (waits is None or piece.planned_at < waits.planned_at)
+        return slice_.topic != main and (waits is None or slice_.planned_at < waits.planned_at)
 
-    late = [piece for piece in pieces if piece.key not in fresh and due(piece)]
-    ordered = [*begin, *sorted(late, key=lambda piece: (piece.planned_at, piece.topic, piece.ordinal))]
+    late = [slice_ for slice_ in slices if slice_.key not in fresh and due(slice_)]
+    ordered = [*begin, *sorted(late, key=lambda slice_: (slice_.planned_at, slice_.topic, slice_.ordinal))]
     return ordered, None if waits is None or len(ordered) == len(asked) else waits.key
 
 
-def batches(pieces: Sequence[Slice], rows: Mapping[str, int], most_rows: int, most: int) -> Iterator[list[Slice]]:
+def batches(slices: Sequence[Slice], rows: Mapping[str, int], most_rows: int, most: int) -> Iterator[list[Slice]]:
     """The slices in groups that are published together; one that is too large is a group of its own.
 
     Args:
-        pieces: the slices, in their order.
+        slices: the slices, in their order.
         rows: the events of each.
         most_rows: events in a group at the most.
         most: slices in a group at the most.
     """
     group: list[Slice] = []
     total = 0
-    for piece in pieces:
-        if group and (len(group) == most or total + rows[piece.key] > most_rows):
+    for slice_ in slices:
+        if group and (len(group) == most or total + rows[slice_.key] > most_rows):
             yield group
             group, total = [], 0
-        group.append(piece)
-        total += rows[piece.key]
+        group.append(slice_)
+        total += rows[slice_.key]
     if group:
         yield group

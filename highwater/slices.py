@@ -135,8 +135,8 @@ def merge_ranges(slices: Iterable[Slice]) -> dict[int, list[OffsetRange]]:
     Empty ranges are dropped: there is nothing to read in them.
     """
     by_partition: dict[int, list[OffsetRange]] = {}
-    for piece in slices:
-        for partition, offsets in piece.ranges.items():
+    for slice_ in slices:
+        for partition, offsets in slice_.ranges.items():
             if len(offsets):
                 by_partition.setdefault(partition, []).append(offsets)
     return {p: _join(sorted(ranges)) for p, ranges in by_partition.items()}

@@ -91,14 +91,14 @@ def read_streams(folder: Path | None = None) -> Declarations:
         try:
             found = load_yaml(file) if file.name == FILE else _load(file)
             for stream in found:
-                _see_each_topic_once(file, stream)
+                _ensure_each_topic_once(file, stream)
         except DeclarationError as error:
             faults[file] = error
             continue
         streams += [(file, stream) for stream in found]
     for (earlier, other), (file, stream) in combinations(streams, 2):
         try:
-            _see_apart(file, stream, earlier, other)
+            _ensure_apart(file, stream, earlier, other)
         except DeclarationError as error:
             faults.setdefault(file, error)
             faults.setdefault(earlier, error)
@@ -177,7 +177,7 @@ def _named(file: Path) -> str:
     return f"{file.parent.name}/{file.name}" if file.name == FILE else file.name
 
 
-def _see_apart(file: Path, stream: Stream, earlier: Path, other: Stream) -> None:
+def _ensure_apart(file: Path, stream: Stream, earlier: Path, other: Stream) -> None:
     taken = {"name": {other.name}, "topic": {*other.all_topics}}
     # Another stream may read what one publishes; two that write to one topic would mix their orders.
     taken["topic to publish to"] = {other.publishes.topic} if other.publishes else set()
@@ -197,7 +197,7 @@ def _see_apart(file: Path, stream: Stream, earlier: Path, other: Stream) -> None
                 )
 
 
-def _see_each_topic_once(file: Path, stream: Stream) -> None:
+def _ensure_each_topic_once(file: Path, stream: Stream) -> None:
     """A topic that is planned twice would have two slices by the same key."""
     for topic, times in Counter(stream.all_topics).items():
         if times > 1:

@@ -38,12 +38,12 @@ class Seam:
 
 
 def seams(
-    pieces: Sequence[Slice], generation: Generation, losses: Iterable[Loss], before: Slice | None = None
+    slices: Sequence[Slice], generation: Generation, losses: Iterable[Loss], before: Slice | None = None
 ) -> list[Seam]:
     """The places where slices do not tile.
 
     Args:
-        pieces: slices of one generation of one topic in the order of their ordinals, without one left out in between.
+        slices: slices of one generation of one topic in the order of their ordinals, without one left out in between.
         generation: theirs; it says where its first slice begins.
         losses: recorded holes; those of other topics and generations do not count.
         before: the slice of the generation before the first of them; None if that is the generation's first.
@@ -57,21 +57,21 @@ def seams(
     ends: dict[int, int | None] = dict(generation.starts)
     ends.update({p: offsets.end for p, offsets in before.ranges.items()} if before else {})
     found: list[Seam] = []
-    for piece in pieces:
-        found += _seams(piece, ends, holes)
-        ends.update({p: offsets.end for p, offsets in piece.ranges.items()})
+    for slice_ in slices:
+        found += _seams(slice_, ends, holes)
+        ends.update({p: offsets.end for p, offsets in slice_.ranges.items()})
     return found
 
 
-def _seams(piece: Slice, ends: dict[int, int | None], holes: Sequence[Loss]) -> Iterator[Seam]:
-    for partition, offsets in sorted(piece.ranges.items()):
+def _seams(slice_: Slice, ends: dict[int, int | None], holes: Sequence[Loss]) -> Iterator[Seam]:
+    for partition, offsets in sorted(slice_.ranges.items()):
         end = ends.get(partition, 0)
         if end is None or end == offsets.start:
             continue
         lost = [hole.offsets for hole in holes if hole.partition == partition]
         reached = _beyond(end, lost)
         if offsets.start < end or reached < offsets.start:
-            yield Seam(piece.key, partition, end if offsets.start < end else reached, offsets.start)
+            yield Seam(slice_.key, partition, end if offsets.start < end else reached, offsets.start)
 
 
 def _beyond(end: int, lost: Sequence[OffsetRange]) -> int:

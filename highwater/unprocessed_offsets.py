@@ -68,12 +68,12 @@ def undecided(
     before, newest = copied or {}, planned.generation.number
     partitions = frozenset({*planned.ends, *before})
     tails = {p: max(planned.ends.get(p, 0), before.get(p, 0)) for p in sorted(partitions)}
-    left = sorted((left_to_read(piece, losses) for piece in waiting), key=attrgetter("generation"))
+    left = sorted((left_to_read(slice_, losses) for slice_ in waiting), key=attrgetter("generation"))
     # A slice may have been planned meanwhile: it lies in the tail.
     spans = [
         Span(generation, p, max(offsets.start, before.get(p, 0)), end)
-        for generation, pieces in groupby(left, key=attrgetter("generation"))
-        for p, ranges in merge_ranges(pieces).items()
+        for generation, slices in groupby(left, key=attrgetter("generation"))
+        for p, ranges in merge_ranges(slices).items()
         for offsets in ranges
         for end in [min(offsets.end, tails.get(p, offsets.end)) if generation == newest else offsets.end]
         if max(offsets.start, before.get(p, 0)) < end

@@ -172,7 +172,7 @@ class Tables:
         self.lake, self.ledger = Lake(str(folder / "lake")), Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
         self.kafka = Kafka(bootstrap or "nowhere:1")
         self.topic_id = topic_id
-        self.pieces: dict[str, Slice] = {}
+        self.slices: dict[str, Slice] = {}
         self.attempts = 0
         self.lines: list[str] = []
 
@@ -182,7 +182,7 @@ class Tables:
         """A planned slice; by its ordinal if no minute is given, tiers an hour later."""
         tier = topic is not None and topic != self.stream.topic
         at = NOON + timedelta(minutes=minute if minute is not None else ordinal + (60 if tier else 0))
-        piece = Slice(
+        slice_ = Slice(
             "orders",
             topic or self.stream.topic,
             self.topic_id if not tier else "B" * 22,
@@ -191,35 +191,35 @@ class Tables:
             {int(name[1:]): OffsetRange(*bounds) for name, bounds in ranges.items()},
             at,
         )
-        self.ledger.add([piece])
-        self.pieces[piece.key] = piece
-        return piece
+        self.ledger.add([slice_])
+        self.slices[slice_.key] = slice_
+        return slice_
 
     def decide(
-        self, piece: Slice, rows: Iterable[Event], rejected: Iterable[Event] = (), *, known: bool = True
+        self, slice_: Slice, rows: Iterable[Event], rejected: Iterable[Event] = (), *, known: bool = True
     ) -> None:
         """Write what a decision of a slice made: its events, its rejects, and whether these are known as published."""
         found, left = [*rows], [*rejected]
-        attempt = self.ledger.next_attempts([piece.key])[piece.key]
+        attempt = self.ledger.next_attempts([slice_.key])[slice_.key]
         times = [int(datetime.fromisoformat(one.fields["event_time"]).timestamp() * 1e6) for one in found]
         counts = {"events": len(found), "rejects": len(left)}
         if times:
             counts |= {"first_event_us": min(times), "last_event_us": max(times)}
         if any(one.reclaims for one in found):
             counts[SEEN] = 1
-        made = [one.row(self.stream, piece.key, attempt) for one in found]
-        self._write("events", events.columns(self.stream), piece, made, Proof(piece, attempt, len(made), counts))
-        gone = [one.reject(self.stream, piece.key, attempt) for one in left]
-        proof = Proof(piece, attempt, len(gone))
-        self._write("rejects", rejects.COLUMNS, piece, gone, proof)
+        made = [one.row(self.stream, slice_.key, attempt) for one in found]
+        self._write("events", events.columns(self.stream), slice_, made, Proof(slice_, attempt, len(made), counts))
+        gone = [one.reject(self.stream, slice_.key, attempt) for one in left]
+        proof = Proof(slice_, attempt, len(gone))
+        self._write("rejects", rejects.COLUMNS, slice_, gone, proof)
         if gone and known:
-            self._write("dlq", dlq.COLUMNS, piece, gone, proof)
+            self._write("dlq", dlq.COLUMNS, slice_, gone, proof)
 
-    def read(self, piece: Slice, records: int) -> None:
+    def read(self, slice_: Slice, records: int) -> None:
         """Let a slice stand in raw, without its rows."""
-        self._write("raw", raw.COLUMNS, piece, [], Proof(piece, 1, records))
+        self._write("raw", raw.COLUMNS, slice_, [], Proof(slice_, 1, records))
 
-    def _write(self, table: str, columns: str, piece: Slice, rows: Sequence[Mapping[str, Any]], proof: Proof) -> None:
+    def _write(self, table: str, columns: str, slice_: Slice, rows: Sequence[Mapping[str, Any]], proof: Proof) -> None:
         import pyarrow as pa
 
         # It brings Dagster with it, which processes that only send need not load.
@@ -232,14 +232,14 @@ class Tables:
         path = self.lake.path("orders", table)
         if self.lake.table("orders", table) is None:
             plant(path, kinds.empty_table())
-        replace_slices(self.lake.table_at("orders", table), made, [piece.key], [proof], "")
+        replace_slices(self.lake.table_at("orders", table), made, [slice_.key], [proof], "")
 
-    def work(self, *pieces: Slice) -> Work:
-        return Work(self.stream, pieces, None, self.lake, self.ledger, self.kafka, self.lines.append)  # type: ignore[arg-type]
+    def work(self, *slices: Slice) -> Work:
+        return Work(self.stream, slices, None, self.lake, self.ledger, self.kafka, self.lines.append)  # type: ignore[arg-type]
 
-    def publish(self, *pieces: Slice) -> dict[str, SliceReport]:
+    def publish(self, *slices: Slice) -> dict[str, SliceReport]:
         """Send what is to be sent of the slices."""
-        return {report.piece.key: report for report in published.materialise(self.work(*pieces))}
+        return {report.slice_.key: report for report in published.materialise(self.work(*slices))}
 
 
 def said(record: Sent) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.resources.commit_log import complete
-from highwater.resources.numbered_commits import Pieces
+from highwater.resources.numbered_commits import PlannedSlices
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,6 +54,6 @@ def commit_current(
     else:
         write_deltalake(path, rows, mode="append", commit_properties=properties)
     if records:
-        pieces = {} if ledger is None else Pieces(ledger)
+        slices = {} if ledger is None else PlannedSlices(ledger)
         version = lake.table_at(stream, "current").version()
-        complete(lake.table_at(stream, "current"), pieces, [replaced(one, version=version) for one in records])
+        complete(lake.table_at(stream, "current"), slices, [replaced(one, version=version) for one in records])

@@ -200,7 +200,7 @@ class Deployment:
         with self.instance() as instance:
             return list(instance.get_dynamic_partitions(self.stream.partitions_name))
 
-    def see_whole(self, *, late: Collection[str] = ()) -> None:
+    def check_whole(self, *, late: Collection[str] = ()) -> None:
         """Hold plan and tables against the topic: every record once, in its place, byte by byte.
 
         Args:
@@ -216,10 +216,10 @@ class Deployment:
         assert raw == Counter((owner[place], *place, key, value) for place, (key, value) in topic.items())
         events, rejects = read_rows(str(self.path("events"))), read_rows(str(self.path("rejects")))
         accepted = {origin(row) for row in events if row["customer_id"] in late}
-        see_events(events, topic, owner, self.ends, accepted)
-        see_rejects(rejects, topic, owner, self.ends, accepted, self.stream.topic)
-        see_current(read_rows(str(self.path("current"))), events, owner)
-        self._see_proofs()
+        ensure_events(events, topic, owner, self.ends, accepted)
+        ensure_rejects(rejects, topic, owner, self.ends, accepted, self.stream.topic)
+        ensure_current(read_rows(str(self.path("current"))), events, owner)
+        self._ensure_proofs()
 
     def _owners(self) -> dict[Place, str]:
         """The slice of every planned offset; the ranges must tile."""
@@ -232,7 +232,7 @@ class Deployment:
                 owner.update({(partition, offset): key for offset in range(start, end)})
         return owner
 
-    def _see_proofs(self) -> None:
+    def _ensure_proofs(self) -> None:
         planned = self.slices()
         proofs = {table: self.proofs(table) for table in TABLES}
         for table, found in proofs.items():
@@ -266,7 +266,7 @@ def origin(row: Mapping[str, Any]) -> Place:
 Topic = Mapping[Place, tuple[bytes | None, bytes | None]]
 
 
-def see_events(
+def ensure_events(
     rows: Sequence[Mapping[str, Any]],
     topic: Topic,
     owner: Mapping[Place, str],
@@ -296,7 +296,7 @@ def _fields(key: bytes, value: bytes) -> tuple[object, ...]:
     )
 
 
-def see_rejects(
+def ensure_rejects(
     rows: Sequence[Mapping[str, Any]],
     topic: Topic,
     owner: Mapping[Place, str],
@@ -318,7 +318,7 @@ def _goes_to(topic: str, reason: str) -> str:
     return f"{topic}.dlq.1" if reason == "unresolved" else f"{topic}.parked"
 
 
-def see_current(
+def ensure_current(
     rows: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], owner: Mapping[Place, str]
 ) -> None:
     """The winner of each key is its highest version, and the earliest origin of it."""

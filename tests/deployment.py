@@ -146,7 +146,7 @@ class Deployment:
 
     def keys(self) -> list[str]:
         """All planned slices."""
-        return [piece.key for piece in self.ledger.slices(self.stream.name)]
+        return [slice_.key for slice_ in self.ledger.slices(self.stream.name)]
 
     def materialised(self, instance: dg.DagsterInstance) -> set[str]:
         """Slices that Dagster holds as materialised in every table."""

@@ -48,9 +48,9 @@ def main(task: dict[str, Any]) -> int:
     )
     _arm(point, sign, ledger)
     decided = work.lake.committed_at(work.stream.name, "rejects", work.keys)
-    [piece] = work.slices
+    [slice_] = work.slices
     try:
-        dlq._publish(work, piece, decided[0][piece.key], ensure(work.kafka, work.stream))
+        dlq._publish(work, slice_, decided[0][slice_.key], ensure(work.kafka, work.stream))
     except SupersededAttemptError:
         return FENCED
     return 0

@@ -126,7 +126,7 @@ class Scene:
         }
         return CliRunner().invoke(main, ["--declarations", str(declarations), *arguments], env=environment)
 
-    def see_each_once(self, *expected: set[tuple[int, int, int]]) -> None:
+    def ensure_each_once(self, *expected: set[tuple[int, int, int]]) -> None:
         """See that exactly these offsets are planned, each once."""
         assert self.count() == Counter(set().union(*expected))
 

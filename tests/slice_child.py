@@ -27,12 +27,12 @@ def main(topic: str) -> int:
         ends[partition] = max(ends.get(partition, 0), offset + 1)
     topic_id = Kafka(settings.kafka_bootstrap, {}).topic_state(topic).topic_id
     ranges = {partition: OffsetRange(0, end) for partition, end in ends.items()}
-    piece = Slice(stream.name, topic, topic_id, 0, 0, ranges, datetime.now(UTC))
-    Ledger(settings.ledger_url).add([piece])
+    slice_ = Slice(stream.name, topic, topic_id, 0, 0, ranges, datetime.now(UTC))
+    Ledger(settings.ledger_url).add([slice_])
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_dynamic_partitions(stream.partitions_name, [piece.key])
+        instance.add_dynamic_partitions(stream.partitions_name, [slice_.key])
         job = build_defs(streams=[stream]).resolve_job_def(f"{stream.name}_slice")
-        return 0 if job.execute_in_process(instance=instance, partition_key=piece.key).success else 1
+        return 0 if job.execute_in_process(instance=instance, partition_key=slice_.key).success else 1
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ class Bench:
 
     def plan(self, ordinal: int, **ranges: tuple[int, int]) -> Slice:
         """A slice put into the ledger as planned: `plan(0, p0=(0, 3))`."""
-        piece = Slice(
+        slice_ = Slice(
             stream=self.stream.name,
             topic=self.stream.topic,
             topic_id=self.kafka.topic_state(self.stream.topic).topic_id,
@@ -150,8 +150,8 @@ class Bench:
             ranges={int(name[1:]): OffsetRange(*bounds) for name, bounds in ranges.items()},
             planned_at=datetime.now(UTC),
         )
-        self.ledger.add([piece])
-        return piece
+        self.ledger.add([slice_])
+        return slice_
 
     def materialise(self, *slices: Slice) -> dict[str, list[SliceReport]]:
         """Take slices together through all stages of the stream, which share what they classified, as in a run."""

@@ -20,7 +20,7 @@ from highwater.errors import ConfigurationError, RetractionError
 from highwater.orchestration.checking.published_checks import events_published
 from highwater.orchestration.operations import rebuilding_accepted
 from highwater.orchestration.operations.rebuilding_accepted import OnAccepted, keep
-from highwater.orchestration.operations.rebuilding_all import see_nothing_there
+from highwater.orchestration.operations.rebuilding_all import ensure_nothing_there
 from highwater.publishing import Judged, Known, Late, State, judge
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.kafka import PartitionState, TopicState
@@ -114,7 +114,7 @@ def test_what_the_topic_does_not_hold_any_more_may_be_sent_again(
         seen.see(one, 0, 100, "orders")
     assert seen.unknown(number, {0: OffsetRange(5, 20)}) == unknown
     for ms in (99, 100):
-        seen.see_on_tier("orders.dlq.1", 0, ms)
+        seen.ensure_on_tier("orders.dlq.1", 0, ms)
     assert seen.older["orders.dlq.1"] == (0 if not start else 1 if copies else 2)
 
 
@@ -180,9 +180,9 @@ def anew(tmp_path: Path, log: Log) -> Anew:
     return begin
 
 
-def see_whole(tables: Tables, *pieces: Slice) -> None:
+def check_whole(tables: Tables, *slices: Slice) -> None:
     """Every check of what was sent passes."""
-    found = events_published(tables.ledger, tables.lake, tables.stream, [piece.key for piece in pieces])
+    found = events_published(tables.ledger, tables.lake, tables.stream, [slice_.key for slice_ in slices])
     assert [verdict.text for verdicts in found.values() for verdict in verdicts.values() if not verdict.passed] == []
 
 
@@ -208,7 +208,7 @@ def test_what_was_sent_is_kept_under_the_new_slices_and_the_rest_follows(tables:
     assert {key: (it.counts["sent"], it.counts["sent_now"]) for key, it in reports.items()} == {
         one.key: (5, 2), two.key: (3, 1)
     }  # fmt: skip
-    see_whole(again, one, two)
+    check_whole(again, one, two)
     kept = {row["origin_offset"]: row["published_at"] for row in read_rows(again.lake.path("orders", "published"))}
     assert kept[4] == datetime.fromtimestamp(SENT_MS / 1000, UTC), "it keeps the time at which it was sent"
     assert kept[5] > kept[4]
@@ -223,27 +223,27 @@ def test_a_revision_a_retraction_and_a_late_one_are_known_as_they_are_there(
     tables: Tables, log: Log, anew: Anew
 ) -> None:
     tier = tables.stream.tier_topics[0]
-    piece, retried = tables.plan(0, p0=(0, 4)), tables.plan(0, tier, minute=120, p0=(0, 1))
-    tables.decide(piece, orders(0, 0, 3), rejected=orders(0, 3, 4))
+    slice_, retried = tables.plan(0, p0=(0, 4)), tables.plan(0, tier, minute=120, p0=(0, 1))
+    tables.decide(slice_, orders(0, 0, 3), rejected=orders(0, 3, 4))
     tables.decide(retried, orders(0, 3, 4))
-    tables.publish(piece, retried)
-    tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "test data", "ann", datetime.now(UTC))])
+    tables.publish(slice_, retried)
+    tables.ledger.breakers.accept("orders", [Acceptance(slice_.key, "test data", "ann", datetime.now(UTC))])
     changed = [*orders(0, 0, 1), *orders(0, 1, 2, status="paid")]
-    tables.decide(piece, changed, rejected=orders(0, 2, 4))
-    tables.publish(piece)
+    tables.decide(slice_, changed, rejected=orders(0, 2, 4))
+    tables.publish(slice_)
     assert told(log.records[3:]) == [(3, "retried", None), (1, "corrected", "1"), (2, "corrected", "1")]
 
     again = anew()
-    piece, retried = again.plan(7, p0=(0, 4)), again.plan(7, tier, minute=120, p0=(0, 1))
+    slice_, retried = again.plan(7, p0=(0, 4)), again.plan(7, tier, minute=120, p0=(0, 1))
     left = [replace(one, left_at=NOON) for one in orders(0, 3, 4)]
-    again.decide(piece, changed, rejected=[*orders(0, 2, 3), *left])
+    again.decide(slice_, changed, rejected=[*orders(0, 2, 3), *left])
     again.decide(retried, orders(0, 3, 4))
-    reports = again.publish(piece, retried)
+    reports = again.publish(slice_, retried)
     assert len(log.records) == 6
     assert [it.counts["revisions"] + it.counts["late"] for it in reports.values()] == [2, 1]
-    see_whole(again, piece, retried)
-    again.decide(piece, [*changed, *orders(0, 2, 3)], rejected=left)
-    again.publish(piece)
+    check_whole(again, slice_, retried)
+    again.decide(slice_, [*changed, *orders(0, 2, 3)], rejected=left)
+    again.publish(slice_)
     assert told(log.records[6:]) == [(2, "corrected", "2")], "behind the retraction"
 
 
@@ -253,20 +253,20 @@ def test_what_was_sent_and_is_rejected_now_needs_a_persons_leave(tables: Tables,
     tables.decide(first, orders(0, 0, 3))
     tables.publish(first)
     again = anew()
-    piece = again.plan(7, p0=(0, 3))
-    again.decide(piece, orders(0, 0, 2), rejected=orders(0, 2, 3))
+    slice_ = again.plan(7, p0=(0, 3))
+    again.decide(slice_, orders(0, 0, 2), rejected=orders(0, 2, 3))
     with pytest.raises(RetractionError, match="partition 0 offset 2"):
-        again.publish(piece)
+        again.publish(slice_)
     assert len(log.records) == 3
-    again.ledger.breakers.accept("orders", [Acceptance(piece.key, "test data", "ann", datetime.now(UTC))])
-    again.publish(piece)
+    again.ledger.breakers.accept("orders", [Acceptance(slice_.key, "test data", "ann", datetime.now(UTC))])
+    again.publish(slice_)
     assert [(one.place[1], one.value is None, one.headers["highwater.revision"]) for one in log.records[3:]] == [
         (2, True, "1")
     ]
-    again.decide(piece, orders(0, 0, 2), rejected=orders(0, 2, 3))
-    again.publish(piece)
+    again.decide(slice_, orders(0, 0, 2), rejected=orders(0, 2, 3))
+    again.publish(slice_)
     assert len(log.records) == 4
-    see_whole(again, piece)
+    check_whole(again, slice_)
 
 
 @pytest.mark.long
@@ -283,13 +283,13 @@ def test_a_decision_rejects_nothing_that_had_been_sent(bench: Bench) -> None:
 
     rows = [row(1, 0, "f"), row(2, 0, "f"), row(2, 1, None)]
     accepted_copies.write(bench.lake, "orders", [rows], {topic: {0: 3}})
-    piece = bench.plan(7, p0=(0, 3))
-    with pytest.raises(RetractionError, match=f"1 events of {piece.key} were sent") as caught:
-        bench.materialise(piece)
+    slice_ = bench.plan(7, p0=(0, 3))
+    with pytest.raises(RetractionError, match=f"1 events of {slice_.key} were sent") as caught:
+        bench.materialise(slice_)
     assert "partition 0 offset 1" in str(caught.value.stored)
     assert bench.rows("events") == []
-    bench.ledger.breakers.accept("orders", [Acceptance(piece.key, "test data", "ann", datetime.now(UTC))])
-    bench.materialise(piece)
+    bench.ledger.breakers.accept("orders", [Acceptance(slice_.key, "test data", "ann", datetime.now(UTC))])
+    bench.materialise(slice_)
     assert [row["origin_offset"] for row in bench.rows("rejects")] == [1, 2]
 
 
@@ -308,7 +308,7 @@ def test_a_second_delivery_of_what_had_been_sent_is_left_out(tables: Tables, log
     again.publish(copies)
     again.publish(event)
     assert places(log.records) == [(0, 0)]
-    see_whole(again, copies, event)
+    check_whole(again, copies, event)
 
 
 @pytest.mark.slow
@@ -322,27 +322,27 @@ def test_a_batch_that_breaks_off_among_what_had_been_sent(
     tables.publish(first)
     again = anew()
     assert log.marks[f"highwater.pub.{TARGET}"].sent == 0, "it counts for the new table from here on"
-    piece, last = again.plan(7, p0=(0, 6)), again.plan(8, p0=(6, 8))
-    again.decide(piece, orders(0, 0, 6))
+    slice_, last = again.plan(7, p0=(0, 6)), again.plan(8, p0=(6, 8))
+    again.decide(slice_, orders(0, 0, 6))
     again.decide(last, orders(0, 6, 8))
     word, number = point.rsplit(" ", 1)
     log.breaks = f"{word} {log.commits + int(number)}"
     with pytest.raises(Broken):
-        again.publish(piece, last)
-    again.publish(piece, last)
+        again.publish(slice_, last)
+    again.publish(slice_, last)
     assert sorted(places(log.records)) == [(0, n) for n in range(8)]
     assert places(log.records)[-2:] == [(0, 6), (0, 7)]
-    see_whole(again, piece, last)
+    check_whole(again, slice_, last)
 
 
 @pytest.mark.slow
 def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log: Log, anew: Anew) -> None:
     """Without that, no run would go on; and a number of a batch is never given twice."""
     name = f"highwater.pub.{TARGET}"
-    pieces = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
-    for n, piece in enumerate(pieces):
-        tables.decide(piece, orders(0, n, n + 1))
-        tables.publish(piece)
+    slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
+    for n, slice_ in enumerate(slices):
+        tables.decide(slice_, orders(0, n, n + 1))
+        tables.publish(slice_)
     was = log.marks[name]
     assert was.attempt == 3
     again = anew()
@@ -361,10 +361,10 @@ def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, anew: 
     tables.decide(first, orders(0, 0, 3))
     tables.publish(first)
     again = anew()
-    piece = again.plan(7, p0=(0, 3))
-    again.decide(piece, orders(0, 0, 3))
-    again.publish(piece)
-    publication_log.forget(again.work(), {piece.key: {Origin("orders", 0, 0, 1)}})
+    slice_ = again.plan(7, p0=(0, 3))
+    again.decide(slice_, orders(0, 0, 3))
+    again.publish(slice_)
+    publication_log.forget(again.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
     assert len(log.records) == 3
     rows = read_rows(again.lake.path("orders", accepted_copies.TABLE), "true")
     assert sorted(row["origin_offset"] for row in rows) == [0, 2]
@@ -373,13 +373,13 @@ def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, anew: 
 @pytest.mark.slow
 def test_a_table_published_that_was_not_lost_is_not_begun_over(tables: Tables, log: Log, tmp_path: Path) -> None:
     del log
-    piece = tables.plan(0, p0=(0, 3))
-    tables.decide(piece, orders(0, 0, 3))
-    tables.publish(piece)
+    slice_ = tables.plan(0, p0=(0, 3))
+    tables.decide(slice_, orders(0, 0, 3))
+    tables.publish(slice_)
     rmtree(tables.lake.path("orders", "events"))
     rmtree(tables.lake.path("orders", "rejects"))
     with pytest.raises(ConfigurationError, match="the lake holds slices of orders") as caught:
-        see_nothing_there(Ledger(f"sqlite:///{tmp_path / 'empty.sqlite'}"), tables.lake, tables.stream)
+        ensure_nothing_there(Ledger(f"sqlite:///{tmp_path / 'empty.sqlite'}"), tables.lake, tables.stream)
     assert caught.value.stored == "1 in published"
 
 

@@ -17,7 +17,7 @@ from highwater.assets import dlq, events, published, rejects
 from highwater.declaration import Accepted
 from highwater.errors import RetractionError
 from highwater.orchestration.checking.published_checks import events_published
-from highwater.resources.dlq_topics import ensure_accepted, see_accepted
+from highwater.resources.dlq_topics import check_accepted, ensure_accepted
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.breakers import Acceptance
 from tests.accept_child import FENCED, LAPSED, POINTS
@@ -42,21 +42,21 @@ class Publishing:
         create_topic(bootstrap, topic, 2, {})
         self.topic, self.bootstrap = topic, bootstrap
         self.tables = Tables(folder, topic, bootstrap=bootstrap)
-        self.pieces = [self.tables.plan(n, p0=ranges[0], p1=ranges[1]) for n, ranges in enumerate(SLICES)]
+        self.slices = [self.tables.plan(n, p0=ranges[0], p1=ranges[1]) for n, ranges in enumerate(SLICES)]
         # They finish out of order.
         for n in (2, 0, 1):
             rows = [Event(p, at, f"o{p}-{at}", minute=at) for p, b in SLICES[n].items() for at in range(*b)]
-            self.tables.decide(self.pieces[n], reversed(rows))
+            self.tables.decide(self.slices[n], reversed(rows))
 
         task = {
             "folder": str(folder),
             "topic": topic,
-            "slices": [piece.key for piece in self.pieces],
+            "slices": [slice_.key for slice_ in self.slices],
             "bootstrap": bootstrap,
         }
         self.children = Children("tests.accept_child", task)
 
-    def see_each_once_in_order(self) -> None:
+    def ensure_each_once_in_order(self) -> None:
         found: dict[int, list[int]] = {0: [], 1: []}
         for partition, key, value, headers in read(self.bootstrap, f"{self.topic}.accepted"):
             told = dict(headers)
@@ -82,10 +82,10 @@ def test_killed_at_every_point_each_event_goes_out_once_and_in_order(publishing:
             with publishing.tables.ledger.database.writing() as connection:
                 connection.execute(schema.publications.delete())
     assert publishing.children.end() == 0
-    publishing.see_each_once_in_order()
+    publishing.ensure_each_once_in_order()
     shape = ensure_accepted(publishing.tables.kafka, publishing.tables.stream)
     assert (shape.partitions, shape.config["cleanup.policy"]) == (2, "delete")
-    assert see_accepted(publishing.tables.kafka, publishing.tables.stream) == "2 partitions, set up as it must be"
+    assert check_accepted(publishing.tables.kafka, publishing.tables.stream) == "2 partitions, set up as it must be"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_killed_at_every_point_each_event_goes_out_once_and_in_order(publishing:
 )
 def test_a_run_that_was_stopped_in_its_transaction_is_kept_out(publishing: Publishing, point: str, ended: int) -> None:
     """The one that stands still knows nothing of the other, and goes on: not a record of it is seen."""
-    assert publishing.children.stop_and_overtake(point, publishing.see_each_once_in_order) == ended
+    assert publishing.children.stop_and_overtake(point, publishing.ensure_each_once_in_order) == ended
 
 
 def test_a_stricter_rule_takes_nothing_back_that_was_sent_unless_a_person_lets_it(bench: Bench) -> None:
@@ -105,25 +105,25 @@ def test_a_stricter_rule_takes_nothing_back_that_was_sent_unless_a_person_lets_i
     target = f"{bench.stream.topic}.accepted"
     bench.stream = replace(bench.stream, publishes=Accepted(target))
     bench.send(*[order_message(f"o{n}", 1, n % 3, amount=n) for n in range(6)])
-    piece = bench.plan(0, p0=(0, 2), p1=(0, 2), p2=(0, 2))
-    bench.materialise(piece)
-    [report] = published.materialise(bench.work(piece))
+    slice_ = bench.plan(0, p0=(0, 2), p1=(0, 2), p2=(0, 2))
+    bench.materialise(slice_)
+    [report] = published.materialise(bench.work(slice_))
     assert (report.rows, report.counts["sent"]) == (6, 6)
     assert Counter(key for _, key, _, _ in read(bench.bootstrap, target)) == Counter(f"o{n}".encode() for n in range(6))
     fields = [replace(one, at_least=5) if one.name == "amount" else one for one in bench.stream.fields]
     bench.stream = replace(bench.stream, fields=tuple(fields))
-    with pytest.raises(RetractionError, match=f"5 events of {piece.key} were sent"):
-        events.materialise(bench.work(piece))
+    with pytest.raises(RetractionError, match=f"5 events of {slice_.key} were sent"):
+        events.materialise(bench.work(slice_))
     assert len(bench.rows("events")) == 6
-    bench.ledger.breakers.accept("orders", [Acceptance(piece.key, "too small", "ann", datetime.now(UTC))])
+    bench.ledger.breakers.accept("orders", [Acceptance(slice_.key, "too small", "ann", datetime.now(UTC))])
     for stage in (events, rejects, dlq):
-        stage.materialise(bench.work(piece))
-    [report] = published.materialise(bench.work(piece))
+        stage.materialise(bench.work(slice_))
+    [report] = published.materialise(bench.work(slice_))
     assert (report.counts["sent"], report.counts["retracted"], report.counts["sent_now"]) == (1, 5, 5)
     taken = [(key, dict(headers)) for _, key, value, headers in read(bench.bootstrap, target) if value is None]
     assert {key for key, _ in taken} == {f"o{n}".encode() for n in range(5)}
     assert {(told["highwater.retracted"], told["highwater.revision"]) for _, told in taken} == {(b"true", b"1")}
-    verdict = events_published(bench.ledger, bench.lake, bench.stream, [piece.key])["events_published"][piece.key]
+    verdict = events_published(bench.ledger, bench.lake, bench.stream, [slice_.key])["events_published"][slice_.key]
     assert (verdict.passed, verdict.numbers["retracted"]) == (True, 5)
 
 
@@ -133,19 +133,19 @@ def test_what_is_sent_while_a_stricter_rule_decides_is_seen_before_its_commit(
     """The decision had looked while nothing was sent, and committed: an event was on both topics."""
     bench.stream = replace(bench.stream, publishes=Accepted(f"{bench.stream.topic}.accepted"))
     bench.send(*[order_message(f"o{n}", 1, n % 3, amount=n) for n in range(6)])
-    piece = bench.plan(0, p0=(0, 2), p1=(0, 2), p2=(0, 2))
-    bench.materialise(piece)
+    slice_ = bench.plan(0, p0=(0, 2), p1=(0, 2), p2=(0, 2))
+    bench.materialise(slice_)
     fields = [replace(one, at_least=5) if one.name == "amount" else one for one in bench.stream.fields]
     strict = replace(bench.stream, fields=tuple(fields))
-    see = events._see_decidable
+    see = events._ensure_decidable
 
     def meanwhile(*given: Any) -> None:
         see(*given)
-        [report] = published.materialise(bench.work(piece))
+        [report] = published.materialise(bench.work(slice_))
         assert report.counts["sent_now"] == 6
 
-    monkeypatch.setattr(events, "_see_decidable", meanwhile)
-    with pytest.raises(RetractionError, match=f"5 events of {piece.key} were sent"):
-        events.materialise(replace(bench.work(piece), stream=strict))
+    monkeypatch.setattr(events, "_ensure_decidable", meanwhile)
+    with pytest.raises(RetractionError, match=f"5 events of {slice_.key} were sent"):
+        events.materialise(replace(bench.work(slice_), stream=strict))
     assert len(bench.rows("events")) == 6
     assert "sending orders" not in bench.ledger.leases()

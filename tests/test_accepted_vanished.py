@@ -25,7 +25,7 @@ from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.reporting.publication_status import accepted_vanished
 from highwater.plans import Publication
 from highwater.resources import dlq_topics
-from highwater.resources.dlq_topics import see_accepted
+from highwater.resources.dlq_topics import check_accepted
 from highwater.resources.kafka import TopicState
 from tests.accepted import TARGET, Event, Tables
 from tests.conftest import create_topic
@@ -172,9 +172,9 @@ def test_the_doctor_tells_it_before_it_asks_whether_the_topic_would_be_created(
     monkeypatch.setattr(dlq_topics, "_shape", shape)
     monkeypatch.setattr(dlq_topics, "_create", lambda *_, **__: None)
     kafka: Any = Cluster(ABSENT)
-    assert see_accepted(kafka, known.stream).startswith("is not there yet")
+    assert check_accepted(kafka, known.stream).startswith("is not there yet")
     with pytest.raises(Vanished, match="gone"):
-        see_accepted(kafka, known.stream, lambda _: Vanished("gone", remedy="-"))
+        check_accepted(kafka, known.stream, lambda _: Vanished("gone", remedy="-"))
 
 
 @pytest.mark.slow
@@ -187,17 +187,17 @@ def test_a_topic_that_was_deleted_is_told_and_filled_anew_as_the_remedy_says(
     tables, scene = Tables(tmp_path, topic, bootstrap=bootstrap), Scene(bootstrap, topic, tmp_path)
     target, lake = f"{topic}.accepted", tables.lake
 
-    def send(*pieces: Slice) -> None:
+    def send(*slices: Slice) -> None:
         published.materialise(
-            Work(tables.stream, list(pieces), None, lake, tables.ledger, tables.kafka, lambda _: None)  # type: ignore[arg-type]
+            Work(tables.stream, list(slices), None, lake, tables.ledger, tables.kafka, lambda _: None)  # type: ignore[arg-type]
         )
 
     def told() -> HighwaterError | None:
         return stream_status(tables.ledger, tables.kafka, tables.stream, {}, lake).accepted
 
     first, second = (tables.plan(n, p0=(3 * n, 3 * n + 3)) for n in (0, 1))
-    for n, piece in enumerate((first, second)):
-        tables.decide(piece, [Event(0, at, f"o{at}", minute=at) for at in range(3 * n, 3 * n + 3)])
+    for n, slice_ in enumerate((first, second)):
+        tables.decide(slice_, [Event(0, at, f"o{at}", minute=at) for at in range(3 * n, 3 * n + 3)])
     assert told() is None
     send(first)
     assert told() is None

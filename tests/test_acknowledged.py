@@ -131,7 +131,7 @@ def test_brokers_fall_in_turn_and_no_acknowledged_record_is_lost_doubled_or_reor
         ordered = [places[b"%d" % n][0] for n in range(key, sender.sent, KEYS)]
         assert ordered == sorted(ordered), "a key's records are out of order"
     take(bench)
-    see_slices_equal(bench)
+    ensure_slices_equal(bench)
 
 
 def take(bench: Bench) -> None:
@@ -152,7 +152,7 @@ def take(bench: Bench) -> None:
     raw.materialise(bench.work(*slices))
 
 
-def see_slices_equal(bench: Bench) -> None:
+def ensure_slices_equal(bench: Bench) -> None:
     """Raw has what the topic holds, record by record, each once."""
     rows = sorted((row["partition"], row["offset"], row["key"], row["value"]) for row in bench.rows("raw"))
     assert rows == sorted((*place, *content) for place, content in read_topic(bench.bootstrap, TOPIC).items())

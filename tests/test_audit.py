@@ -59,20 +59,20 @@ class Written:
         self.proofs: dict[str, dict[str, Proof]] = {name: {} for name in self.rows if name != "current"}
         self.current: dict[str, int] = {}
 
-    def prove(self, piece: Slice, rows: Mapping[str, int], *, attempt: int = 1, **counts: int) -> None:
+    def prove(self, slice_: Slice, rows: Mapping[str, int], *, attempt: int = 1, **counts: int) -> None:
         """Commit a slice to tables, each with its number of rows."""
         for table, number in rows.items():
             if table == "current":
-                self.current[piece.key] = attempt
+                self.current[slice_.key] = attempt
                 continue
-            proof = Proof(piece, attempt, number, {"rejects": rows.get("rejects", 0), "tombstones": 0, **counts})
-            self.proofs[table][piece.key] = proof
+            proof = Proof(slice_, attempt, number, {"rejects": rows.get("rejects", 0), "tombstones": 0, **counts})
+            self.proofs[table][slice_.key] = proof
 
-    def add(self, table: str, piece: Slice, offsets: Sequence[int], **columns: object) -> None:
+    def add(self, table: str, slice_: Slice, offsets: Sequence[int], **columns: object) -> None:
         """Rows of origins of the main topic."""
         for offset in offsets:
             origin = {f"origin_{n}": v for n, v in Origin("orders", 0, 0, offset)._asdict().items()}
-            self.rows[table].append({"slice": piece.key, **origin, "retries": 0, **columns})
+            self.rows[table].append({"slice": slice_.key, **origin, "retries": 0, **columns})
 
     def write(self) -> None:
         import pyarrow as pa
@@ -230,7 +230,7 @@ def test_a_lake_without_tables_has_no_ends(tmp_path: Path) -> None:
     assert count_ends(Written(tmp_path).ledger, Written(tmp_path).lake, STREAM) == Ends()
 
 
-def see_topic_and_producers(scene: Scene, page: dict[str, Any]) -> None:
+def ensure_topic_and_producers(scene: Scene, page: dict[str, Any]) -> None:
     """What the page tells of generations, brokers' times and producers; another one is read from a file."""
     [era] = page["generations"]
     assert (era["partitions"], era["topic_id"]) == (2, scene.slices()[0].topic_id)
@@ -310,13 +310,13 @@ def test_the_command_and_the_job_tell_the_same(
     assert f"highwater_oldest_unread_age_seconds{of_first} " in scraped.output
     assert page["failing_checks"] is None
     assert page["errors"] == []
-    see_topic_and_producers(scene, page)
+    ensure_topic_and_producers(scene, page)
 
     for name, value in {"HIGHWATER_HOME": tmp_path, "HIGHWATER_KAFKA_BOOTSTRAP": bootstrap}.items():
         monkeypatch.setenv(name, str(value))
-    [piece] = scene.slices()
+    [slice_] = scene.slices()
     found = Written(tmp_path)
-    found.prove(piece, {"raw": 15, "events": 15, "rejects": 0, "current": 15})
+    found.prove(slice_, {"raw": 15, "events": 15, "rejects": 0, "current": 15})
     forward = {
         "key": "o1",
         "order_id": "o1",
@@ -328,7 +328,7 @@ def test_the_command_and_the_job_tell_the_same(
     backward = {**forward, "version": 1, "status": "placed", "event_time": NOW + timedelta(hours=1)}
     for offset, columns in enumerate((forward, backward)):
         for table in ("events", "current"):
-            found.add(table, piece, [offset], **columns, updated_by_slice=piece.key)
+            found.add(table, slice_, [offset], **columns, updated_by_slice=slice_.key)
             found.rows[table][-1]["origin_topic"] = scene.topic
     found.write()
     job = build_defs(streams=[scene.stream]).resolve_job_def("audit")

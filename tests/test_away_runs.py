@@ -93,14 +93,14 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
 ) -> None:
     configure(bench, standing_still, monkeypatch)
     bench.send(*MESSAGES)
-    piece = bench.plan(0, p0=(0, 5), p1=(0, 3), p2=(0, 3))
+    slice_ = bench.plan(0, p0=(0, 5), p1=(0, 3), p2=(0, 3))
     dlq = {bench.stream.parked_topic, *bench.stream.tier_topics}
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_dynamic_partitions("orders_slices", [piece.key])
+        instance.add_dynamic_partitions("orders_slices", [slice_.key])
         runs = Runs(bench, instance)
 
         def fails(table: str, *texts: str) -> None:
-            result = runs.run([piece.key], table, tries=False)
+            result = runs.run([slice_.key], table, tries=False)
             assert not result.success
             told = failure(result)
             for text in ("DependencyAwayError: ", "remedy: ", *texts):
@@ -112,7 +112,7 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
             fails("raw", "Spark failed", "see that the Spark server runs (SPARK_REMOTE)")
         with refused(settings.KAFKA_BOOTSTRAP, "{}"):
             fails("raw", "Kafka at", "did not answer", settings.KAFKA_BOOTSTRAP)
-        assert runs.run([piece.key], "raw").success
+        assert runs.run([slice_.key], "raw").success
         with moved(bench.lake.root):
             fails("events", f"the lake's folder {bench.lake.root} is not there", "mount or restore it")
             assert not Path(bench.lake.root).exists(), "it was not begun anew"
@@ -120,14 +120,14 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
             fails("events", "the reference table reference/customers is not in the lake")
         with stopped_at_the_commit(standing_still):
             fails("events", "Spark failed", "see that the Spark server runs (SPARK_REMOTE)")
-        assert runs.run([piece.key], "events").success
+        assert runs.run([slice_.key], "events").success
         with moved(bench.lake.reference("reference/customers")):
             fails("rejects", "the reference table reference/customers is not in the lake")
         assert bench.rows("rejects") == []
-        assert runs.run([piece.key], "rejects").success
+        assert runs.run([slice_.key], "rejects").success
         with refused(settings.KAFKA_BOOTSTRAP, "{}"):
             fails("dlq", "did not answer", settings.KAFKA_BOOTSTRAP)
-        assert runs.run([piece.key], "dlq", "current").success
+        assert runs.run([slice_.key], "dlq", "current").success
     sent = read_topic(bench.bootstrap, bench.stream.topic)
     assert {(r["partition"], r["offset"]): (r["key"], r["value"]) for r in bench.rows("raw")} == sent
     assert {row["key"] for row in bench.rows("events")} == {f"o{n}" for n in range(9)}

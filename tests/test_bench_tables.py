@@ -50,11 +50,11 @@ def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: p
     assert {name: verdict.text for name, verdict in found.items() if not verdict.passed} == {}
     assert found["one_content_a_version"].numbers["second_deliveries"] == faults - malformed
 
-    pieces = ledger.slices(STREAM.name)
+    slices = ledger.slices(STREAM.name)
     standing = attempts(lake, STREAM)
-    assert all_seams(ledger, STREAM, pieces) == []
-    assert [piece.key for piece in pieces if standing.lacking(piece.key)] == []
-    keys = [piece.key for piece in pieces if piece.topic == STREAM.topic]
+    assert all_seams(ledger, STREAM, slices) == []
+    assert [slice_.key for slice_ in slices if standing.lacking(slice_.key)] == []
+    keys = [slice_.key for slice_ in slices if slice_.topic == STREAM.topic]
     checks = {
         "as planned": offsets_as_planned(in_raw(ledger, lake, STREAM, keys)),
         "accounted": origin_checks.offsets_accounted_for(ledger, lake, STREAM, keys),
@@ -65,23 +65,23 @@ def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: p
     }
     assert {(name, key): one.text for name, by in checks.items() for key, one in by.items() if not one.passed} == {}
 
-    places = key_places(lake, STREAM, eras([p for p in pieces if p.topic == STREAM.topic], []))
+    places = key_places(lake, STREAM, eras([p for p in slices if p.topic == STREAM.topic], []))
     assert places.several == 0
     assert next(iter(places.shares)) == Choice(Partitioner.CRC32, tables.PARTITIONS)
 
 
 def test_a_long_log_has_a_record_and_a_file_of_each_slice(tmp_path: Path) -> None:
     """What `status` opens, and no more."""
-    piece = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 1)}, tables.BEGIN)
-    pieces = [replace(piece, ordinal=n) for n in range(250)]
+    slice_ = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 1)}, tables.BEGIN)
+    slices = [replace(slice_, ordinal=n) for n in range(250)]
     path = str(tmp_path / "events")
-    tables.write_log(path, pieces)
+    tables.write_log(path, slices)
     table = DeltaTable(path)
-    expected = {one.key: tables.ROWS_A_FILE for one in pieces}
+    expected = {one.key: tables.ROWS_A_FILE for one in slices}
     assert {key: one.rows for key, one in written(table).items()} == expected
     assert [(file.first, file.last) for file in sorted(files_of(table), key=lambda file: file.first)] == [
-        (one.key, one.key) for one in pieces
+        (one.key, one.key) for one in slices
     ]
-    assert rows_in(table) == len(pieces) * tables.ROWS_A_FILE
-    last = pieces[-3:]
+    assert rows_in(table) == len(slices) * tables.ROWS_A_FILE
+    last = slices[-3:]
     assert proofs_in(table, [one.key for one in last]) == {one.key: Proof(one, 1, tables.ROWS_A_FILE) for one in last}

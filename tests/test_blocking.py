@@ -25,7 +25,7 @@ from highwater.orchestration import stream_assets
 from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking import checks
-from highwater.orchestration.checking.blocking import see_not_blocked
+from highwater.orchestration.checking.blocking import ensure_not_blocked
 from highwater.orchestration.checking.check_results import failing_checks
 from highwater.orchestration.checking.verdicts import Verdict
 from highwater.proof import Proof
@@ -53,7 +53,7 @@ class Runs:
         self.taken: list[str] = []
         self.failed: list[str | None] = []
         self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
-        self.ledger.add([p.piece for p in self._proofs()])
+        self.ledger.add([p.slice_ for p in self._proofs()])
         instance.add_dynamic_partitions("orders_slices", [FIRST, SECOND])
 
     def _proofs(self) -> list[Proof]:
@@ -62,7 +62,7 @@ class Runs:
     def stage(self, name: str) -> Callable[[Work], list[SliceReport]]:
         def take(work: Work) -> list[SliceReport]:
             self.taken.append(name)
-            return [SliceReport(piece, 1, 0, 0) for piece in work.slices]
+            return [SliceReport(slice_, 1, 0, 0) for slice_ in work.slices]
 
         return take
 
@@ -137,7 +137,7 @@ def test_a_warning_is_no_failing_check(runs: Runs) -> None:
     runs.planted.write()
     runs.instance.add_dynamic_partitions("orders_slices", ["orders@0000002"])
     third = runs.planted.lake.committed("orders", "events")["orders@0000002"]
-    runs.ledger.add([third.piece])
+    runs.ledger.add([third.slice_])
     assert runs.run(ORDERS, FIRST)
     assert runs.run(ORDERS, "orders@0000002")
     assert failing_checks(runs.instance, ORDERS) == {"no_version_missing": 1}
@@ -164,7 +164,7 @@ def test_a_result_that_is_a_warning_blocks_nothing(runs: Runs, severity: str, bl
     )
     runs.instance.report_runless_asset_event(told)
     with pytest.raises(BlockedError) if blocks else nullcontext():
-        see_not_blocked(runs.instance, BLOCKS, "rejects", [FIRST])
+        ensure_not_blocked(runs.instance, BLOCKS, "rejects", [FIRST])
 
 
 def test_every_check_that_can_block_is_built_into_the_job() -> None:

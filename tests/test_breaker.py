@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dev.planted import plant
 from highwater.assets import events
-from highwater.assets.breaker_gate import see_admitted, see_within_limit
+from highwater.assets.breaker_gate import ensure_admitted, ensure_within_limit
 from highwater.assets.commit import Standing
 from highwater.assets.work import Work
 from highwater.breaker import LONGEST_PROBE, Circuit, Outcome, admit, done, fail, judge
@@ -330,7 +330,7 @@ RETRIED = a_slice(1, 100, STREAM.tier_topics[0])
 def test_a_slice_over_the_limit_is_refused_with_all_of_its_run(ledger: Ledger, work: Callable[..., Work]) -> None:
     ours = work(ONE, TWO)
     with pytest.raises(RejectsOverLimitError, match="120 of 200 records of orders@0000002") as raised:
-        see_within_limit(ours, [TWO, ONE], {}, counted(s1=(300, 3), s2=(200, 120)))
+        ensure_within_limit(ours, [TWO, ONE], {}, counted(s1=(300, 3), s2=(200, 120)))
     assert "none of the 2 slices" in str(raised.value)
     assert "highwater accept-rejects orders@0000002" in str(raised.value)
     assert ledger.breakers.circuit("orders").state == "open"
@@ -340,32 +340,32 @@ def test_a_slice_over_the_limit_is_refused_with_all_of_its_run(ledger: Ledger, w
 
 def test_while_it_is_open_nothing_is_decided_but_the_probe(ledger: Ledger, work: Callable[..., Work]) -> None:
     with pytest.raises(RejectsOverLimitError):
-        see_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
+        ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
     for slices in ([TWO], [TWO, THREE], [RETRIED]):
         with pytest.raises(BreakerOpenError, match="100 of 100 records of orders@0000001"):
-            see_admitted(work(*slices), slices)
-    see_admitted(work(ONE), [])
+            ensure_admitted(work(*slices), slices)
+    ensure_admitted(work(ONE), [])
     opened(ledger, replace(OPEN, until=datetime.now(UTC)))
     with pytest.raises(BreakerOpenError):
-        see_admitted(work(RETRIED), [RETRIED])
-    see_admitted(work(TWO), [TWO])
+        ensure_admitted(work(RETRIED), [RETRIED])
+    ensure_admitted(work(TWO), [TWO])
     assert ledger.breakers.circuit("orders").probe == TWO.key
     with pytest.raises(BreakerOpenError):
-        see_admitted(work(THREE), [THREE])
+        ensure_admitted(work(THREE), [THREE])
     with pytest.raises(RejectsOverLimitError):
-        see_within_limit(work(TWO), [TWO], {}, counted(s2=(3, 2)))
+        ensure_within_limit(work(TWO), [TWO], {}, counted(s2=(3, 2)))
     found = ledger.breakers.circuit("orders")
     assert (found.state, found.since) == ("open", NOON), "few records are judged, since the last ones were rejected"
 
 
 def test_only_first_attempts_count(ledger: Ledger, work: Callable[..., Work]) -> None:
     """Neither what comes back through a tier, nor what is materialised again, nor a step's next try."""
-    see_within_limit(work(RETRIED), [RETRIED], {}, {RETRIED.key: {"raw": 500, "rejects": 500}})
+    ensure_within_limit(work(RETRIED), [RETRIED], {}, {RETRIED.key: {"raw": 500, "rejects": 500}})
     standing = {ONE.key: Proof(ONE, 1, 400, {"rejects": 0})}
     with pytest.raises(RejectsOverLimitError):
-        see_within_limit(work(ONE), [ONE], standing, counted(s1=(500, 400)))
+        ensure_within_limit(work(ONE), [ONE], standing, counted(s1=(500, 400)))
     for _ in range(3):
-        see_within_limit(work(TWO), [TWO], {}, counted(s2=(99, 40)))
+        ensure_within_limit(work(TWO), [TWO], {}, counted(s2=(99, 40)))
     found = ledger.breakers.circuit("orders")
     assert found.window == (Outcome(TWO.key, 99, 40),)
     assert found.closed
@@ -374,23 +374,23 @@ def test_only_first_attempts_count(ledger: Ledger, work: Callable[..., Work]) ->
 def test_of_a_slice_that_is_materialised_again_only_new_rejects_count(work: Callable[..., Work]) -> None:
     """Its published rejects stay rejects: they flood nothing again."""
     standing = {ONE.key: Proof(ONE, 1, 50, {"rejects": 400})}
-    see_within_limit(work(ONE), [ONE], standing, counted(s1=(500, 450)))
+    ensure_within_limit(work(ONE), [ONE], standing, counted(s1=(500, 450)))
 
 
 def test_an_accepted_slice_passes_and_changes_nothing(ledger: Ledger, work: Callable[..., Work]) -> None:
     with pytest.raises(RejectsOverLimitError):
-        see_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
+        ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
     before = ledger.breakers.circuit("orders")
     assert ledger.breakers.accept("orders", [Acceptance(ONE.key, "test data", "ann", NOON)]) == 1
     again = Acceptance(ONE.key, "again", "bob", NOON + minutes(1))
     assert ledger.breakers.accept("orders", [again]) == 0
     assert ledger.breakers.accepted([ONE.key, TWO.key]) == {ONE.key: again}, "what is given again counts from then"
-    see_admitted(work(ONE), [ONE])
-    see_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
+    ensure_admitted(work(ONE), [ONE])
+    ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
     assert ledger.breakers.circuit("orders") == before
     assert ledger.breakers.refused("orders") == []
     with pytest.raises(BreakerOpenError, match="orders@0000002 may not"):
-        see_admitted(work(ONE, TWO), [ONE, TWO])
+        ensure_admitted(work(ONE, TWO), [ONE, TWO])
 
 
 def test_a_slice_that_stands_is_no_probe(ledger: Ledger, work: Callable[..., Work]) -> None:
@@ -398,9 +398,9 @@ def test_a_slice_that_stands_is_no_probe(ledger: Ledger, work: Callable[..., Wor
     ready = replace(OPEN, until=datetime.now(UTC))
     opened(ledger, ready)
     with pytest.raises(BreakerOpenError):
-        see_admitted(work(ONE), [ONE], {ONE.key})
+        ensure_admitted(work(ONE), [ONE], {ONE.key})
     assert ledger.breakers.circuit("orders") == ready
-    see_admitted(work(TWO), [TWO], {ONE.key})
+    ensure_admitted(work(TWO), [TWO], {ONE.key})
     assert ledger.breakers.circuit("orders").probe == TWO.key
 
 
@@ -410,15 +410,15 @@ def test_what_was_sent_is_asked_of_every_slice_and_before_the_breaker(
     """A slice whose events the lake lost does not stand there, and the breaker kept how it would have been split."""
     asked: list[Sequence[str]] = []
 
-    def see_kept(keys: Sequence[str]) -> None:
+    def ensure_kept(keys: Sequence[str]) -> None:
         asked.append(keys)
         raise RetractionError("sent", remedy="mend the rule")
 
     told_of = counted(s1=(100, 100), s2=(100, 0))
     standing = Standing({TWO.key: Proof(TWO, 1, 100, {"rejects": 0})}, 0)
-    made: Any = SimpleNamespace(work=work(ONE, TWO), measured=told_of, see_kept=see_kept)
+    made: Any = SimpleNamespace(work=work(ONE, TWO), measured=told_of, ensure_kept=ensure_kept)
     with pytest.raises(RetractionError):
-        events._see_decidable(made, standing, [ONE, TWO], told_of)
+        events._ensure_decidable(made, standing, [ONE, TWO], told_of)
     assert asked == [[ONE.key, TWO.key]]
     assert ledger.breakers.judgements([ONE.key, TWO.key]) == {}
     assert ledger.breakers.circuit("orders") == Circuit()
@@ -438,7 +438,7 @@ def test_three_failures_in_a_row_open_it(ledger: Ledger, work: Callable[..., Wor
         "a failed slice counts once, a try that is not the last not"
     )
     fails(work(TWO), ValueError("secret"))
-    see_within_limit(work(THREE, run="another"), [THREE], {}, counted(s3=(10, 0)))
+    ensure_within_limit(work(THREE, run="another"), [THREE], {}, counted(s3=(10, 0)))
     fails(work(THREE, run="another"), broken, table="dlq")
     found = ledger.breakers.circuit("orders")
     assert found.state == "open", "it failed in the run of its first attempt, though after its decision"
@@ -453,8 +453,8 @@ def test_a_run_of_several_slices_is_one_failure(ledger: Ledger, work: Callable[.
         assert ledger.breakers.circuit("orders").closed
         some = slices[at : at + 3]
         for table in ("rejects", "dlq"):  # tried again in the same run, behind its decision
-            told_of = {piece.key: {"raw": 10, "rejects": 0} for piece in some}
-            see_within_limit(work(*some, run=f"run {number}"), some, {}, told_of)
+            told_of = {slice_.key: {"raw": 10, "rejects": 0} for slice_ in some}
+            ensure_within_limit(work(*some, run=f"run {number}"), some, {}, told_of)
             fails(work(*some, run=f"run {number}"), broken, table=table)
     found = ledger.breakers.circuit("orders")
     assert found.state == "open"
@@ -463,11 +463,11 @@ def test_a_run_of_several_slices_is_one_failure(ledger: Ledger, work: Callable[.
 
 def test_what_says_nothing_of_the_stream_is_no_failure(ledger: Ledger, work: Callable[..., Work]) -> None:
     away = DependencyAwayError("the reference table is away", remedy="wait")
-    for piece in (ONE, TWO, THREE, FOUR):
-        fails(work(piece), away)
-        fails(work(piece), RetractionError("events were sent, and would be rejected", remedy="mend the rule"))
-        fails(work(piece), PermanentError("expired", remedy="look"), table="raw")
-    see_within_limit(work(ONE), [ONE], {}, counted(s1=(10, 0)))
+    for slice_ in (ONE, TWO, THREE, FOUR):
+        fails(work(slice_), away)
+        fails(work(slice_), RetractionError("events were sent, and would be rejected", remedy="mend the rule"))
+        fails(work(slice_), PermanentError("expired", remedy="look"), table="raw")
+    ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(10, 0)))
     fails(work(ONE, run="a backfill"), PermanentError("broken", remedy="look"))
     found = ledger.breakers.circuit("orders")
     assert found.closed
@@ -608,7 +608,7 @@ class Repairing:
         self.ledger, self.lake = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}"), Lake(str(folder / "lake"))
         self.instance = instance
         self.ledger.add(slices)
-        instance.add_dynamic_partitions("orders_slices", [piece.key for piece in slices])
+        instance.add_dynamic_partitions("orders_slices", [slice_.key for slice_ in slices])
         self.resources = SimpleNamespace(
             ledger=SimpleNamespace(open=lambda: self.ledger),
             lake=SimpleNamespace(open=lambda: self.lake),
@@ -747,7 +747,7 @@ def test_status_tells_the_state_and_the_refused_slices(ledger: Ledger, work: Cal
     from dev.processes import LOOPBACK, free_port
 
     with pytest.raises(RejectsOverLimitError):
-        see_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 60)))
+        ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 60)))
     status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
     assert any("breaker open since" in line for line in status.lines)
     assert any("orders@0000001 is refused: 60 of 100" in line for line in status.lines)
@@ -759,7 +759,7 @@ def test_status_tells_the_state_and_the_refused_slices(ledger: Ledger, work: Cal
 def test_a_person_lets_a_slice_through_under_a_name(ledger: Ledger, url: str, work: Callable[..., Work]) -> None:
     ledger.add([ONE, TWO])
     with pytest.raises(RejectsOverLimitError):
-        see_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 60)))
+        ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 60)))
     environment = {"HIGHWATER_LEDGER_URL": url}
 
     def run(*arguments: str) -> Any:
@@ -800,16 +800,16 @@ def test_an_accepted_reason_opens_the_breaker_no_more_and_others_do(ledger: Ledg
     """Each slice of a stream that nobody could mend needed a person, and a probe that was refused again."""
     ledger.add([ONE, TWO, THREE, FOUR])
     accept(ledger, "malformed")
-    see_within_limit(work(TWO), [TWO], {}, split(TWO.key, 200, malformed=200))
-    see_within_limit(work(THREE), [THREE], {}, split(THREE.key, 300, malformed=200, invalid=10))
+    ensure_within_limit(work(TWO), [TWO], {}, split(TWO.key, 200, malformed=200))
+    ensure_within_limit(work(THREE), [THREE], {}, split(THREE.key, 300, malformed=200, invalid=10))
     assert ledger.breakers.circuit("orders").closed
     with pytest.raises(RejectsOverLimitError, match="60 of 100 records of orders@0000004") as raised:
-        see_within_limit(work(FOUR), [FOUR], {}, split(FOUR.key, 1_100, malformed=1_000, invalid=60))
+        ensure_within_limit(work(FOUR), [FOUR], {}, split(FOUR.key, 1_100, malformed=1_000, invalid=60))
     assert "records rejected for malformed do not count" in str(raised.value)
     assert ledger.breakers.circuit("orders").state == "open"
     # The slice before the first accepted one is judged as before.
     with pytest.raises(RejectsOverLimitError, match="200 of 200 records of orders@0000001"):
-        see_within_limit(work(ONE), [ONE], {}, split(ONE.key, 200, malformed=200))
+        ensure_within_limit(work(ONE), [ONE], {}, split(ONE.key, 200, malformed=200))
 
 
 def test_of_a_slice_that_is_materialised_again_new_rejects_of_other_reasons_count(
@@ -818,9 +818,9 @@ def test_of_a_slice_that_is_materialised_again_new_rejects_of_other_reasons_coun
     ledger.add([TWO])
     accept(ledger, "malformed")
     before = {TWO.key: Proof(TWO, 1, 0, {"rejects": 150, "rejects_malformed": 100, "rejects_invalid": 50})}
-    see_within_limit(work(TWO), [TWO], before, split(TWO.key, 300, malformed=150, invalid=124))
+    ensure_within_limit(work(TWO), [TWO], before, split(TWO.key, 300, malformed=150, invalid=124))
     with pytest.raises(RejectsOverLimitError, match="75 of 150 records"):
-        see_within_limit(work(TWO), [TWO], before, split(TWO.key, 300, malformed=150, invalid=125))
+        ensure_within_limit(work(TWO), [TWO], before, split(TWO.key, 300, malformed=150, invalid=125))
 
 
 def test_a_revoked_reason_opens_the_breaker_again(ledger: Ledger, work: Callable[..., Work]) -> None:
@@ -829,7 +829,7 @@ def test_a_revoked_reason_opens_the_breaker_again(ledger: Ledger, work: Callable
     assert accept(ledger, "malformed", revoke=True, from_slice="", by="bob")[-1] == "malformed: revoked"
     assert accept(ledger, "malformed", revoke=True, from_slice="")[-1] == "malformed: it was not accepted"
     with pytest.raises(RejectsOverLimitError):
-        see_within_limit(work(THREE), [THREE], {}, split(THREE.key, 200, malformed=200))
+        ensure_within_limit(work(THREE), [THREE], {}, split(THREE.key, 200, malformed=200))
     accept(ledger, "malformed", by="cat")
     assert ledger.breakers.accepted_reasons("orders")["malformed"].accepted_by == "cat"
 
@@ -847,9 +847,9 @@ def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work
     def breaker() -> Any:
         return alerts._breaker(alerts.Asked(ledger, nothing, nothing, STREAM))
 
-    for piece in slices:
+    for slice_ in slices:
         with pytest.raises(RejectsOverLimitError):
-            see_within_limit(work(piece), [piece], {}, split(piece.key, 200, malformed=150, invalid=20))
+            ensure_within_limit(work(slice_), [slice_], {}, split(slice_.key, 200, malformed=150, invalid=20))
     found = breaker()
     assert (found.what, found.over) == ("circuit breaker", True)
     assert "40 slices are refused" in found.value
@@ -866,8 +866,8 @@ def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work
     ledger.breakers.settle("orders", (), lambda *_: (replace(OPEN, until=NOON + minutes(30), lost=5), ()))
     accept(ledger, "malformed", from_slice="orders@0000001")
     assert ledger.breakers.circuit("orders").takes_probe(NOON), "the cool-down of before ends"
-    for piece in slices:
-        see_within_limit(work(piece), [piece], {}, split(piece.key, 200, malformed=150, invalid=20))
+    for slice_ in slices:
+        ensure_within_limit(work(slice_), [slice_], {}, split(slice_.key, 200, malformed=150, invalid=20))
     ledger.breakers.settle("orders", (), lambda *_: (Circuit(since=NOON), ()))
     assert not breaker().over
     status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})

@@ -96,7 +96,7 @@ def test_a_burst_opens_it_and_the_backlog_completes_when_the_cause_is_mended(
         known = sound if n == 0 else 0
         bench.send(*[order_message(f"o{start + i}", 1, customer_id="c1" if i < known else "c9") for i in range(each)])
         slices.append(bench.plan(n, p0=(start, start + each)))
-    keys = [piece.key for piece in slices]
+    keys = [slice_.key for slice_ in slices]
     raw.materialise(bench.work(*slices[:-1]))
     with pytest.raises(RejectsOverLimitError, match=f"{sound:,} of {each:,} records"):
         events.materialise(bench.work(*slices[:2]))

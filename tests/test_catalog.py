@@ -13,7 +13,7 @@ import pytest
 
 from assets.streams.orders import STREAM as ORDERS
 from dev.spark_connect import SparkConnect
-from highwater.assets.commit import have_table
+from highwater.assets.commit import ensure_table
 from highwater.assets.work import Work
 from highwater.errors import ConfigurationError
 from highwater.orchestration.operations.maintenance import act
@@ -83,7 +83,7 @@ def test_tables_are_found_by_name_whatever_becomes_of_lake_and_catalog(hive: Spa
     def count() -> int:
         return int(hive.sql("SELECT count(*) AS n FROM lake.orders_events").collect()[0]["n"])
 
-    have_table(work, "events", "slice STRING, attempt INT", ["slice"])
+    ensure_table(work, "events", "slice STRING, attempt INT", ["slice"])
     assert lines == []
     assert count() == 0
     hive.sql("INSERT INTO lake.orders_events VALUES ('orders@0000000', 1)")

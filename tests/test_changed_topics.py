@@ -81,18 +81,18 @@ def test_a_slice_of_a_topic_that_is_not_declared_any_more_is_refused_by_every_as
     assert "if orders was its main topic, declare that again" in str(told["remedy"])
 
 
-@pytest.mark.parametrize("piece", [OF_MAIN, OF_FIRST, OF_SECOND, OF_OTHERS], ids=lambda piece: piece.topic)
+@pytest.mark.parametrize("piece", [OF_MAIN, OF_FIRST, OF_SECOND, OF_OTHERS], ids=lambda slice_: slice_.topic)
 def test_a_topic_of_another_system_that_is_declared_no_more_is_refused_and_a_tier_is_finished(
-    ledger: Ledger, piece: Slice
+    ledger: Ledger, slice_: Slice
 ) -> None:
     """The records of a tier carry our envelope; others are told from a tier's by the declaration alone."""
-    assert planned(ledger, STREAM, [piece.key]) == [piece]
+    assert planned(ledger, STREAM, [slice_.key]) == [slice_]
     fewer = replace(STREAM, tiers=STREAM.tiers[:1], foreign=())
-    if piece is not OF_OTHERS:
-        assert planned(ledger, fewer, [piece.key]) == [piece]
+    if slice_ is not OF_OTHERS:
+        assert planned(ledger, fewer, [slice_.key]) == [slice_]
         return
     with pytest.raises(ConfigurationError) as caught:
-        planned(ledger, fewer, [piece.key])
+        planned(ledger, fewer, [slice_.key])
     assert (caught.value.stored, caught.value.found) == (f"topic {OTHERS}", "declared are orders, orders.dlq.1")
     assert "declare it under `foreign` again" in caught.value.remedy
 
@@ -148,7 +148,7 @@ def test_a_stream_under_another_name_is_told_whose_the_topic_is(tmp_path: Path, 
     assert (caught.value.stored, caught.value.found) == (f"stream orders, up to {topic}@0000000", "stream bookings")
     assert "declare it under the name orders again" in caught.value.remedy
     kafka.there[topic] = ("A", 9)
-    assert [piece.ranges for piece in tick(EAGER).slices] == [{0: OffsetRange(5, 9)}]
+    assert [slice_.ranges for slice_ in tick(EAGER).slices] == [{0: OffsetRange(5, 9)}]
 
 
 def test_a_name_that_planned_nothing_yet_may_be_changed(tmp_path: Path) -> None:

@@ -59,15 +59,15 @@ def delete(bench: Bench, table: str, where: str) -> None:
     assert DeltaTable(bench.lake.path(bench.stream.name, table)).delete(where)["num_deleted_rows"]
 
 
-def put_in_current(bench: Bench, piece: Slice, key: str) -> None:
+def put_in_current(bench: Bench, slice_: Slice, key: str) -> None:
     """Let the event of a slice be in `current` in place of the one that won."""
     import pyarrow as pa
     from deltalake import DeltaTable, write_deltalake
 
     path = bench.lake.path(bench.stream.name, "current")
-    [event] = [row for row in bench.rows("events") if (row["slice"], row["key"]) == (piece.key, key)]
+    [event] = [row for row in bench.rows("events") if (row["slice"], row["key"]) == (slice_.key, key)]
     schema = DeltaTable(path).to_pyarrow_table().schema
-    row = {**{name: event.get(name) for name in schema.names}, "updated_by_slice": piece.key}
+    row = {**{name: event.get(name) for name in schema.names}, "updated_by_slice": slice_.key}
     delete(bench, "current", f"key = '{key}'")
     write_deltalake(path, pa.Table.from_pylist([row], schema), mode="append")
 
@@ -123,7 +123,7 @@ def test_current_rests_on_events_row_by_row(done: tuple[Bench, Slice, Slice]) ->
 
 
 def test_without_tables_nothing_passes(bench: Bench, tmp_path: Path) -> None:
-    piece = bench.plan(0, p0=(0, 0))
-    assert not offsets_accounted_for(bench.ledger, bench.lake, bench.stream, [piece.key])[piece.key].passed
-    assert not version_order(bench.lake, bench.stream, [piece.key])[piece.key].passed
-    assert attempts(bench.lake, bench.stream).lacking(piece.key) == ("raw", "events", "rejects", "dlq", "current")
+    slice_ = bench.plan(0, p0=(0, 0))
+    assert not offsets_accounted_for(bench.ledger, bench.lake, bench.stream, [slice_.key])[slice_.key].passed
+    assert not version_order(bench.lake, bench.stream, [slice_.key])[slice_.key].passed
+    assert attempts(bench.lake, bench.stream).lacking(slice_.key) == ("raw", "events", "rejects", "dlq", "current")

@@ -256,15 +256,15 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
     bench.send(*[order_message("o1", n + 1, customer_id="c1" if n else "late") for n in range(3)])
     topic_id = bench.kafka.topic_state(topic).topic_id
     bench.ledger.open_generation(Generation("told", topic, topic_id, 0, {0: 0}, datetime.now(UTC)))
-    piece = bench.plan(0, p0=(0, 3))
+    slice_ = bench.plan(0, p0=(0, 3))
     for stage in STAGES[:-2]:
-        stage.materialise(bench.work(piece))
+        stage.materialise(bench.work(slice_))
     assert committed_offsets(bench.kafka, topic) == {}
     for expected, last in ((0, STAGES[-2]), (3, STAGES[-1])):
         offset_mirror.tick(bench.ledger, bench.kafka, bench.lake, bench.stream, datetime.now(UTC))
         found = committed_offsets(bench.kafka, topic)
         assert found == {"highwater.told": {0: expected}}, "its reject is published by the stage before the last"
-        last.materialise(bench.work(piece))
+        last.materialise(bench.work(slice_))
     groups = {group.group_id for group in admin.list_consumer_groups().result(60).valid}
     assert not {group for group in groups if topic in group}, "the mark of a complete publication is deleted (I7)"
     others = {group for group in groups if "highwater" in group and "highwater.pub." not in group}
@@ -291,11 +291,11 @@ def test_a_spark_server_that_stands_still_at_a_commit_is_away(monkeypatch: pytes
     """What is asked of it before the write was told in Spark's words, and counted against the stream's breaker."""
     quick(monkeypatch, seconds=2)
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    piece = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
+    slice_ = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
     with standing_still() as remote:
         session = open_session(Settings.from_environment({SPARK_REMOTE: remote}))
         with pytest.raises(DependencyAwayError, match="Spark failed at a/table"):
-            write_slices("a/table", session.range(1), [piece.key], {}, replace=True, files=1, spread="id")
+            write_slices("a/table", session.range(1), [slice_.key], {}, replace=True, files=1, spread="id")
         close_session(session)
 
 
@@ -379,8 +379,8 @@ def test_a_secret_of_a_real_listener_is_found_nowhere(
         dagster = Ticking(bench.stream, instance, home)
         configure(monkeypatch, spark, home, secured, with_secret(certificate, SECRET))
         told = [repr(dagster.tick("planner"))]
-        [piece] = bench.ledger.slices("orders")
-        assert took(dagster, piece)
+        [slice_] = bench.ledger.slices("orders")
+        assert took(dagster, slice_)
         rows = {table: len(bench.rows(table)) for table in ("raw", "events", "rejects", "dlq", "current")}
         assert rows == {"raw": 2, "events": 1, "rejects": 1, "dlq": 1, "current": 1}
         bench.send(order_message("o2", 1, 1))
@@ -412,7 +412,7 @@ def test_a_secret_of_a_real_listener_is_found_nowhere(
     # librdkafka writes to the process's standard error by itself.
     seen["output"], seen["standard error"] = capfd.readouterr()
     for place in ("run ", str(home / "dagster"), str(home / "ledger.sqlite")):
-        assert [name for name, text in seen.items() if name.startswith(place) and piece.key in text], "it can be read"
+        assert [name for name, text in seen.items() if name.startswith(place) and slice_.key in text], "it can be read"
     assert not [name for name, text in seen.items() if SECRET in text]
 
 
@@ -432,8 +432,8 @@ def test_a_client_proves_itself_by_a_certificate(spark: SparkSession, tmp_path: 
         create(plain)
         bench = replace(make_bench("orders", plain, spark, tmp_path / "bench"), kafka=Kafka(listening.mutual, known))
         bench.send(order_message("o1", 1), order_message("o2", 1, 1))
-        piece = bench.plan(0, p0=(0, 1), p1=(0, 1))
-        raw.materialise(bench.work(piece))
+        slice_ = bench.plan(0, p0=(0, 1), p1=(0, 1))
+        raw.materialise(bench.work(slice_))
         assert len(bench.rows("raw")) == 2
         with pytest.raises(DependencyAwayError, match="did not answer"):
             Kafka(listening.mutual, stranger).topic_state("orders")
@@ -455,10 +455,10 @@ def configure(
     patch.setattr("highwater.orchestration.failures.TRIES_AGAIN", 0)
 
 
-def took(dagster: Ticking, piece: Slice) -> bool:
+def took(dagster: Ticking, slice_: Slice) -> bool:
     """Run the stream's job over a slice; whether it succeeded."""
     job = dagster.defs.resolve_job_def(f"{dagster.stream.name}_slice")
-    tags = {RANGE_START: piece.key, RANGE_END: piece.key}
+    tags = {RANGE_START: slice_.key, RANGE_END: slice_.key}
     return job.execute_in_process(instance=dagster.instance, tags=tags, raise_on_error=False).success
 
 

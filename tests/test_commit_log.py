@@ -278,9 +278,9 @@ def planned(bench: Bench) -> Bench:
     """Two slices, each with a version of one order; neither is in `current`."""
     bench.send(order_message("o1", 1), order_message("o1", 2))
     for ordinal in range(2):
-        piece = bench.plan(ordinal, p0=(ordinal, ordinal + 1))
+        slice_ = bench.plan(ordinal, p0=(ordinal, ordinal + 1))
         for stage in (raw, events, rejects, dlq):
-            stage.materialise(bench.work(piece))
+            stage.materialise(bench.work(slice_))
     return bench
 
 
@@ -304,7 +304,7 @@ def open_intents(bench: Bench) -> list[Intent]:
     return bench.ledger.intents.of(bench.stream.name, "current")
 
 
-def killed_before_the_write(bench: Bench, monkeypatch: pytest.MonkeyPatch, piece: Slice) -> Callable[[], None]:
+def killed_before_the_write(bench: Bench, monkeypatch: pytest.MonkeyPatch, slice_: Slice) -> Callable[[], None]:
     """Let a run of a slice die between its intent and its write; returns the write as it would come later."""
     late: list[Callable[[], None]] = []
 
@@ -316,7 +316,7 @@ def killed_before_the_write(bench: Bench, monkeypatch: pytest.MonkeyPatch, piece
     with monkeypatch.context() as patched:
         patched.setattr(current, "_run", die)
         with pytest.raises(Killed):
-            current.materialise(bench.work(piece))
+            current.materialise(bench.work(slice_))
     [_] = open_intents(bench)
     return late[0]
 
@@ -457,8 +457,8 @@ def test_a_commit_whose_run_died_before_its_record_is_completed(
     assert log is not None
     found = query(log, "SELECT slice, attempt, ranges, run FROM t WHERE \"table\" = 'current' ORDER BY slice")
     assert [(row["slice"], row["ranges"]) for row in found] == [
-        (piece.key, [{"partition": p, "start": r.start, "end": r.end} for p, r in piece.ranges.items()])
-        for piece in (first, second)
+        (slice_.key, [{"partition": p, "start": r.start, "end": r.end} for p, r in slice_.ranges.items()])
+        for slice_ in (first, second)
     ]
 
 

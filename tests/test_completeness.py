@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
-def write_raw(lake: Lake, scene: Scene, piece: Slice) -> list[dict[str, Any]]:
+def write_raw(lake: Lake, scene: Scene, slice_: Slice) -> list[dict[str, Any]]:
     """The rows of raw as a plain consumer reads them, with the slice's commit record; returns the records."""
     from confluent_kafka import Consumer, TopicPartition
 
@@ -33,7 +33,7 @@ def write_raw(lake: Lake, scene: Scene, piece: Slice) -> list[dict[str, Any]]:
     while not (message := consumer.poll(60) or pytest.fail("nothing came")).error():
         rows.append(
             {
-                "slice": piece.key,
+                "slice": slice_.key,
                 "partition": 0,
                 "offset": message.offset(),
                 "timestamp_ms": message.timestamp()[1],
@@ -43,11 +43,11 @@ def write_raw(lake: Lake, scene: Scene, piece: Slice) -> list[dict[str, Any]]:
             }
         )
     consumer.close()
-    store(lake, piece, rows)
+    store(lake, slice_, rows)
     return rows
 
 
-def store(lake: Lake, piece: Slice, rows: list[dict[str, Any]]) -> None:
+def store(lake: Lake, slice_: Slice, rows: list[dict[str, Any]]) -> None:
     import pyarrow as pa
 
     schema = pa.schema(
@@ -64,7 +64,7 @@ def store(lake: Lake, piece: Slice, rows: list[dict[str, Any]]) -> None:
             ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
         ]
     )
-    proof = Proof(piece, 1, len(rows))
+    proof = Proof(slice_, 1, len(rows))
     plant(lake.path("orders", "raw"), pa.Table.from_pylist(rows, schema), [proof], replace=True)
 
 
@@ -73,17 +73,17 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
 ) -> None:
     scene, lake = Scene(bootstrap, topic(), tmp_path), Lake(str(tmp_path / "lake"))
     scene.write(9)
-    [piece] = scene.tick().slices
-    rows = write_raw(lake, scene, piece)
+    [slice_] = scene.tick().slices
+    rows = write_raw(lake, scene, slice_)
 
-    def held(of: Slice = piece) -> Held:
+    def held(of: Slice = slice_) -> Held:
         [found] = hold_against_topic(scene.ledger, scene.kafka, lake, scene.stream, [of])
         return found
 
     assert (held().records, held().error, held().gone) == (9, None, 0)
     assert "9 records of the topic are in raw" in scene.run("audit", "orders", "--records", "3").output
 
-    store(lake, piece, [row for row in rows if row["offset"] != 4])
+    store(lake, slice_, [row for row in rows if row["offset"] != 4])
     assert held().lacking == [(0, 4)]
     told = scene.run("audit", "orders", "--records", "1")
     assert told.exit_code == PERMANENT
@@ -92,13 +92,13 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
     headers = {"headers": [{"key": "h", "value": b"1"}]}
     time, kind = {"timestamp_ms": rows[0]["timestamp_ms"] - 5_000}, {"timestamp_type": 1}
     for change in ({"value": b"other"}, {"key": b"k"}, time, kind, headers):
-        store(lake, piece, [{**row, **(change if row["offset"] == 2 else {})} for row in rows])
+        store(lake, slice_, [{**row, **(change if row["offset"] == 2 else {})} for row in rows])
         assert held().altered == [(0, 2)], change
 
-    store(lake, piece, rows)
+    store(lake, slice_, rows)
     scene.delete_before(3)
     assert (held().records, held().gone, held().error) == (6, 3, None)
-    assert held(replace(piece, topic_id="B" * 22)).skipped == "the topic was recreated since"
+    assert held(replace(slice_, topic_id="B" * 22)).skipped == "the topic was recreated since"
 
     [opened] = scene.ledger.generations("orders", scene.topic)
     later = replace(opened, number=1, starts={0: 5}, first_ordinal=1)
@@ -111,9 +111,9 @@ def test_a_timestamp_of_the_broker_is_none_of_the_producer(bootstrap: str, topic
     scene = Scene(bootstrap, topic(**{"message.timestamp.type": "LogAppendTime"}), tmp_path)
     lake = Lake(str(tmp_path / "lake"))
     scene.write(1)
-    [piece] = scene.tick().slices
-    rows = write_raw(lake, scene, piece)
+    [slice_] = scene.tick().slices
+    rows = write_raw(lake, scene, slice_)
     for kind, altered in ((0, [(0, 0)]), (1, [])):
-        store(lake, piece, [{**rows[0], "timestamp_type": kind}])
-        [found] = hold_against_topic(scene.ledger, scene.kafka, lake, scene.stream, [piece])
+        store(lake, slice_, [{**rows[0], "timestamp_type": kind}])
+        [found] = hold_against_topic(scene.ledger, scene.kafka, lake, scene.stream, [slice_])
         assert found.altered == altered

@@ -95,10 +95,10 @@ class Deployed:
     def read(self, *ordinals: int) -> None:
         import pyarrow as pa
 
-        pieces = [self.slices[n] for n in ordinals]
-        self.ledger.next_attempts([piece.key for piece in pieces])
+        slices = [self.slices[n] for n in ordinals]
+        self.ledger.next_attempts([slice_.key for slice_ in slices])
         none = pa.table({"slice": pa.array([], pa.string())})
-        plant(self.lake.path("orders", "raw"), none, [Proof(p, 1, 0) for p in pieces])
+        plant(self.lake.path("orders", "raw"), none, [Proof(p, 1, 0) for p in slices])
 
     def ages(self) -> Ages:
         return unread_ages(self.ledger, self.kafka, STREAM, self.topic, in_raw(self.ledger, self.lake, STREAM))

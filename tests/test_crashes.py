@@ -168,11 +168,11 @@ def finished(series: Series, keys: Sequence[str], **see: Any) -> None:
     """Let a fresh process take all slices in another order, some again; then hold the tables against the topic."""
     ordered = sorted(keys)
     series.run([ordered[-1]], ordered, [ordered[len(ordered) // 2]])
-    series.deployment.see_whole(**see)
-    see_nothing_committed_to_kafka(series.deployment)
+    series.deployment.check_whole(**see)
+    ensure_nothing_committed_to_kafka(series.deployment)
 
 
-def see_nothing_committed_to_kafka(deployment: Deployment) -> None:
+def ensure_nothing_committed_to_kafka(deployment: Deployment) -> None:
     """No consumer of the dead or of the living left an offset (I12); nobody mirrors progress here."""
     from highwater.resources.kafka import Kafka
     from tests.support import committed_offsets
@@ -198,7 +198,7 @@ def test_killed_between_plan_and_key_and_between_key_and_run(
     requested = repaired(deployment, monkeypatch)
     assert sorted(key for keys in requested for key in keys) == sorted(deployment.slices())
     series.run(*requested)
-    deployment.see_whole()
+    deployment.check_whole()
 
 
 def repaired(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
@@ -236,7 +236,7 @@ def test_only_the_connect_client_is_killed(series: Series, chains: Sequence[Sequ
     for key, chain in zip(keys, chains, strict=False):
         for point in chain:
             found = series.killed([key], point=point, victim="client", tables=up_to(series.deployment, key, point))
-            see_reached(series.deployment, key, point, found)
+            ensure_reached(series.deployment, key, point, found)
             # What it began must not be the first to commit: the next one would take that over, short of its point.
             series.quiet()
     finished(series, keys)
@@ -251,7 +251,7 @@ def up_to(deployment: Deployment, key: str, point: str) -> tuple[str, ...]:
 ABOVE = {"raw": (), "events": ("raw",), "rejects": ("raw", "events"), "current": ("raw", "events")}
 
 
-def see_reached(
+def ensure_reached(
     deployment: Deployment, key: str, point: str, evidence: dict[str, Any], *, client_lives: bool = False
 ) -> None:
     """The kill came where it was meant to: the tables above are committed, this one as the point says.
@@ -280,12 +280,12 @@ def test_the_driver_in_the_worker_is_killed(local: Series, points: Sequence[str]
     keys = planned(local, 2)
     for point in points:
         found = local.killed([keys[0]], point=point, victim="group", tables=up_to(local.deployment, keys[0], point))
-        see_reached(local.deployment, keys[0], point, found)
-        see_nothing_committed(local.deployment, keys[0], point)
+        ensure_reached(local.deployment, keys[0], point, found)
+        ensure_nothing_committed(local.deployment, keys[0], point)
     finished(local, keys)
 
 
-def see_nothing_committed(deployment: Deployment, key: str, point: str) -> None:
+def ensure_nothing_committed(deployment: Deployment, key: str, point: str) -> None:
     table, _, at = point.partition(":")
     assert at != "files" or key not in deployment.proofs(table)
 
@@ -302,8 +302,8 @@ def test_only_the_connect_server_is_killed(series: Series, points: Sequence[str]
         child = series.start([key], point=point, victim="server", tables=tables)
         wait_until((series.children[child][1] / "evidence").exists, LONGEST, f"{point} of {key}")
         series.server.kill()
-        see_reached(series.deployment, key, point, series.evidence(child), client_lives=True)
-        see_nothing_committed(series.deployment, key, point)
+        ensure_reached(series.deployment, key, point, series.evidence(child), client_lives=True)
+        ensure_nothing_committed(series.deployment, key, point)
         series.server.start()
         assert series.end(child) == 0, series.said(child)
         if point == "raw:logged":
@@ -329,7 +329,7 @@ def test_a_retry_runs_while_the_server_commits_for_a_dead_client(series: Series)
     customers(series.deployment.lake, ["c1"])
     rest = [key for key in keys if key not in series.deployment.proofs("raw")]
     series.run(*[[key] for key in rest])
-    series.deployment.see_whole(late=["c2"])
+    series.deployment.check_whole(late=["c2"])
 
 
 @series_of("late", ("events",), ("raw", "events", "current"))
@@ -357,7 +357,7 @@ def test_the_server_begins_a_commit_of_a_dead_client_after_the_retry(series: Ser
     customers(series.deployment.lake, ["c1"])
     rest = [key for key in keys if key not in series.deployment.proofs("raw")]
     series.run(*[[key] for key in rest])
-    series.deployment.see_whole(late=["c2"])
+    series.deployment.check_whole(late=["c2"])
 
 
 def attempts(deployment: Deployment, key: str) -> list[int]:
@@ -373,4 +373,4 @@ def test_two_runs_of_a_slice_at_once(series: Series) -> None:
     batches = [[key] for key in keys]
     numbers = [series.start(*batches, peers=(folder, 2)) for _ in range(2)]
     assert [series.end(number) for number in numbers] == [0, 0], [series.said(number) for number in numbers]
-    series.deployment.see_whole()
+    series.deployment.check_whole()

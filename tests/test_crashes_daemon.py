@@ -65,15 +65,15 @@ def test_workers_of_launched_runs_are_killed(
     held.abort()
     with deployment.Running(ours) as services, ours.instance() as instance:
         killed = [kill_when(instance, held, moment) for moment in moments]
-        see_all_killed_together(services, instance, held)
+        ensure_all_killed_together(services, instance, held)
         wait_until(lambda: settled(instance, ours, held), LONGEST, "the end of all runs")
         statuses = [instance.get_run_by_id(run) for run in killed]
         assert [run.status for run in statuses if run] == [dg.DagsterRunStatus.FAILURE] * len(moments)
     assert len(held.slices()) >= slices - 1
-    held.see_whole()
+    held.check_whole()
 
 
-def see_all_killed_together(
+def ensure_all_killed_together(
     services: DagsterServices, instance: dg.DagsterInstance, held: crash_support.Deployment
 ) -> None:
     """Worker, code server and daemon die at once; started again, the slice is committed without help.

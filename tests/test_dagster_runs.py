@@ -112,17 +112,18 @@ def test_each_slice_of_a_range_has_metadata_of_its_own(deployed: tuple[Deploymen
     deployment, _ = deployed
     with deployment.instance() as instance:
         records = instance.fetch_materializations(table_key(deployment.stream, "events"), limit=20).records
-    planned = {piece.key: piece for piece in deployment.ledger.slices("orders")}
+    planned = {slice_.key: slice_ for slice_ in deployment.ledger.slices("orders")}
     together = Counter(record.run_id for record in records)
     for record in records:
         metadata = record.asset_materialization.metadata
-        piece = planned[record.partition_key]
+        slice_ = planned[record.partition_key]
         table = [row.data for row in metadata["offsets"].records]
         assert table == [
-            {"partition": p, "start": r.start, "end": r.end, "offsets": len(r)} for p, r in sorted(piece.ranges.items())
+            {"partition": p, "start": r.start, "end": r.end, "offsets": len(r)}
+            for p, r in sorted(slice_.ranges.items())
         ]
         assert metadata["dagster/partition_row_count"].value == 10
-        assert metadata["lag_at_planning"].value == piece.lag
+        assert metadata["lag_at_planning"].value == slice_.lag
         assert {"delta_version", "rejects/malformed", "event_span_seconds"} <= set(metadata)
         # A run that a busy machine had repeated found its slices committed, and says so.
         assert "seconds/commit" in metadata or "note" in metadata
@@ -157,7 +158,7 @@ def test_lineage_has_each_step_with_its_offsets_rows_and_version(
     wait_for(lambda: steps <= complete().keys(), SECONDS, "the events of every step")
     sent = {step: event for step, event in complete().items() if step in steps}
     assert all(map(is_valid, sent.values()))
-    planned = {piece.key: piece for piece in deployment.ledger.slices("orders")}
+    planned = {slice_.key: slice_ for slice_ in deployment.ledger.slices("orders")}
     for run in runs:
         mine = [record for record in records if record.run_id == run]
         counts = [one.asset_materialization.metadata["dagster/partition_row_count"] for one in mine]
@@ -260,12 +261,12 @@ def test_a_run_that_is_terminated_stops_its_work_on_the_server(
     finally:
         deployment.slow.unlink()
     assert len(deployment.commits("raw")) == commits
-    _see_taken(deployment, services, deployment.keys()[:1])
+    _ensure_taken(deployment, services, deployment.keys()[:1])
     assert len(deployment.commits("raw")) == commits + 1
     _tables_hold_the_topic(deployment)
 
 
-def _see_taken(deployment: Deployment, services: DagsterServices, keys: list[str], *tables: str) -> None:
+def _ensure_taken(deployment: Deployment, services: DagsterServices, keys: list[str], *tables: str) -> None:
     """A new run of the slices succeeds."""
     with deployment.instance() as instance:
         run = _launch(deployment, services, keys, *tables)
@@ -343,6 +344,6 @@ def test_an_interrupted_command_stops_its_work_too(
     finally:
         deployment.slow.unlink()
     assert len(deployment.commits("raw")) == commits
-    _see_taken(deployment, services, deployment.keys()[:1], "raw")
+    _ensure_taken(deployment, services, deployment.keys()[:1], "raw")
     assert len(deployment.commits("raw")) == commits + 1
     _tables_hold_the_topic(deployment)

@@ -86,8 +86,8 @@ def test_a_late_older_event_does_not_revive_a_deleted_key(bench: Bench) -> None:
         [change("a", 6), change("b", 2)],
     )
     seen = []
-    for piece in slices:
-        bench.materialise(piece)
+    for slice_ in slices:
+        bench.materialise(slice_)
         seen.append(versions(bench))
     assert seen == [{"a": 1, "b": 1}, {"b": 1}, {"b": 1}, {"a": 6, "b": 2}]
     assert not bench.failing()
@@ -96,8 +96,8 @@ def test_a_late_older_event_does_not_revive_a_deleted_key(bench: Bench) -> None:
 def test_a_delete_that_comes_late_leaves_a_newer_row(bench: Bench) -> None:
     """A delete of version 3 behind version 4 in `current` does nothing."""
     bench.stream = changes(bench.stream.topic)
-    for piece in sent(bench, [change("a", 4)], [change("a", 3, "d")]):
-        bench.materialise(piece)
+    for slice_ in sent(bench, [change("a", 4)], [change("a", 3, "d")]):
+        bench.materialise(slice_)
     assert versions(bench) == {"a": 4}
     assert not bench.failing()
 
@@ -105,8 +105,8 @@ def test_a_delete_that_comes_late_leaves_a_newer_row(bench: Bench) -> None:
 def test_what_a_delete_lacks_is_null_in_events(bench: Bench) -> None:
     """A delete has its key and its version; other fields may be absent, and have no default."""
     bench.stream = changes(bench.stream.topic)
-    [piece] = sent(bench, [change("a", 1), change("a", 2, "d"), Message(b"a", None)])
-    bench.materialise(piece)
+    [slice_] = sent(bench, [change("a", 1), change("a", 2, "d"), Message(b"a", None)])
+    bench.materialise(slice_)
     rows = sorted(bench.rows("events"), key=lambda row: row["version"])
     assert [(row["deleted"], row["name"], row["size"]) for row in rows] == [(False, "a1", 7), (True, None, None)]
     assert not bench.rows("rejects")
@@ -117,8 +117,8 @@ def test_what_a_delete_lacks_is_null_in_events(bench: Bench) -> None:
 def test_a_delete_without_its_version_is_a_reject(bench: Bench) -> None:
     """Nothing else may be lacking: the key, the version and the event time are needed."""
     bench.stream = changes(bench.stream.topic)
-    [piece] = sent(bench, [change("a", 1), Message(b"a", b'{"id": "a", "op": "d", "at": "2026-03-01T10:00:00Z"}')])
-    bench.materialise(piece)
+    [slice_] = sent(bench, [change("a", 1), Message(b"a", b'{"id": "a", "op": "d", "at": "2026-03-01T10:00:00Z"}')])
+    bench.materialise(slice_)
     assert [row["detail"] for row in bench.rows("rejects")] == ["field lsn is missing"]
     assert versions(bench) == {"a": 1}
 
@@ -161,8 +161,8 @@ def test_checks_find_a_key_that_came_back(bench: Bench) -> None:
     from deltalake import DeltaTable, write_deltalake
 
     bench.stream = changes(bench.stream.topic)
-    [piece] = sent(bench, [change("a", 1), change("b", 1)])
-    bench.materialise(piece)
+    [slice_] = sent(bench, [change("a", 1), change("b", 1)])
+    bench.materialise(slice_)
     path = bench.lake.path(bench.stream.name, "current")
     [row] = [one for one in DeltaTable(path).to_pyarrow_table().to_batches()[0].to_pylist() if one["key"] == "a"]
     bench.send(change("a", 5, "d"))
@@ -172,7 +172,7 @@ def test_checks_find_a_key_that_came_back(bench: Bench) -> None:
     import pyarrow as pa
 
     write_deltalake(path, pa.Table.from_pylist([row], DeltaTable(path).to_pyarrow_table().schema), mode="append")
-    told = current_follows_events(bench.lake, bench.stream, [deletes.key, piece.key])
+    told = current_follows_events(bench.lake, bench.stream, [deletes.key, slice_.key])
     assert "deleted at a higher version" in told[deletes.key].text
     assert not told[deletes.key].passed
     assert over_the_stream(bench.lake, bench.stream)["versions_in_order"].numbers["revived"] == 1
@@ -202,8 +202,8 @@ def test_rebuilding_leaves_deleted_keys_out(bench: Bench) -> None:
     from highwater.assets.current_rebuild import Look, differences, rebuild
 
     bench.stream = changes(bench.stream.topic)
-    for piece in sent(bench, [change("a", 1), change("b", 1)], [change("a", 2, "d")]):
-        bench.materialise(piece)
+    for slice_ in sent(bench, [change("a", 1), change("b", 1)], [change("a", 2, "d")]):
+        bench.materialise(slice_)
     work = bench.work()
     assert differences(work, Look.take(work)).none
     assert rebuild(work) == 1
@@ -225,8 +225,8 @@ def test_a_stream_that_declares_deletes_later(bench: Bench) -> None:
 def test_without_a_version_a_stream_is_append_only(bench: Bench) -> None:
     """Every event is a row, there is no `current`, and no check misses it."""
     bench.stream = changes(bench.stream.topic, version=None, event_time=None, deletes=None, key=())
-    [piece] = sent(bench, [change("a", 1), change("a", 1), change("a", 2, "d", name="n"), Message(None, b"{}")])
-    bench.materialise(piece)
+    [slice_] = sent(bench, [change("a", 1), change("a", 1), change("a", 2, "d", name="n"), Message(None, b"{}")])
+    bench.materialise(slice_)
     rows = bench.rows("events")
     assert [(row["id"], row["key"], row["lsn"]) for row in rows] == [("a", None, 1), ("a", None, 1), ("a", None, 2)]
     assert all(row["event_time"] == row["origin_timestamp"] for row in rows)
@@ -240,14 +240,14 @@ def test_records_with_another_key_are_told(bench: Bench) -> None:
     from highwater.orchestration.checking.key_checks import record_keys_as_declared
 
     bench.stream = changes(bench.stream.topic, record_key="warn")
-    [piece] = sent(bench, [change("a", 1), replace(change("b", 1), key=b"b"), replace(change("c", 1), key=None)])
-    bench.materialise(piece)
+    [slice_] = sent(bench, [change("a", 1), replace(change("b", 1), key=b"b"), replace(change("c", 1), key=None)])
+    bench.materialise(slice_)
     assert versions(bench) == {"a": 1, "b": 1, "c": 1}
-    verdict = record_keys_as_declared(bench.lake, bench.stream, [piece.key])[piece.key]
+    verdict = record_keys_as_declared(bench.lake, bench.stream, [slice_.key])[slice_.key]
     assert (verdict.passed, verdict.numbers) == (False, {"events": 3, "unlike": 2})
     assert [row["key"] for row in verdict.samples] == ["a", "c"]
     bench.stream = changes(bench.stream.topic, record_key="strict")
-    bench.materialise(piece)
+    bench.materialise(slice_)
     assert versions(bench) == {"b": 1}
 
 
@@ -293,8 +293,8 @@ def test_checks_before_the_first_slice_with_deletes(bench: Bench) -> None:
     """The table of events gets its column with the next slice: until then the checks found no such column."""
     topic = bench.stream.topic
     bench.stream = changes(topic, deletes=None)
-    [piece] = sent(bench, [change("a", 1)])
-    bench.materialise(piece)
+    [slice_] = sent(bench, [change("a", 1)])
+    bench.materialise(slice_)
     bench.stream = changes(topic)
     assert not bench.failing()
     assert over_the_stream(bench.lake, bench.stream)["versions_in_order"].passed
@@ -305,8 +305,8 @@ def test_a_delete_needs_its_version_also_where_there_is_a_default(bench: Bench) 
     fields = tuple(one if one.name != "lsn" else Field("lsn", "long", optional=True, default=1) for one in FIELDS)
     bench.stream = changes(bench.stream.topic, fields=fields)
     without = Message(b"a", b'{"id": "a", "op": "d", "at": "2026-03-01T10:00:00Z"}')
-    [piece] = sent(bench, [change("a", 0), without])
-    bench.materialise(piece)
+    [slice_] = sent(bench, [change("a", 0), without])
+    bench.materialise(slice_)
     assert versions(bench) == {}
     assert {row["version"] for row in bench.rows("events") if row["deleted"]} == {1}
 

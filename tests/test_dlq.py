@@ -111,30 +111,30 @@ def test_the_story_of_a_late_customer(retried: Bench) -> None:
     assert f"{topic} partition 0 offset 0, on {topic}.dlq.1, due at " in str(missed.samples[0]["where"])
 
     customers(bench.lake, ["c1", "late"])
-    [piece] = due(bench)
-    assert piece.key == f"{topic}.dlq.1@0000000"
-    bench.materialise(piece)
-    send_accepted(bench.work(piece))
+    [slice_] = due(bench)
+    assert slice_.key == f"{topic}.dlq.1@0000000"
+    bench.materialise(slice_)
+    send_accepted(bench.work(slice_))
     told_of = [
         (json.loads(value or b"")["version"], dict(found))
         for _, _, value, found in published(bench.bootstrap, f"{topic}.accepted")
     ]
     assert [(version, found.get("highwater.late")) for version, found in told_of] == [(2, None), (1, b"retried")]
-    assert ends(bench, "events") == Counter({(main.key, 1): 1, (piece.key, 0): 1})
-    [late] = [row for row in bench.rows("events") if row["slice"] == piece.key]
+    assert ends(bench, "events") == Counter({(main.key, 1): 1, (slice_.key, 0): 1})
+    [late] = [row for row in bench.rows("events") if row["slice"] == slice_.key]
     assert (late["origin_topic"], late["version"], late["retries"]) == (topic, 1, 1)
     winner = bench.current()["o1"]
     assert (winner["version"], winner["updated_by_slice"]) == (2, main.key)
-    keys = [main.key, piece.key]
+    keys = [main.key, slice_.key]
     checked = version_checks(bench.lake, bench.stream, keys) | missing_checks(bench.lake, bench.stream, keys)
     assert [v.text for by_slice in checked.values() for v in by_slice.values() if not v.passed] == []
-    assert checked["versions_along_offsets"][piece.key].numbers["returns_from_the_DLQ"] == 1
+    assert checked["versions_along_offsets"][slice_.key].numbers["returns_from_the_DLQ"] == 1
     assert [v.text for v in over_the_stream(bench.lake, bench.stream).values() if not v.passed] == []
-    see_located(bench, main, piece)
-    see_explained(bench, main)
+    ensure_located(bench, main, slice_)
+    ensure_explained(bench, main)
 
 
-def see_located(bench: Bench, main: Slice, retried: Slice) -> None:
+def ensure_located(bench: Bench, main: Slice, retried: Slice) -> None:
     """Every record can be followed to its end, from each topic that it was on."""
     topic, parked = bench.stream.topic, bench.stream.parked_topic
     asked = [(topic, 0, 0), (topic, 0, 1), (topic, 1, 0), (retried.topic, 0, 0), (retried.topic, 0, 1), (parked, 1, 0)]
@@ -146,7 +146,7 @@ def see_located(bench: Bench, main: Slice, retried: Slice) -> None:
     late = ends[topic, 0, 0]
     assert late.origin == ends[retried.topic, 0, 0].origin == Origin(topic, 0, 0, 0)
     assert (late.text.split(",")[0], late.text.split(", ")[-1]) == (f"in events of {retried.key}", "retries 1")
-    assert late.piece == main
+    assert late.slice_ == main
     assert late.commits == {"raw": 1} | dict.fromkeys(("events", "rejects", "dlq", "current"), 2)
     assert [fact.split(" (")[0] for fact in late.facts] == [f"rejected by {main.key} as unresolved"]
     assert (late.row or {})["key"] == "o1"
@@ -156,8 +156,8 @@ def see_located(bench: Bench, main: Slice, retried: Slice) -> None:
     assert locate(bench.ledger, bench.kafka, bench.lake, bench.stream, parked, 1, 0)[0].end == "discarded"
 
 
-def see_explained(bench: Bench, piece: Slice) -> None:
-    found = explain(bench.ledger, bench.lake, bench.stream, piece.key, None)
+def ensure_explained(bench: Bench, slice_: Slice) -> None:
+    found = explain(bench.ledger, bench.lake, bench.stream, slice_.key, None)
     assert found.lines[-1] == "whole"
     rows = {one.table: one.rows for one in found.commits}
     assert rows == {"raw": 3, "events": 1, "rejects": 2, "dlq": 2, "current": None}
@@ -198,12 +198,12 @@ def test_a_slice_of_a_tier_that_is_declared_no_more_is_decided_as_it_would_have_
     topic = bench.stream.topic
     bench.send(order_message("o1", 1, customer_id="late"), order_message("o2", 1, customer_id="never"))
     bench.materialise(bench.plan(0, p0=(0, 2)))
-    [piece] = due(bench)
+    [slice_] = due(bench)
     bench.stream = replace(bench.stream, tiers=())
-    assert reads(bench.stream, piece.topic)
+    assert reads(bench.stream, slice_.topic)
     customers(bench.lake, ["c1", "late"])
-    bench.materialise(piece)
-    assert ends(bench, "events") == Counter({(piece.key, 0): 1})
+    bench.materialise(slice_)
+    assert ends(bench, "events") == Counter({(slice_.key, 0): 1})
     [(_, key, _, headers)] = published(bench.bootstrap, f"{topic}.parked")
     assert (key, dict(headers)[envelope.ORIGIN_TOPIC], dict(headers)[envelope.ATTEMPT]) == (b"o2", topic.encode(), b"2")
 
@@ -228,11 +228,11 @@ def test_what_was_published_is_left_to_the_dlq_and_not_sent_again(retried: Bench
     found = published(bench.bootstrap, bench.stream.tier_topics[0])
     assert Counter(key for _, key, _, _ in found) == Counter({f"o{n}".encode(): 1 for n in range(12)})
     assert {(p, (key or b"")[1:]) for p, key, _, _ in found} == {(n % 3, str(n).encode()) for n in range(12)}
-    [piece] = due(bench)
-    bench.materialise(piece)
+    [slice_] = due(bench)
+    bench.materialise(slice_)
     bench.materialise(main)
     assert Counter(row["key"] for row in bench.rows("events")) == Counter(["known", *(f"o{n}" for n in range(12))])
-    assert {row["slice"] for row in bench.rows("events") if row["key"] != "known"} == {piece.key}
+    assert {row["slice"] for row in bench.rows("events") if row["key"] != "known"} == {slice_.key}
     assert len(published(bench.bootstrap, bench.stream.tier_topics[0])) == 12
 
 
@@ -383,9 +383,9 @@ def test_a_copy_of_what_is_not_decided_yet_is_none(retried: Bench) -> None:
     bench = retried
     topic, tier = bench.stream.topic, bench.stream.tier_topics[0]
     bench.send(order_message("o1", 1, customer_id="late"), order_message("o2", 1), order_message("o3", 1))
-    piece = bench.plan(0, p0=(0, 1))
-    bench.ledger.open_generation(Generation("orders", topic, piece.topic_id, 0, {0: 0, 1: 0, 2: 0}, datetime.now(UTC)))
-    bench.materialise(piece)
+    slice_ = bench.plan(0, p0=(0, 1))
+    bench.ledger.open_generation(Generation("orders", topic, slice_.topic_id, 0, {0: 0, 1: 0, 2: 0}, datetime.now(UTC)))
+    bench.materialise(slice_)
     waiting = bench.plan(1, p0=(1, 2), p1=(0, 0), p2=(0, 0))
     [(_, _, _, headers)] = published(bench.bootstrap, tier)
     named = {"offset": [b"1", b"2"], "generation": [b"1"], "partition": [b"1", b"7"]}
@@ -436,20 +436,20 @@ def test_status_and_acceptance_know_the_tiers(retried: Bench) -> None:
     first, parked = (stream_status(bench.ledger, bench.kafka, bench.stream, {}).dlq[n] for n in (0, -1))
     # One record, and the marker of its transaction.
     assert (first.topic, first.waiting, parked.waiting, parked.due) == (tier, 2, 2, None)
-    [piece] = due(bench)
+    [slice_] = due(bench)
     assert stream_status(bench.ledger, bench.kafka, bench.stream, {}).dlq[0].waiting == 0
 
     admin = bench.kafka.admin()
     admin.delete_records([TopicPartition(tier, 0, 2)])
     wait_until(lambda: bench.kafka.topic_state(tier).partitions[0].log_start == 2, 30, "the deletion")
     with pytest.raises(OffsetsExpiredError) as caught:
-        bench.materialise(piece)
+        bench.materialise(slice_)
     assert f"highwater accept-loss orders --topic {tier} --partition 0" in caught.value.remedy
     unread = never_read(bench.lake, bench.stream)
     asked = named(bench.stream, tier)
     accepted = accept_loss(bench.ledger, bench.kafka, asked, unread, by="ann", now=datetime.now(UTC), dry=False)
     assert [(loss.topic, len(loss.offsets)) for loss in accepted.losses] == [(tier, 2)]
-    bench.materialise(piece)
+    bench.materialise(slice_)
     with pytest.raises(ConfigurationError, match="no topic that is planned"):
         named(bench.stream, bench.stream.parked_topic)
 

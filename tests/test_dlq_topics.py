@@ -20,12 +20,12 @@ from highwater.resources import dlq_topics
 from highwater.resources.dlq_topics import (
     Shape,
     _create,
-    _see_no_drift,
+    _ensure_no_drift,
     add_partitions,
+    check_accepted,
     ensure,
     ensure_accepted,
-    see_accepted,
-    see_no_drift,
+    ensure_no_drift,
 )
 from highwater.resources.kafka import Kafka
 from highwater.topic_rules import TopicFacts
@@ -102,14 +102,14 @@ def test_topics_follow_a_main_topic_that_grew(stream: Stream, bootstrap: str) ->
     ensure(kafka, stream)
     ensure_accepted(kafka, stream)
     grow(bootstrap, stream.topic, 5)
-    assert "grow to 5 partitions" in see_no_drift(kafka, stream)[0]
-    assert see_accepted(kafka, stream) == "2 partitions: it grows to 5 with the next slice, which is allowed"
+    assert "grow to 5 partitions" in ensure_no_drift(kafka, stream)[0]
+    assert check_accepted(kafka, stream) == "2 partitions: it grows to 5 with the next slice, which is allowed"
     assert partitions(bootstrap, stream.published_topics) == dict.fromkeys(stream.published_topics, 2), "only asked"
     with ThreadPoolExecutor(2) as runs:
         shapes = [*runs.map(lambda _: ensure(Kafka(bootstrap), stream), range(2))]
     assert {shape.partitions for found in shapes for shape in found.values()} == {5}
     assert partitions(bootstrap, stream.published_topics) == dict.fromkeys(stream.published_topics, 5)
-    assert see_accepted(kafka, stream) == "5 partitions, set up as it must be"
+    assert check_accepted(kafka, stream) == "5 partitions, set up as it must be"
     grow(bootstrap, stream.topic, 6)
     assert ensure_accepted(kafka, stream).partitions == 6
     assert partitions(bootstrap, [stream.parked_topic]) == {stream.parked_topic: 6}
@@ -259,9 +259,9 @@ def test_a_topic_that_is_less_safe_than_the_main_topic_is_told(
     monkeypatch.setattr("highwater.resources.dlq_topics.topic_facts", lambda *_: facts)
     wanted = Shape(2, 3, {"min.insync.replicas": "2"})
     kafka: Any = SimpleNamespace(bootstrap="broker:9092")
-    _see_no_drift(kafka, "orders.dlq.1", wanted, replace(wanted, replicas=4, config={"min.insync.replicas": "3"}))
+    _ensure_no_drift(kafka, "orders.dlq.1", wanted, replace(wanted, replicas=4, config={"min.insync.replicas": "3"}))
     with pytest.raises(TopicDriftError, match=r"orders\.dlq\.1") as caught:
-        _see_no_drift(kafka, "orders.dlq.1", wanted, replace(wanted, **changes))
+        _ensure_no_drift(kafka, "orders.dlq.1", wanted, replace(wanted, **changes))
     assert (caught.value.stored, caught.value.found) == (stored, found)
     assert command in caught.value.remedy
 

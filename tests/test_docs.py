@@ -620,11 +620,11 @@ def test_the_page_of_tables_has_every_field_of_a_commit_record() -> None:
     from highwater.proof import Proof
     from highwater.slices import OffsetRange, Slice
 
-    piece = Slice("s", "t", "id", 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
+    slice_ = Slice("s", "t", "id", 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
     table = section("docs/tables.md", "The commit record").split("| in | `counts` holds |")[0]
     listed = {name for row in rows(table) for name in spans(row[0])}
 
-    assert listed == set(Proof(piece, attempt=1, rows=1, past=True, run="r", extra={"batch": 1}).to_plain())
+    assert listed == set(Proof(slice_, attempt=1, rows=1, past=True, run="r", extra={"batch": 1}).to_plain())
 
 
 def test_the_page_of_tables_has_every_reason() -> None:
@@ -657,13 +657,13 @@ def test_the_queries_over_commits_take_the_newest_commit_of_a_slice(tmp_path: Pa
     from highwater.proof import Proof
     from highwater.slices import OffsetRange, Slice
 
-    pieces = [
+    slices = [
         Slice("orders", "orders", "A" * 22, 0, n, {0: OffsetRange(n * 10, n * 10 + 10)}, datetime.now(UTC))
         for n in (41, 42)
     ]
     none = pa.table({"slice": pa.array([], pa.string())})
-    for table, attempt, kept in (("raw", 1, pieces), ("events", 2, pieces), ("events", 3, pieces[1:])):
-        plant(str(tmp_path / table), none, [Proof(piece, attempt, 10 - attempt) for piece in kept])
+    for table, attempt, kept in (("raw", 1, slices), ("events", 2, slices), ("events", 3, slices[1:])):
+        plant(str(tmp_path / table), none, [Proof(slice_, attempt, 10 - attempt) for slice_ in kept])
     view, *queries = (part.split("\n", 1)[1] for part in sql_block("VIEW newest").strip().rstrip(";").split(";\n"))
     newest = view.partition(" AS\n")[2].replace("delta.`/path/to/lake/orders/_commits`", "t")
     log = QueryBuilder().register("t", DeltaTable(str(tmp_path / "_commits")))

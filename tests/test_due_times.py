@@ -142,8 +142,8 @@ def test_what_is_retried_is_what_came_before_the_delay_and_the_jitter_of_the_sli
     now = BEGUN + DELAY * (1 + jitter(f"{TIER}@{ordinal:07}")) + timedelta(seconds=30, milliseconds=1)
     planned = plan_tier(ledger, kafka, STREAM, TIER, now, dry=True)
     assert asked == pytest.approx([(BEGUN.timestamp() + 30) * 1000], abs=2)
-    [piece] = planned.slices
-    assert (piece.ordinal, piece.ranges[0]) == (ordinal, OffsetRange(5, 30))
+    [slice_] = planned.slices
+    assert (slice_.ordinal, slice_.ranges[0]) == (ordinal, OffsetRange(5, 30))
 
 
 def test_whatever_its_key_a_slice_waits_for_the_delay_and_at_most_a_fifth_more(ledger: Ledger) -> None:
@@ -153,8 +153,8 @@ def test_whatever_its_key_a_slice_waits_for_the_delay_and_at_most_a_fifth_more(l
     for ordinal in range(1, 60):
         early = plan_tier(ledger, kafka, STREAM, TIER, first + DELAY, dry=True)
         assert early.slices == (), "nothing came before the delay"
-        [piece] = plan_tier(ledger, kafka, STREAM, TIER, last + DELAY * 1.2, dry=True).slices
-        assert (piece.ordinal, piece.ranges[0]) == (ordinal, OffsetRange(5, 100))
+        [slice_] = plan_tier(ledger, kafka, STREAM, TIER, last + DELAY * 1.2, dry=True).slices
+        assert (slice_.ordinal, slice_.ranges[0]) == (ordinal, OffsetRange(5, 100))
         ledger.add([Slice("orders", TIER, "A", 0, ordinal, nothing, BEGUN)])
 
 
@@ -173,7 +173,7 @@ def test_an_open_transaction_holds_up_what_stands_behind_it_alone(
 
     def retried() -> list[OffsetRange]:
         """What is planned when all has waited long enough."""
-        return [piece.ranges[0] for piece in plan_tier(ledger, kafka, stream, tier, datetime.now(UTC) + DELAY).slices]
+        return [slice_.ranges[0] for slice_ in plan_tier(ledger, kafka, stream, tier, datetime.now(UTC) + DELAY).slices]
 
     send(bootstrap, tier, [Record(b"k", b"before")])
     sender.begin_transaction()

@@ -35,7 +35,7 @@ from highwater.reclaims import Reclaim
 from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange
 from tests.support import Bench, Message, order_message
-from tests.world import FIRST, NOON, RETRIED, STREAM, Served, World, piece
+from tests.world import FIRST, NOON, RETRIED, STREAM, Served, World, slice_
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -82,7 +82,7 @@ def test_the_ledger_keeps_what_was_begun_and_what_is_done(tmp_path: Path) -> Non
 @pytest.mark.parametrize("asked", [Asked("o1"), Asked(O1.upper()), Asked(O1, sure=True), Asked(O1, True, by="me")])
 def test_what_is_asked_for_must_be_whole(asked: Asked) -> None:
     with pytest.raises(ConfigurationError):
-        asked.see_complete()
+        asked.check_complete()
 
 
 # Looks, without a JVM
@@ -121,10 +121,10 @@ def test_a_dry_run_erases_nothing(world: World) -> None:
 
 def test_slices_under_way_are_left_for_later(world: World) -> None:
     """One that a run works on, one that a run may have begun to read before, and one that is decided and not whole."""
-    world.ledger.add([piece(3, p0=(90, 91))])
+    world.ledger.add([slice_(3, p0=(90, 91))])
     world.alter_proof("rejects", FIRST, attempt=1)
     world.write()
-    nothing, unread = cast("Any", None), piece(3).key
+    nothing, unread = cast("Any", None), slice_(3).key
     work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, print)
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("orders_slices", [*world.keys, unread])
@@ -215,7 +215,7 @@ class Committed:
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, keeps: str = "") -> None:
         self.world, self.names, self.dies_after, self.keeps = world, list[str](), "", keeps
-        for one in world.pieces:
+        for one in world.slices:
             world.alter_proof("raw", one, rows=len(world.of("raw", slice=one.key)))
         world.write()
         for _ in range(2):  # those that the tables have
@@ -224,7 +224,7 @@ class Committed:
         monkeypatch.setattr(erasing, "_renumbered", lambda rows, attempts: (rows, attempts))
         monkeypatch.setattr(erasing, "_commit", self.commit)
         monkeypatch.setattr(publication_log, "forget", self.forget)
-        monkeypatch.setattr(rejects, "materialise", self.see_followed)
+        monkeypatch.setattr(rejects, "materialise", self.ensure_followed)
         monkeypatch.setattr(dlq, "materialise", lambda _: None)
         monkeypatch.setattr(current, "materialise", self.follow)
 
@@ -254,7 +254,7 @@ class Committed:
         assert origins == {RETRIED.key: {Origin("orders", 0, 0, 4)}}
         self.names.append("forgotten")
 
-    def see_followed(self, work: Work) -> None:
+    def ensure_followed(self, work: Work) -> None:
         """The stage would compute the rejects of what does not follow its decision."""
         proofs = {name: work.lake.committed("orders", name, work.keys) for name in ("events", "rejects")}
         assert {k: p.attempt for k, p in proofs["events"].items()} == {

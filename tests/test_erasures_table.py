@@ -26,7 +26,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange
 from tests.test_erasing import Committed
-from tests.world import FIRST, NOON, RETRIED, STREAM, World, piece
+from tests.world import FIRST, NOON, RETRIED, STREAM, World, slice_
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -184,8 +184,8 @@ def test_without_the_table_a_rebuilt_ledger_takes_what_was_erased_for_lost(
     known, world.ledger = world.ledger, forgetful
     assert {FIRST.key, RETRIED.key} <= {*world.red()["gaps_explained"]}
     number = known.erasures.of("orders")[0].number
-    later = piece(7, p0=(50, 60))
-    known.erasures.kept_out(number, later.key, {0: [OffsetRange(51, 52)]}, NOON)
+    later = slice_(7, p0=(50, 60))
+    known.erasures.excluded_slices(number, later.key, {0: [OffsetRange(51, 52)]}, NOON)
     monkeypatch.setattr(maintenance, "_maintained", lambda task: task)
     maintenance.act(work, None, datetime.now(UTC), sure=False)
     assert later.key not in read(world.lake, "orders")[0].slices
@@ -240,7 +240,7 @@ def test_a_stream_that_has_published_can_be_rebuilt(tmp_path: Path) -> None:
 def test_a_ledger_that_was_restored_learns_what_its_backup_lacks(world: World, tmp_path: Path) -> None:
     number = world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
     places = {0: [OffsetRange(2, 3)]}
-    unknown = piece(77).key
+    unknown = slice_(77).key
     world.ledger.erasures.begin(number, [Erased(FIRST.key, places, {"raw": 1}), Erased(unknown, {})])
     keep(world.ledger, world.lake, "orders")
     world.ledger.erasures.done([FIRST.key], O5, NOON)

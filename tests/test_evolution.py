@@ -70,9 +70,9 @@ def document(**values: Any) -> Message:
 
 def next_slice(bench: Bench, number: int, first: int, *messages: Message) -> Slice:
     bench.send(*messages)
-    piece = bench.plan(number, p0=(first, first + len(messages)))
-    bench.materialise(piece)
-    return piece
+    slice_ = bench.plan(number, p0=(first, first + len(messages)))
+    bench.materialise(slice_)
+    return slice_
 
 
 def events(bench: Bench, *names: str) -> list[tuple[Any, ...]]:
@@ -135,10 +135,10 @@ def test_a_slice_that_is_materialised_again_fills_the_columns(bench: Bench) -> N
     """Of columns that were declared, or added by a schema, after its first commit."""
     topic = bench.stream.topic
     bench.stream, bench.schemas = avro_stream(topic, unknown_fields=UnknownFields("ignore")), find_schema
-    piece = next_slice(bench, 0, 0, framed(2, id="a", v=1, n=7, key="k", part={"a": 1}))
+    slice_ = next_slice(bench, 0, 0, framed(2, id="a", v=1, n=7, key="k", part={"a": 1}))
     assert "n" not in types(bench, "events")
     bench.stream = avro_stream(topic)
-    bench.materialise(piece)
+    bench.materialise(slice_)
     assert events(bench, "n", "key_2", "part") == [(7, "k", {"a": 1})]
     assert bench.current()["a"]["n"] == 7
     assert not bench.failing()

@@ -77,13 +77,13 @@ def test_a_slice_with_records_within_the_margin_is_endangered(
     """The margin of 24 h before 90 h are over: what is older than 66 h, below offset 34."""
     settings = None if kept is None else {"retention.ms": Setting(kept, "x")}
     monkeypatch.setattr(module, "topic_settings", lambda *_: settings)
-    pieces = [
-        replace(piece, ranges={0: OffsetRange(40, 40), 1: OffsetRange(start, start + 10)})
-        for piece, start in ((ONE, 33), (TWO, 34), (THREE, 90))
+    slices = [
+        replace(slice_, ranges={0: OffsetRange(40, 40), 1: OffsetRange(start, start + 10)})
+        for slice_, start in ((ONE, 33), (TWO, 34), (THREE, 90))
     ]
     away = replace(FOUR, topic="orders.dlq.1", ranges={0: OffsetRange(0, 1)})
     kafka: Any = Hourly()
-    assert endangered(kafka, STREAM, [away, *pieces]) == expected, "one that cannot be asked keeps back no other"
+    assert endangered(kafka, STREAM, [away, *slices]) == expected, "one that cannot be asked keeps back no other"
 
 
 def test_what_is_endangered_is_only_read_and_comes_first() -> None:
@@ -119,8 +119,8 @@ def test_repair_reads_what_is_endangered_whatever_it_waits_for(
     """A slice that was given up, or waited for its next attempt, was left to retention."""
     asked: list[set[str]] = []
 
-    def looked(_: object, __: object, pieces: Any) -> frozenset[str]:
-        asked.append({piece.key for piece in pieces})
+    def looked(_: object, __: object, slices: Any) -> frozenset[str]:
+        asked.append({slice_.key for slice_ in slices})
         return frozenset({TWO.key, THREE.key})
 
     world.fail_often(TWO.key)
@@ -187,7 +187,7 @@ def test_what_retention_takes_within_the_margin_is_planned_at_once(
     kafka: Any = Small()
     tick = Planner(ledger, kafka).tick(replace(STREAM, limits=limits), now)
     assert bool(tick.slices) == planned
-    assert [piece.offsets for piece in ledger.slices("orders")] == [6] * planned
+    assert [slice_.offsets for slice_ in ledger.slices("orders")] == [6] * planned
 
 
 @pytest.mark.slow
@@ -207,4 +207,4 @@ def test_the_planner_does_not_wait_for_more_while_retention_is_about_to_take_wha
     tick = scene.tick(limits=replace(waiting, retention_margin=HOUR / 12), alerts=alerts)
     assert (tick.slices, "1 offsets wait for 5" in tick.lines[0]) == ((), True)
     assert len(scene.tick(limits=replace(waiting, retention_margin=HOUR / 4), alerts=alerts).slices) == 1
-    scene.see_each_once({(0, 0, 0)})
+    scene.ensure_each_once({(0, 0, 0)})

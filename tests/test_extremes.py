@@ -70,11 +70,11 @@ def test_any_timestamp_of_a_record_reaches_every_table(any_time: Bench) -> None:
     bench.send(*bad, *twice)
     # The last record of each slice has a fingerprint, which the read holds against the plan.
     ends = [0, *(TIMESTAMPS.index(ms) + 1 for ms in (NANOSECONDS, YEAR_1, JULIAN)), len(TIMESTAMPS)]
-    pieces = [bench.plan(n, p0=(ends[n], ends[n + 1])) for n in range(3)]
-    pieces.append(bench.plan(3, p0=(ends[3], ends[4]), p1=(0, ends[4]), p2=(0, 3)))
+    slices = [bench.plan(n, p0=(ends[n], ends[n + 1])) for n in range(3)]
+    slices.append(bench.plan(3, p0=(ends[3], ends[4]), p1=(0, ends[4]), p2=(0, 3)))
     # By itself, since none of its timestamps overflows: one that does has all slices of a run read by our own consumer.
-    bench.materialise(pieces.pop(2))
-    bench.materialise(*pieces)
+    bench.materialise(slices.pop(2))
+    bench.materialise(*slices)
 
     raw = bench.rows("raw")
     assert by_offset([row for row in raw if row["partition"] == 0], "timestamp_ms", "offset") == expected

@@ -11,7 +11,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster_shared.serdes import serialize_value
 
 from highwater.errors import DependencyAwayError, HighwaterError, OffsetsExpiredError
-from highwater.orchestration.failures import FIRST_WAIT, TRIES_AGAIN, told_to_dagster, wait_seconds
+from highwater.orchestration.failures import FIRST_WAIT, TRIES_AGAIN, translate_errors, wait_seconds
 from highwater.orchestration.redaction import HIDDEN, harmless, secret_values
 from highwater.orchestration.resources import settings
 
@@ -20,7 +20,7 @@ EXPIRED = OffsetsExpiredError("gone", stored="[0, 5)", found="7", remedy="accept
 
 
 def raising(error: BaseException, stop: Callable[[], None] = lambda: None) -> None:
-    with told_to_dagster(0, stop):
+    with translate_errors(0, stop):
         raise error
 
 
@@ -121,7 +121,7 @@ def _failing_job(secret: str, kind: type[Exception], depth: int) -> dg.JobDefini
 
     @dg.op
     def failing() -> None:
-        with told_to_dagster(0, lambda: None):
+        with translate_errors(0, lambda: None):
             fail(depth)
 
     @dg.job(executor_def=dg.in_process_executor)

@@ -157,12 +157,12 @@ def rows_by_place(held: Deployment) -> dict[tuple[int, int], tuple[bytes | None,
     return {(row["partition"], row["offset"]): (row["key"], row["value"]) for row in rows}
 
 
-def see_rows(held: Deployment, expected: Mapping[tuple[int, int], tuple[bytes | None, bytes | None]]) -> None:
+def ensure_rows(held: Deployment, expected: Mapping[tuple[int, int], tuple[bytes | None, bytes | None]]) -> None:
     """Raw holds these records, each once."""
     assert rows_by_place(held) == expected
 
 
-def see_decided(held: Deployment) -> None:
+def ensure_decided(held: Deployment) -> None:
     """Hold events, rejects and current against raw, for topics of which Kafka holds no more than a part."""
     raw = {(r["generation"], r["partition"], r["offset"]): r["value"] for r in read_rows(str(held.path("raw")))}
     tables = {name: read_rows(str(held.path(name))) for name in ("events", "rejects", "current")}
@@ -222,9 +222,9 @@ def ours(held: Deployment, instance: dg.DagsterInstance, soon: None) -> Ours:
 
 def stored_foreign(held: Deployment) -> str:
     """A slice of another stream in the same ledger."""
-    piece = Slice("payments", "payments", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
-    assert Ledger(f"sqlite:///{held.home / 'ledger.sqlite'}").add([piece])
-    return piece.key
+    slice_ = Slice("payments", "payments", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
+    assert Ledger(f"sqlite:///{held.home / 'ledger.sqlite'}").add([slice_])
+    return slice_.key
 
 
 def test_keys_that_name_no_slice_of_the_stream(ours: Ours) -> None:
@@ -249,17 +249,17 @@ def test_keys_that_name_no_slice_of_the_stream(ours: Ours) -> None:
         assert f"1 no slices of the stream by the ledger, delete their keys from Dagster: {key}" in str(
             tick.skip_message
         )
-        see_refused(ours.command("explain", key), key)
+        ensure_refused(ours.command("explain", key), key)
         ours.instance.delete_dynamic_partition("orders_slices", key)
     ours.held.send(60)
     assert len(ours.taken()) == 1
-    ours.held.see_whole()
+    ours.held.check_whole()
 
 
 DROPS = "x'); DROP TABLE slices; --"
 
 
-def see_refused(told: Result, key: str) -> None:
+def ensure_refused(told: Result, key: str) -> None:
     """The command names the key, or the topic that is none of the declared streams', and a remedy."""
     assert told.exit_code == PERMANENT, told.output
     assert "remedy: " in told.output
@@ -284,7 +284,7 @@ def test_an_absent_topic_and_then_an_empty_one(ours: Ours, instance: dg.DagsterI
     assert other.command("plan", "orders", "--commit").exit_code == MENDED
     other.held.send(60)
     assert len(other.taken()) == 1
-    other.held.see_whole()
+    other.held.check_whole()
 
 
 def test_a_deleted_topic_leaves_the_other_stream_untouched(ours: Ours, topic: TopicFactory) -> None:
@@ -310,7 +310,7 @@ def test_a_deleted_topic_leaves_the_other_stream_untouched(ours: Ours, topic: To
     held.send(60)
     [behind] = both.planned()
     both.took(early, behind)
-    held.see_whole()
+    held.check_whole()
     again = both.run(paid, stream="payments")
     assert again.success, "rows that Kafka cannot give again stay"
     after = {table: read_rows(held.lake.path("payments", table)) for table in TABLES}
@@ -339,7 +339,7 @@ def test_a_recreated_topic(ours: Ours) -> None:
     assert (told["error"], told["stored"], told["found"]) == ("TopicRecreatedError", *ids)
     again = ours.run(old)
     assert again.success, "its rows stay"
-    see_rows(held, before)
+    ensure_rows(held, before)
     accepted = ours.command("accept-loss", "orders", "--yes", "--by", "anna")
     assert accepted.exit_code == MENDED, accepted.output
     held.send(60)
@@ -348,7 +348,7 @@ def test_a_recreated_topic(ours: Ours) -> None:
     found = {(r["partition"], r["offset"]): (r["key"], r["value"]) for r in rows if r["generation"] == 1}
     assert found == read_topic(held.bootstrap, held.stream.topic)
     assert len(rows) == len(found) + len(before)
-    see_decided(held)
+    ensure_decided(held)
 
 
 def topic_id(held: Deployment) -> str:
@@ -391,8 +391,8 @@ def test_offsets_that_retention_took_before_they_were_planned(ours: Ours) -> Non
     accepted = ours.command("accept-loss", "orders", "--partition", "0", "--yes", "--by", "anna")
     assert accepted.exit_code == MENDED, accepted.output
     assert ours.taken()
-    see_rows(held, before | read_topic(held.bootstrap, held.stream.topic))
-    see_decided(held)
+    ensure_rows(held, before | read_topic(held.bootstrap, held.stream.topic))
+    ensure_decided(held)
     assert ours.command("plan", "orders").exit_code == MENDED
 
 
@@ -410,7 +410,7 @@ def test_offsets_that_retention_took_before_they_were_read(ours: Ours) -> None:
     accepted = ours.command("accept-loss", "orders", "--partition", "0", "--yes", "--by", "anna")
     assert accepted.exit_code == MENDED, accepted.output
     ours.repaired()
-    held.see_whole()
+    held.check_whole()
 
 
 def delete_before(held: Deployment, partition: int, offset: int) -> None:
@@ -437,8 +437,8 @@ def test_added_partitions_join_the_next_slice(ours: Ours) -> None:
     joined, ranges = held.slices().popitem()
     assert ranges[PARTITIONS] == (0, 1)
     ours.took(before, joined)
-    see_rows(held, read_topic(held.bootstrap, name))
-    see_decided(held)
+    ensure_rows(held, read_topic(held.bootstrap, name))
+    ensure_decided(held)
 
 
 def test_a_range_of_transaction_markers_alone(ours: Ours) -> None:
@@ -447,11 +447,11 @@ def test_a_range_of_transaction_markers_alone(ours: Ours) -> None:
     [key] = ours.taken()
     assert all(start < end for start, end in held.slices()[key].values())
     assert key in held.proofs("raw")
-    see_rows(held, {})
-    held.see_whole()
+    ensure_rows(held, {})
+    held.check_whole()
     held.send(60)
     ours.taken()
-    held.see_whole()
+    held.check_whole()
 
 
 def test_a_topic_that_was_compacted(ours: Ours, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,7 +463,7 @@ def test_a_topic_that_was_compacted(ours: Ours, topic: TopicFactory, monkeypatch
     send(held.bootstrap, name, [order_message(f"o{n % 4}", n // 4 + 1) for n in range(40)])
     [first] = ours.taken()
     before = read_topic(held.bootstrap, name)
-    see_rows(held, before)
+    ensure_rows(held, before)
     [gappy], seen = compacted(ours, name)
     start, end = held.slices()[gappy][0]
     assert 0 < sum(start <= offset < end for _, offset in rows_by_place(held)) < end - start
@@ -477,7 +477,7 @@ def test_a_topic_that_was_compacted(ours: Ours, topic: TopicFactory, monkeypatch
     # The cleaner goes on while the slice is read.
     taken = rows_by_place(held).items()
     assert (before | read_topic(held.bootstrap, name)).items() <= taken <= (before | seen).items()
-    see_decided(held)
+    ensure_decided(held)
     # The test's producer pays its orders again and again; compaction alone makes nothing red.
     assert {one.check for one in red(held)} == {"transitions_allowed"}
 
@@ -525,7 +525,7 @@ def test_an_open_transaction_is_waited_for(ours: Ours) -> None:
     producer.commit_transaction(30)
     wait_until(lambda: bool(ours.planned()), 30, "a slice of the transaction's records")
     ours.took(before, [*held.slices()][-1])
-    held.see_whole()
+    held.check_whole()
 
 
 def test_a_slice_that_cannot_be_written(ours: Ours) -> None:
@@ -552,7 +552,7 @@ def test_a_slice_that_cannot_be_written(ours: Ours) -> None:
     for file in in_the_way:
         file.unlink()
     ours.repaired()
-    held.see_whole()
+    held.check_whole()
 
 
 def repair_lines(ours: Ours) -> list[str]:
@@ -578,7 +578,7 @@ def test_a_lake_that_cannot_be_read(ours: Ours) -> None:
     assert "_delta_log: Not a directory" in asked.output
     held.path("raw").unlink()
     ours.repaired()
-    held.see_whole()
+    held.check_whole()
 
 
 def test_a_locked_ledger(ours: Ours) -> None:
@@ -608,7 +608,7 @@ def test_a_locked_ledger(ours: Ours) -> None:
     [behind] = ours.planned()
     ours.repaired()
     assert {key, behind} == set(held.proofs("raw"))
-    held.see_whole()
+    held.check_whole()
 
 
 @pytest.fixture
@@ -665,7 +665,7 @@ def test_a_broker_that_is_away_before_and_during_a_run(
     breakers.change(KAFKA, lambda row: replace(row, since=datetime.now(UTC) - COOL_DOWN))
     ours.repaired()
     assert breakers.dependency(KAFKA).state == "closed"
-    held.see_whole()
+    held.check_whole()
 
 
 def killed_while_reading(broker: EmbeddedBroker, patch: pytest.MonkeyPatch) -> None:
@@ -711,7 +711,7 @@ def test_a_declaration_that_does_not_parse(ours: Ours) -> None:
     mended = declared(ours, folder)
     assert {"orders_slice", "other_slice"} <= {*mended.defs.get_repository_def().job_names}
     assert len(mended.taken()) == 1
-    mended.held.see_whole()
+    mended.held.check_whole()
 
 
 def declared(ours: Ours, folder: Path) -> Ours:

@@ -63,8 +63,8 @@ def test_a_partition_is_read_by_a_task_or_more(
     ranges: Mapping[int, OffsetRange], again: Mapping[str, int] | None, tasks: int
 ) -> None:
     rows: Any = Mock()
-    piece = Slice("orders", "orders", "A" * 22, 0, 0, ranges, datetime(2026, 3, 1, tzinfo=UTC))
-    assert _Read(rows, {piece.key: piece}, again).tasks([piece.key]) == tasks
+    slice_ = Slice("orders", "orders", "A" * 22, 0, 0, ranges, datetime(2026, 3, 1, tzinfo=UTC))
+    assert _Read(rows, {slice_.key: slice_}, again).tasks([slice_.key]) == tasks
 
 
 class Frame:

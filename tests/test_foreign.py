@@ -303,8 +303,8 @@ def test_the_ledger_says_what_its_slices_read_and_an_older_look_can_be_had_again
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     first = replace(generation(0, p0=0), stream=STREAM.name)
     ledger.open_generation(first)
-    piece = Slice(STREAM.name, "orders", "a", 0, 0, {0: OffsetRange(0, 8), 1: OffsetRange(0, 5)}, NOW)
-    assert ledger.add([piece], [lost(0, 0, 8, 12)])
+    slice_ = Slice(STREAM.name, "orders", "a", 0, 0, {0: OffsetRange(0, 8), 1: OffsetRange(0, 5)}, NOW)
+    assert ledger.add([slice_], [lost(0, 0, 8, 12)])
     assert main_log(ledger, STREAM) == MainLog([*ledger.generations("orders", "orders")], [lost(0, 0, 8, 12)], {})
     [moved] = ledger.generations("orders", "orders")
     assert ledger.open_generation(replace(generation(1, 10, "b", p0=0), first_ordinal=1), seen=moved)
@@ -408,8 +408,8 @@ def publish(bootstrap: str, topic: str, records: list[tuple[Message, int]]) -> N
 
 def due(bench: Bench, topic: str) -> Slice:
     time.sleep(1.2 * bench.stream.delays[topic].total_seconds() + 0.1)
-    [piece] = plan_tier(bench.ledger, bench.kafka, bench.stream, topic, datetime.now(UTC)).slices
-    return piece
+    [slice_] = plan_tier(bench.ledger, bench.kafka, bench.stream, topic, datetime.now(UTC)).slices
+    return slice_
 
 
 def sent_to(bench: Bench, topic: str) -> list[Headers]:
@@ -462,8 +462,8 @@ def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> N
     )
     customers(bench.lake, ["c1", "late"])
     assert stream_status(bench.ledger, bench.kafka, bench.stream, {}).dlq[2].topic == theirs
-    piece = due(bench, theirs)
-    reports = bench.materialise(piece)
+    slice_ = due(bench, theirs)
+    reports = bench.materialise(slice_)
     counts = reports["events"][0].counts
     split = {name: counts[name] for name in ("raw", "events", "rejects", "tombstones", "superseded")}
     assert split == {"raw": 10, "events": 3, "rejects": 2, "tombstones": 1, "superseded": 4}
@@ -478,7 +478,7 @@ def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> N
     assert (taken[main, 0, "o0"]["retries"], taken[main, 2, "o2"]["version"]) == (1, 1)
     assert int(taken[namespace + "legacy", 0, "x0"]["origin_timestamp"].timestamp() * 1000) == MS
     rejected = {
-        (row["origin_topic"], row["origin_offset"]): row for row in bench.rows("rejects") if row["slice"] == piece.key
+        (row["origin_topic"], row["origin_offset"]): row for row in bench.rows("rejects") if row["slice"] == slice_.key
     }
     assert set(rejected) == {(namespace + "legacy", 1), (namespace + theirs, 8)}
     assert "no header __connect.errors.topic" in rejected[namespace + theirs, 8]["detail"]
@@ -488,8 +488,8 @@ def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> N
     assert told["__connect.errors.exception.stacktrace"].startswith(b"java.lang")
     assert told[envelope.ORIGIN_TOPIC] == (namespace + "legacy").encode()
     assert (told[envelope.ATTEMPT], told[envelope.ORIGIN_OFFSET]) == (b"2", b"1")
-    see_the_sum(bench)
-    see_followed(bench, theirs)
+    ensure_the_sum(bench)
+    ensure_followed(bench, theirs)
     assert (
         int(ensure(bench.kafka, bench.stream)[bench.stream.parked_topic].config["max.message.bytes"])
         == 2_000_000 + MOST_BYTES
@@ -498,20 +498,20 @@ def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> N
     customers(bench.lake, ["c1", "late", "later"])
     [rest] = Planner(bench.ledger, bench.kafka).tick(bench.stream, datetime.now(UTC)).slices
     tiers = [due(bench, tier) for tier in bench.stream.tier_topics]
-    bench.materialise(first, piece, rest, *tiers)
+    bench.materialise(first, slice_, rest, *tiers)
     found = Counter((row["key"], row["slice"]) for row in bench.rows("events"))
-    theirs_again = {"o0": piece.key, "o2": piece.key, "x0": piece.key}
+    theirs_again = {"o0": slice_.key, "o2": slice_.key, "x0": slice_.key}
     expected = {**theirs_again, "o1": first.key, "o3": rest.key, "x9": tiers[1].key}
     assert found == Counter({*expected.items()}), "what was sent on is left to the tier"
-    see_the_sum(bench)
+    ensure_the_sum(bench)
 
 
-def see_the_sum(bench: Bench) -> None:
+def ensure_the_sum(bench: Bench) -> None:
     found = count_ends(bench.ledger, bench.lake, bench.stream)
     assert found.error is None, found
 
 
-def see_followed(bench: Bench, theirs: str) -> None:
+def ensure_followed(bench: Bench, theirs: str) -> None:
     """Each record on their topic can be followed to its end."""
     ends = [
         locate(bench.ledger, bench.kafka, bench.lake, bench.stream, theirs, 0, offset)[0].end for offset in range(10)

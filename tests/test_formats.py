@@ -169,12 +169,12 @@ def test_a_registry_that_is_away_rejects_nothing(bench: Bench) -> None:
     bench.schemas = away
     one = records("10-avro-logical-types")[0]
     bench.send(Message(one.key, one.value))
-    piece = bench.plan(0, p0=(0, 1))
+    slice_ = bench.plan(0, p0=(0, 1))
     with pytest.raises(DependencyAwayError):
-        bench.materialise(piece)
+        bench.materialise(slice_)
     assert bench.rows("events") == []
     bench.schemas = find_schema
-    bench.materialise(piece)
+    bench.materialise(slice_)
     assert len(bench.rows("events")) == 1
 
 

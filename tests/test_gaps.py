@@ -108,8 +108,8 @@ TILED: dict[str, tuple[list[Slice], list[Loss], list[tuple[int, int]]]] = {
 
 @pytest.mark.parametrize("name", TILED)
 def test_slices_tile_or_the_seam_is_named(name: str) -> None:
-    pieces, losses, expected = TILED[name]
-    assert [(seam.expected, seam.found) for seam in seams(pieces, OPENED, losses)] == expected
+    slices, losses, expected = TILED[name]
+    assert [(seam.expected, seam.found) for seam in seams(slices, OPENED, losses)] == expected
 
 
 def test_a_slice_is_held_against_the_one_before_it() -> None:
@@ -141,31 +141,31 @@ class Real:
 
     def plan(self) -> Slice:
         """All that is not planned yet, as one slice."""
-        [piece] = self.scene.tick(limits=replace(self.scene.stream.limits, most_records=10_000)).slices
-        return piece
+        [slice_] = self.scene.tick(limits=replace(self.scene.stream.limits, most_records=10_000)).slices
+        return slice_
 
-    def read(self, piece: Slice, *, without: int | None = None) -> list[int]:
+    def read(self, slice_: Slice, *, without: int | None = None) -> list[int]:
         """What a consumer of its own sees of the slice goes into raw; returns the offsets."""
         from confluent_kafka import Consumer, TopicPartition
 
         settings = {"group.id": "plain", "enable.partition.eof": True, "auto.offset.reset": "earliest"}
         consumer = Consumer({"bootstrap.servers": self.scene.bootstrap, **settings})
-        consumer.assign([TopicPartition(self.scene.topic, 0, piece.ranges[0].start)])
+        consumer.assign([TopicPartition(self.scene.topic, 0, slice_.ranges[0].start)])
         found: list[int] = []
         while not (message := consumer.poll(60) or pytest.fail("nothing came")).error():
-            if message.offset() in piece.ranges[0]:
+            if message.offset() in slice_.ranges[0]:
                 found.append(message.offset() or 0)
         consumer.close()
-        place = {"slice": piece.key, "topic": self.scene.topic, "generation": 0, "partition": 0}
-        store(self.lake, piece, [{**place, "offset": offset} for offset in found if offset != without])
+        place = {"slice": slice_.key, "topic": self.scene.topic, "generation": 0, "partition": 0}
+        store(self.lake, slice_, [{**place, "offset": offset} for offset in found if offset != without])
         return found
 
-    def verdict(self, piece: Slice) -> Verdict:
-        found = in_raw(self.scene.ledger, self.lake, self.scene.stream, [piece.key])
-        return gaps_explained(self.scene.ledger, self.scene.kafka, found)[piece.key]
+    def verdict(self, slice_: Slice) -> Verdict:
+        found = in_raw(self.scene.ledger, self.lake, self.scene.stream, [slice_.key])
+        return gaps_explained(self.scene.ledger, self.scene.kafka, found)[slice_.key]
 
-    def counts(self, piece: Slice) -> dict[str, int]:
-        told = self.verdict(piece)
+    def counts(self, slice_: Slice) -> dict[str, int]:
+        told = self.verdict(slice_)
         assert told.passed, told.text
         return {name: count for name, count in told.numbers.items() if count and name not in {"offsets", "gaps"}}
 
@@ -178,16 +178,16 @@ def test_gaps_of_transactions_are_told_apart_and_kept(bootstrap: str, topic: Top
     real.in_transaction(5, commit=False)
     real.scene.write(1)
     # Three, four and a marker, five that were aborted and a marker, one.
-    piece = real.plan()
-    read = real.read(piece, without=4)
-    lacking = real.verdict(piece)
+    slice_ = real.plan()
+    read = real.read(slice_, without=4)
+    lacking = real.verdict(slice_)
     assert not lacking.passed
     assert [*lacking.samples] == [{"partition": 0, "start": 4, "end": 5}]
 
-    assert set(real.read(piece)) == {0, 1, 2, 3, 4, 5, 6, 14} == set(read)
-    assert real.counts(piece) == {"aborted": 5, "markers": 2}
+    assert set(real.read(slice_)) == {0, 1, 2, 3, 4, 5, 6, 14} == set(read)
+    assert real.counts(slice_) == {"aborted": 5, "markers": 2}
     real.scene.delete_before(15)
-    assert real.counts(piece) == {"aborted": 5, "markers": 2}, "what was seen is kept"
+    assert real.counts(slice_) == {"aborted": 5, "markers": 2}, "what was seen is kept"
 
     real.scene.write(2)
     real.in_transaction(1, commit=False)
@@ -217,11 +217,11 @@ def test_gaps_of_a_compacted_topic_are_explained_and_a_lost_row_is_none(bootstra
         return first is None or (first.offset() or 0) >= before.ranges[0].end
 
     wait_until(gone, 120, "compaction")
-    piece = real.plan()
-    read = real.read(piece)
-    told = real.counts(piece)
+    slice_ = real.plan()
+    read = real.read(slice_)
+    told = real.counts(slice_)
     assert set(told) <= {"markers_or_compacted", "aborted"}
-    assert told["markers_or_compacted"] == len(set(range(piece.ranges[0].start, piece.ranges[0].end)) - set(read))
+    assert told["markers_or_compacted"] == len(set(range(slice_.ranges[0].start, slice_.ranges[0].end)) - set(read))
 
-    real.read(piece, without=read[-1])
-    assert not real.verdict(piece).passed
+    real.read(slice_, without=read[-1])
+    assert not real.verdict(slice_).passed

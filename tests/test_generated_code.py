@@ -52,7 +52,7 @@ def test_fences_split_and_current_hold_on_generated_code(
     spark: SparkSession, taken: test_stages.Taken, bench: Bench, tmp_path: Path
 ) -> None:
     """One test of several, so that one worker alone starts this server."""
-    see_generated(spark, tmp_path / "numbers")
+    ensure_generated(spark, tmp_path / "numbers")
     for holds in (
         test_stages.test_raw_holds_every_record_of_the_topic_byte_by_byte,
         test_stages.test_the_split_is_conserved_and_told_by_reason,
@@ -64,7 +64,7 @@ def test_fences_split_and_current_hold_on_generated_code(
     test_run_history.test_another_record_under_the_mark_is_not_read(bench)
 
 
-def see_generated(spark: SparkSession, path: Path) -> None:
+def ensure_generated(spark: SparkSession, path: Path) -> None:
     spark.range(9).write.parquet(str(path))
     plan = spark.sql(f"EXPLAIN CODEGEN SELECT id + 1 FROM parquet.`{path}` WHERE id > 3").collect()[0][0]
     assert "Found 1 WholeStageCodegen subtrees" in plan

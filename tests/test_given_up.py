@@ -71,7 +71,7 @@ def repairing_(tmp_path: Path) -> Iterator[Repairing]:
 
 def measured(ours: Repairing) -> Any:
     unused: Any = None
-    return alerts._given_up(alerts.Asked(ours.ledger, unused, unused, STREAM))
+    return alerts._exhausted(alerts.Asked(ours.ledger, unused, unused, STREAM))
 
 
 def test_a_slice_that_fails_again_and_again_is_an_alert_and_stays_given_up(
@@ -121,7 +121,7 @@ def test_a_person_lets_it_be_tried_again(repairing_: Repairing, tmp_path: Path) 
     assert measured(ours).over, "what fails again is given up anew"
 
 
-@pytest.mark.parametrize("during", ["past_runs", "_still_given_up", "_decide"])
+@pytest.mark.parametrize("during", ["past_runs", "_still_exhausted", "_decide"])
 def test_a_release_during_a_tick_is_not_undone(
     repairing_: Repairing, during: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ def test_a_held_slice_keeps_back_what_follows_and_raw_goes_on(holding: Bench) ->
     named = {3: "late", 7: "nobody", 8: "nobody"}
     bench.send(*[order_message(f"o{n}", 1, customer_id=named.get(n, "c1")) for n in range(9)])
     slices = [bench.plan(n, p0=(3 * n, 3 * n + 3)) for n in range(3)]
-    keys = [piece.key for piece in slices]
+    keys = [slice_.key for slice_ in slices]
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("orders_slices", keys)
         runs = Runs(bench, instance)

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from highwater.assets import events
-from highwater.assets.breaker_gate import see_admitted
+from highwater.assets.breaker_gate import ensure_admitted
 from highwater.assets.commit import Standing
-from highwater.assets.ordered_holds import FIRST, HOLDS, end_holds, parked_slices, rejected_anyway, see_none_held
+from highwater.assets.ordered_holds import FIRST, HOLDS, end_holds, ensure_none_held, parked_slices, rejected_anyway
 from highwater.assets.work import Work
 from highwater.declaration import OnReject, Stream
 from highwater.declaration_parts import ON_REJECT
@@ -43,7 +43,7 @@ from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.open_metrics import Metrics, _holds
 from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing import ticks
-from highwater.orchestration.sensing.ordered_processing import LOOK_BACK, behind, hold_lines, see_in_turn, take_turn
+from highwater.orchestration.sensing.ordered_processing import LOOK_BACK, behind, ensure_in_turn, hold_lines, take_turn
 from highwater.orchestration.sensing.run_requests import PastRun, RepairRules
 from highwater.orchestration.sensing.step_breaker import watched
 from highwater.resources.kafka import Kafka
@@ -136,7 +136,7 @@ class World:
         if turn.keys:
             self.run(turn.keys)
 
-    def see_order(self) -> None:
+    def ensure_order(self) -> None:
         for name in ("events", "current"):
             assert self.tables[name] == set(self.keys[: len(self.tables[name])]), f"{name} has a hole"
 
@@ -166,18 +166,18 @@ def test_whatever_runs_nothing_passes_a_held_slice_and_all_completes_when_it_is_
             world.held = {key for key in keys if key not in world.tables["events"]}
         else:
             world.repair()
-        world.see_order()
+        world.ensure_order()
     held = min(world.held & set(world.keys), default=None)
     for _ in range(5 * len(world.keys)):  # the longest wait of each is an hour
         world.repair(minutes=20)
-        world.see_order()
+        world.ensure_order()
     behind = world.keys[world.keys.index(held) :] if held else []
     assert world.tables["raw"] == set(world.keys), "raw goes on"
     assert world.tables["current"] == set(world.keys) - set(behind), "what is before it completes"
     world.held = set()
     for _ in range(5 * len(world.keys)):
         world.repair(minutes=20)
-        world.see_order()
+        world.ensure_order()
     assert not world.lacking()
 
 
@@ -228,11 +228,11 @@ def counted(*slices: Slice, detail: str = FOUND.detail) -> dict[str, dict[str, A
 
 
 def test_a_slice_with_a_record_that_holds_fails_and_the_ledger_knows(ledger: Ledger, work: Callable[..., Work]) -> None:
-    see_none_held(work(TWO), {}, {TWO.key: {"raw": 10, "rejects": 4, HOLDS: 0, FIRST: None}})
+    ensure_none_held(work(TWO), {}, {TWO.key: {"raw": 10, "rejects": 4, HOLDS: 0, FIRST: None}})
     assert ledger.holds.open("orders") == []
     for attempt in (1, 2):
         with pytest.raises(SliceHeldError) as raised:
-            see_none_held(work(TWO), {}, counted(TWO))
+            ensure_none_held(work(TWO), {}, counted(TWO))
         told = str(raised.value)
         assert "orders@0000002 is held by 3 records, the first is orders partition 2 offset 41" in told
         assert "unresolved: customer_id is not in reference/customers" in told
@@ -250,7 +250,7 @@ def test_a_slice_with_a_record_that_holds_fails_and_the_ledger_knows(ledger: Led
 
 def test_nothing_of_the_record_is_repeated(ledger: Ledger, work: Callable[..., Work]) -> None:
     with pytest.raises(SliceHeldError) as raised:
-        see_none_held(work(TWO), {}, counted(TWO, detail="field amount is long, found JSON OBJECT<secret: STRING>"))
+        ensure_none_held(work(TWO), {}, counted(TWO, detail="field amount is long, found JSON OBJECT<secret: STRING>"))
     assert "secret" not in str(raised.value)
     assert ledger.holds.open("orders")[0].found.detail == "field amount is long, found JSON OBJECT"
 
@@ -258,21 +258,21 @@ def test_nothing_of_the_record_is_repeated(ledger: Ledger, work: Callable[..., W
 def test_what_stands_already_is_refused_and_holds_nobody(ledger: Ledger, work: Callable[..., Work]) -> None:
     standing: Any = {TWO.key: None}
     with pytest.raises(SliceHeldError, match="its earlier decision stays"):
-        see_none_held(work(TWO), standing, counted(TWO))
+        ensure_none_held(work(TWO), standing, counted(TWO))
     assert ledger.holds.open("orders") == []
 
 
 def test_a_released_slice_is_decided_and_its_records_are_not_the_breakers(
     ledger: Ledger, work: Callable[..., Work]
 ) -> None:
-    for piece in (ONE, TWO):
-        ledger.holds.note("orders", piece.key, FOUND, NOON)
+    for slice_ in (ONE, TWO):
+        ledger.holds.note("orders", slice_.key, FOUND, NOON)
     assert ledger.holds.release(TWO.key, PARK)
     assert not ledger.holds.release(TWO.key, replace(PARK, by="bob")), "the first stays"
     assert not ledger.holds.release(THREE.key, PARK), "nothing holds it"
-    see_none_held(work(TWO), {}, counted(TWO))
+    ensure_none_held(work(TWO), {}, counted(TWO))
     with pytest.raises(SliceHeldError):
-        see_none_held(work(ONE), {}, counted(ONE))
+        ensure_none_held(work(ONE), {}, counted(ONE))
     assert parked_slices(work(ONE, TWO)) == [TWO.key]
     assert rejected_anyway(counted(TWO), {TWO.key: {"raw": 10, "rejects": 4}}) == {TWO.key: {"raw": 10, "rejects": 1}}
     end_holds(work(ONE, TWO))
@@ -285,24 +285,24 @@ def test_each_table_is_refused_until_the_slice_before_stands_in_it(ledger: Ledge
     ledger.add([ONE, TWO, THREE])
     ours = work(TWO)
     prove(ours.lake, [ONE, TWO, THREE], "raw")
-    see_in_turn(ours, "raw")
+    ensure_in_turn(ours, "raw")
     with pytest.raises(OutOfTurnError, match="orders@0000002 may not go into orders/events before orders@0000001"):
-        see_in_turn(ours, "events")
-    see_in_turn(work(ONE, TWO), "events")
-    see_in_turn(replace(ours, stream=make_stream("orders")), "events")
-    see_in_turn(work(a_slice(9, 10, STREAM.tier_topics[0])), "events")
+        ensure_in_turn(ours, "events")
+    ensure_in_turn(work(ONE, TWO), "events")
+    ensure_in_turn(replace(ours, stream=make_stream("orders")), "events")
+    ensure_in_turn(work(a_slice(9, 10, STREAM.tier_topics[0])), "events")
     prove(ours.lake, [ONE, TWO], "events")
-    see_in_turn(ours, "events")
+    ensure_in_turn(ours, "events")
     with pytest.raises(OutOfTurnError):
-        see_in_turn(ours, "rejects")
+        ensure_in_turn(ours, "rejects")
     prove(ours.lake, [ONE], "rejects")
-    see_in_turn(ours, "rejects")
-    see_in_turn(ours, "dlq")
+    ensure_in_turn(ours, "rejects")
+    ensure_in_turn(ours, "dlq")
     with pytest.raises(OutOfTurnError, match="before orders@0000001"):
-        see_in_turn(work(TWO, THREE), "current")
+        ensure_in_turn(work(TWO, THREE), "current")
     ledger.holds.note("orders", ONE.key, FOUND, NOON)
     with pytest.raises(OutOfTurnError, match="orders@0000001 is held since"):
-        see_in_turn(ours, "current")
+        ensure_in_turn(ours, "current")
 
 
 def test_the_look_back_ends_and_sees_what_lies_within(ledger: Ledger, work: Callable[..., Work]) -> None:
@@ -310,17 +310,17 @@ def test_the_look_back_ends_and_sees_what_lies_within(ledger: Ledger, work: Call
     ledger.add(many)
     ours = work(many[-1])
     prove(ours.lake, many[1:-1], "raw", "events")
-    see_in_turn(ours, "events")
+    ensure_in_turn(ours, "events")
     with pytest.raises(OutOfTurnError, match=f"before {many[0].key}"):
-        see_in_turn(work(many[-2]), "events")
+        ensure_in_turn(work(many[-2]), "events")
 
 
 def decide(work: Work, told_of: Mapping[str, Mapping[str, Any]]) -> None:
     """What the step of events asks before it commits, with the breaker's watch around it."""
     measured = {key: events._plain(row) for key, row in told_of.items()}
-    made: Any = SimpleNamespace(work=work, measured=measured, see_kept=lambda keys: None)
+    made: Any = SimpleNamespace(work=work, measured=measured, ensure_kept=lambda keys: None)
     with watched(work, "events", 0):
-        events._see_decidable(made, Standing({}, -1), work.slices, told_of)
+        events._ensure_decidable(made, Standing({}, -1), work.slices, told_of)
 
 
 def test_a_probe_that_is_held_closes_the_breaker_if_the_rest_of_it_is_sound(
@@ -335,9 +335,9 @@ def test_a_probe_that_is_held_closes_the_breaker_if_the_rest_of_it_is_sound(
     with pytest.raises(SliceHeldError):
         decide(work(ONE), counted(ONE))
     assert ledger.breakers.circuit("orders").window == (), "it says nothing of the stream"
-    see_admitted(work(a_slice(9, 10, STREAM.tier_topics[0])), [a_slice(9, 10, STREAM.tier_topics[0])])
+    ensure_admitted(work(a_slice(9, 10, STREAM.tier_topics[0])), [a_slice(9, 10, STREAM.tier_topics[0])])
     assert ledger.holds.release(ONE.key, PARK)
-    see_admitted(work(ONE), [ONE])
+    ensure_admitted(work(ONE), [ONE])
 
 
 def test_a_probe_that_is_held_and_over_the_limit_begins_the_cool_down_again(
@@ -516,11 +516,11 @@ def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatc
 def test_a_release_names_the_breaker_that_the_slice_waits_for(ledger: Ledger) -> None:
     ledger.add([ONE, TWO])
     said: list[str] = []
-    for piece in (ONE, TWO):
-        ledger.holds.note("orders", piece.key, FOUND, NOON)
-        asked = Asked(piece.key, sure=True, by="ann")
+    for slice_ in (ONE, TWO):
+        ledger.holds.note("orders", slice_.key, FOUND, NOON)
+        asked = Asked(slice_.key, sure=True, by="ann")
         act(ledger, {"orders": STREAM}, asked, NOON, lambda line: said.append(str(line)))
-        assert ("waits for the breaker of orders" in said[-1]) == (piece == TWO)
+        assert ("waits for the breaker of orders" in said[-1]) == (slice_ == TWO)
         opened(ledger)
 
 

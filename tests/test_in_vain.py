@@ -29,7 +29,7 @@ class Telling:
 
     def __init__(self, folder: Path, ours: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
         self.url, self.ours, self.heard = f"sqlite:///{folder / 'ledger.sqlite'}", ours, list[Alert]()
-        monkeypatch.setattr(alerts, "MEASURES", (alerts._in_vain, alerts._given_up, alerts._held))
+        monkeypatch.setattr(alerts, "MEASURES", (alerts._in_vain, alerts._exhausted, alerts._held))
 
     def tick(self) -> str:
         unused: Any = None
@@ -134,11 +134,11 @@ def test_slices_that_wait_for_spark_are_one_alert_until_it_is_back(
     """They were requested every hour, and nothing was told before retention came near what Kafka keeps."""
     ours = Repairing(tmp_path, instance, [ONE, TWO])
     telling = Telling(tmp_path, ours, monkeypatch)
-    for piece in (ONE, TWO):
-        ours.fail_often(piece.key)
+    for slice_ in (ONE, TWO):
+        ours.fail_often(slice_.key)
     time.sleep(0.01)
-    for piece in (ONE, TWO):
-        failed_by(ours.instance, {**NAMED, "dagster/partition": piece.key}, "DependencyAwayError: Spark is away")
+    for slice_ in (ONE, TWO):
+        failed_by(ours.instance, {**NAMED, "dagster/partition": slice_.key}, "DependencyAwayError: Spark is away")
     telling.tick()
     telling.tick()
     assert telling.kinds() == ["alert tried in vain"]

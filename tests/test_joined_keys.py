@@ -80,8 +80,8 @@ def test_entities_whose_fields_hold_the_separator_stay_apart(bench: Bench) -> No
         booking("a|b|c", "a", "b|c", "NOK"),
         booking("b", None, "b", "DKK"),
     )
-    piece = bench.plan(0, p0=(0, 5))
-    bench.materialise(piece)
+    slice_ = bench.plan(0, p0=(0, 5))
+    bench.materialise(slice_)
     fields = {(row["account_id"], row["payment_id"]): row["currency"] for row in bench.current().values()}
     assert fields == {("a|b", "c"): "EUR", ("a", "b|c"): "CHF", ("a\\", "b"): "SEK"}
     details = {row["origin_offset"]: row["detail"] for row in bench.rows("rejects")}

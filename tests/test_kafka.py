@@ -372,15 +372,15 @@ def test_records_in_tiered_storage_are_read_by_both_clients(
         bench.send(*[order_message(f"o{n}", 1, n % 3) for n in range(9)])
         assert len([*bench.kafka.read("tiered", {p: OffsetRange(0, 3) for p in range(3)}, seconds=3)]) == 9
         assert advertised.empty, "the short wait is tried first"
-        piece = bench.plan(0, p0=(0, 3), p1=(0, 3), p2=(0, 3))
-        raw.materialise(bench.work(piece))
+        slice_ = bench.plan(0, p0=(0, 3), p1=(0, 3), p2=(0, 3))
+        raw.materialise(bench.work(slice_))
         assert sorted((row["partition"], row["offset"]) for row in bench.rows("raw")) == [
             (p, offset) for p in range(3) for offset in range(3)
         ]
         before = advertised.empty
         configured = Kafka(broker.bootstrap, {"fetch.wait.max.ms": "900"})
         assert len([*configured.read("tiered", {0: OffsetRange(0, 3)}, seconds=3)]) == 3
-        raw.materialise(bench.work(piece, kafka=configured))
+        raw.materialise(bench.work(slice_, kafka=configured))
         assert advertised.empty == before, "what the configuration says is never undercut"
 
 

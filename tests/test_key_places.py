@@ -43,16 +43,16 @@ class Raw:
         self.rows: list[dict[str, Any]] = []
         self.slices: list[Slice] = []
 
-    def send(self, piece: Slice, by: Partitioner, keys: Iterable[bytes | None], over: int | None = None) -> None:
+    def send(self, slice_: Slice, by: Partitioner, keys: Iterable[bytes | None], over: int | None = None) -> None:
         """Records of these keys in a slice, by a producer that knows so many partitions; all that the slice has."""
-        self.slices = [*{one.key: one for one in [*self.slices, piece]}.values()]
+        self.slices = [*{one.key: one for one in [*self.slices, slice_]}.values()]
         for key in keys:
-            partition = 0 if key is None else by.partition(key, over or len(piece.ranges))
-            self.put(piece, key, partition)
+            partition = 0 if key is None else by.partition(key, over or len(slice_.ranges))
+            self.put(slice_, key, partition)
 
-    def put(self, piece: Slice, key: bytes | None, partition: int) -> None:
-        place = {"partition": partition, "offset": len(self.rows), "generation": piece.generation}
-        self.rows.append({"slice": piece.key, "topic": piece.topic, "key": key, **place})
+    def put(self, slice_: Slice, key: bytes | None, partition: int) -> None:
+        place = {"partition": partition, "offset": len(self.rows), "generation": slice_.generation}
+        self.rows.append({"slice": slice_.key, "topic": slice_.topic, "key": key, **place})
 
     def ask(self) -> KeyPlaces:
         import pyarrow as pa
@@ -60,7 +60,7 @@ class Raw:
         kinds = {"partition": pa.int32(), "offset": pa.int64(), "generation": pa.int32(), "key": pa.binary()}
         names = ["slice", "topic", "generation", "partition", "offset", "key"]
         schema = pa.schema([(name, kinds.get(name, pa.string())) for name in names])
-        made, proofs = pa.Table.from_pylist(self.rows, schema), [Proof(piece, 1, None) for piece in self.slices]
+        made, proofs = pa.Table.from_pylist(self.rows, schema), [Proof(slice_, 1, None) for slice_ in self.slices]
         plant(self.lake.path("orders", "raw"), made, proofs, replace=True)
         return key_places(self.lake, STREAM, eras(self.slices, []))
 
@@ -157,8 +157,8 @@ def test_without_a_table_there_are_no_keys(tmp_path: Path) -> None:
 
 
 def test_eras_follow_partitions_and_generations() -> None:
-    pieces = [a_slice(0, 4), a_slice(1, 4), a_slice(2, 6), a_slice(4, 3, generation=1)]
-    found = eras(pieces[::-1], [a_generation(0, 4), a_generation(1, 5)])
+    slices = [a_slice(0, 4), a_slice(1, 4), a_slice(2, 6), a_slice(4, 3, generation=1)]
+    found = eras(slices[::-1], [a_generation(0, 4), a_generation(1, 5)])
     assert [(era.since, era.generation, era.partitions, era.added) for era in found] == [
         ("orders@0000000", 0, 4, 0),
         ("orders@0000002", 0, 6, 2),

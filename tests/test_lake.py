@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dev.planted import plant
-from highwater.assets.commit import have_table
+from highwater.assets.commit import ensure_table
 from highwater.assets.work import Work
 from highwater.errors import DependencyAwayError
 from highwater.proof import Proof
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 STREAM, TABLE = "orders", "raw"
 
 
-def piece(ordinal: int) -> Slice:
+def slice_(ordinal: int) -> Slice:
     return Slice(STREAM, "orders", "id", 0, ordinal, {0: OffsetRange(0, 9)}, datetime.now(UTC))
 
 
@@ -42,7 +42,7 @@ def lake(tmp_path: Path) -> Lake:
     """A table with a slice of three rows and one of none, whose commit records have no count of rows."""
     import pyarrow as pa
 
-    proofs = [Proof(piece(n), attempt=1, rows=None) for n in range(2)]
+    proofs = [Proof(slice_(n), attempt=1, rows=None) for n in range(2)]
     made = Lake(str(tmp_path))
     rows = pa.table({"slice": [proofs[0].key] * 3, "value": ["a", "b", "c"]})
     plant(made.path(STREAM, TABLE), rows, proofs)
@@ -50,7 +50,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def rows_of(lake: Lake) -> list[int | None]:
-    keys = [piece(n).key for n in range(2)]
+    keys = [slice_(n).key for n in range(2)]
     found = lake.committed(STREAM, TABLE, keys)
     assert [lake.rows_of(STREAM, TABLE, [key]) for key in keys] == [{key: found[key].rows} for key in keys]
     assert lake.slices_in(STREAM, TABLE) == {keys[0]}
@@ -66,7 +66,7 @@ def test_a_slice_of_several_files_has_the_rows_of_all_and_the_time_of_its_commit
     """Also where a file has rows of several slices."""
     import pyarrow as pa
 
-    path, keys = lake.path(STREAM, TABLE), [piece(n).key for n in range(2)]
+    path, keys = lake.path(STREAM, TABLE), [slice_(n).key for n in range(2)]
     assert [written_of(path, key).rows for key in keys] == [3, 0]
     log = Path(path) / "_delta_log" / f"{0:020d}.json"
     [committed] = [action["commitInfo"] for action in actions_of(log) if "commitInfo" in action]
@@ -75,7 +75,7 @@ def test_a_slice_of_several_files_has_the_rows_of_all_and_the_time_of_its_commit
     assert written_of(path, keys[1]).rows == 2
 
 
-@pytest.mark.parametrize("keys", [None, [piece(0).key]], ids=["of all slices", "of one"])
+@pytest.mark.parametrize("keys", [None, [slice_(0).key]], ids=["of all slices", "of one"])
 def test_rows_that_were_counted_at_the_commit_are_not_counted_again(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, keys: list[str] | None
 ) -> None:
@@ -83,10 +83,10 @@ def test_rows_that_were_counted_at_the_commit_are_not_counted_again(
     opened = lake.table_at(STREAM, TABLE)
     log = commit_log.log_of(opened)
     assert log is not None
-    log.update(updates={"rows": "7"}, predicate=f"slice = '{piece(0).key}'")
-    log.update(updates={"rows": "0"}, predicate=f"slice = '{piece(1).key}'")
+    log.update(updates={"rows": "7"}, predicate=f"slice = '{slice_(0).key}'")
+    log.update(updates={"rows": "0"}, predicate=f"slice = '{slice_(1).key}'")
     monkeypatch.setattr(commit_log, "rows_by_slice", lambda _, unknown: dict.fromkeys(unknown, -1))
-    assert lake.committed(STREAM, TABLE, keys)[piece(0).key].rows == 7
+    assert lake.committed(STREAM, TABLE, keys)[slice_(0).key].rows == 7
 
 
 def written_of(path: str, key: str) -> Written:
@@ -246,7 +246,7 @@ def test_a_stage_adds_columns_under_the_lease_of_its_commits(lake: Lake, tmp_pat
     spark: Any = Session()
     kafka: Any = None
     work = Work(make_stream("orders"), (), spark, lake, ledger, kafka, print)
-    have_table(work, TABLE, "slice STRING, first STRING", ["slice"])
+    ensure_table(work, TABLE, "slice STRING, first STRING", ["slice"])
     assert held == [{"commit orders/raw"}]
     assert not ledger.leases()
 

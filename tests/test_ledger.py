@@ -46,7 +46,7 @@ def ledger(url: str) -> Ledger:
     return Ledger(url)
 
 
-def piece(ordinal: int, topic: str = "orders", **ranges: tuple[int, int]) -> Slice:
+def slice_(ordinal: int, topic: str = "orders", **ranges: tuple[int, int]) -> Slice:
     offsets = {int(name[1:]): OffsetRange(*bounds) for name, bounds in (ranges or {"p0": (0, 5)}).items()}
     return Slice("orders", topic, f"Id-{topic}", 0, ordinal, offsets, NOON, lag=7, epochs={0: 3})
 
@@ -81,7 +81,7 @@ def test_making_a_ledger_touches_nothing(tmp_path: Path, sqlite_url: str) -> Non
 
 
 def test_a_slice_comes_back_as_it_was_planned(ledger: Ledger) -> None:
-    planned = piece(3, p0=(0, 5), p11=(7, 7), p2=(1, 9))
+    planned = slice_(3, p0=(0, 5), p11=(7, 7), p2=(1, 9))
     assert ledger.add([planned])
     [found] = ledger.get(["orders@0000003"])
     assert found == planned
@@ -89,21 +89,21 @@ def test_a_slice_comes_back_as_it_was_planned(ledger: Ledger) -> None:
 
 
 def test_slices_come_in_the_order_of_the_keys(ledger: Ledger) -> None:
-    ledger.add([piece(0), piece(1), piece(2)])
+    ledger.add([slice_(0), slice_(1), slice_(2)])
     keys = ["orders@0000002", "orders@0000000", "orders@0000002"]
     assert [found.key for found in ledger.get(keys)] == keys
 
 
 def test_more_keys_than_a_statement_takes(ledger: Ledger) -> None:
-    slices = [piece(n) for n in range(1201)]
+    slices = [slice_(n) for n in range(1201)]
     ledger.add(slices)
     assert ledger.get([s.key for s in slices]) == slices
     assert set(ledger.next_attempts([s.key for s in slices]).values()) == {1}
 
 
 def test_plans_are_stored_all_or_none(ledger: Ledger) -> None:
-    assert ledger.add([piece(0), piece(1)])
-    assert not ledger.add([piece(2), piece(1)])
+    assert ledger.add([slice_(0), slice_(1)])
+    assert not ledger.add([slice_(2), slice_(1)])
     assert [found.key for found in ledger.slices("orders")] == ["orders@0000000", "orders@0000001"]
 
 
@@ -118,7 +118,7 @@ def test_plans_are_stored_all_or_none(ledger: Ledger) -> None:
     ],
 )
 def test_an_unknown_key_is_named_with_what_is_there(ledger: Ledger, key: str, stored: str) -> None:
-    ledger.add([piece(0), piece(1)])
+    ledger.add([slice_(0), slice_(1)])
     for asked in (lambda: ledger.get(["orders@0000000", key]), lambda: ledger.next_attempts(["orders@0000000", key])):
         with pytest.raises(UnknownSliceError) as caught:
             asked()
@@ -130,9 +130,9 @@ def test_an_unknown_key_is_named_with_what_is_there(ledger: Ledger, key: str, st
 
 
 def test_slices_are_listed_in_the_order_of_their_plan(ledger: Ledger) -> None:
-    ledger.add([piece(0), piece(1)])
-    ledger.add([replace(piece(0, "orders.dlq.1"), planned_at=NOON + timedelta(seconds=1))])
-    ledger.add([replace(piece(2), planned_at=NOON + timedelta(seconds=2))])
+    ledger.add([slice_(0), slice_(1)])
+    ledger.add([replace(slice_(0, "orders.dlq.1"), planned_at=NOON + timedelta(seconds=1))])
+    ledger.add([replace(slice_(2), planned_at=NOON + timedelta(seconds=2))])
     keys = ["orders@0000000", "orders@0000001", "orders.dlq.1@0000000", "orders@0000002"]
     assert [s.key for s in ledger.slices("orders")] == keys
     assert [s.key for s in ledger.slices("orders", after=keys[1])] == keys[2:]
@@ -146,8 +146,8 @@ def test_slices_are_listed_in_the_order_of_their_plan(ledger: Ledger) -> None:
 def test_the_slices_that_hold_an_offset(ledger: Ledger) -> None:
     """One for each generation; offsets have 64 bits, and 9 stands before 10 as a number alone."""
     big = 2**40
-    ledger.add([piece(0, p0=(0, 9), p1=(0, big)), piece(1, p0=(9, 100), p1=(big, big + 2))])
-    ledger.add([replace(piece(2, p0=(50, 60)), generation=1)])
+    ledger.add([slice_(0, p0=(0, 9), p1=(0, big)), slice_(1, p0=(9, 100), p1=(big, big + 2))])
+    ledger.add([replace(slice_(2, p0=(50, 60)), generation=1)])
 
     def holding(partition: int, offset: int) -> list[int]:
         return [found.ordinal for found in ledger.holding("orders", "orders", partition, offset)]
@@ -162,8 +162,8 @@ def test_the_last_slice_and_the_planned_ends(ledger: Ledger) -> None:
     assert ledger.planned("orders", "orders") is None
     assert ledger.planned_end("orders", "orders") == {}
     ledger.open_generation(generation({0: 2, 1: None, 2: 5}))
-    ledger.add([piece(0, p0=(2, 4), p2=(5, 6)), piece(1, p0=(4, 9), p2=(6, 6))])
-    assert str(ledger.last("orders", "orders")) == str(piece(1, p0=(4, 9), p2=(6, 6)))
+    ledger.add([slice_(0, p0=(2, 4), p2=(5, 6)), slice_(1, p0=(4, 9), p2=(6, 6))])
+    assert str(ledger.last("orders", "orders")) == str(slice_(1, p0=(4, 9), p2=(6, 6)))
     assert ledger.planned_end("orders", "orders") == {0: 9, 2: 6}
     found = ledger.planned("orders", "orders")
     assert found is not None
@@ -201,7 +201,7 @@ def test_a_loss_that_no_topic_can_have_is_refused(ledger: Ledger, changes: dict[
 
 def test_a_loss_moves_the_planned_end(ledger: Ledger) -> None:
     ledger.open_generation(generation({0: 0}))
-    ledger.add([piece(0, p0=(0, 4))])
+    ledger.add([slice_(0, p0=(0, 4))])
     assert ledger.record_loss([loss(0, 4, 9)])
     assert ledger.planned_end("orders", "orders") == {0: 9}
     assert ledger.losses("orders", "orders") == [loss(0, 4, 9)]
@@ -213,8 +213,8 @@ def test_nothing_is_stored_over_a_plan_that_was_not_seen(ledger: Ledger) -> None
     seen = generation({0: 0})
     assert ledger.open_generation(seen)
     assert not ledger.open_generation(seen)
-    assert ledger.add([piece(0)], seen=seen)
-    assert not ledger.add([piece(1)], seen=seen)
+    assert ledger.add([slice_(0)], seen=seen)
+    assert not ledger.add([slice_(1)], seen=seen)
     assert not ledger.record_loss([loss(0, 5, 6)], seen=seen)
     assert not ledger.open_generation(generation({0: 0}, 1), seen=seen)
     assert not ledger.decide_starts(seen, {1: 4})
@@ -228,7 +228,7 @@ def test_a_new_generation_ends_planning_in_the_old_one(ledger: Ledger) -> None:
     old = ledger.generations("orders", "orders")[0]
     assert ledger.open_generation(replace(generation({0: 3}, 1), first_ordinal=4), seen=old)
     moved = ledger.generations("orders", "orders")[0]
-    assert not ledger.add([piece(0)], seen=moved)
+    assert not ledger.add([slice_(0)], seen=moved)
     found = ledger.planned("orders", "orders")
     assert found is not None
     assert (found.generation.number, found.ends, found.next_ordinal) == (1, {0: 3}, 4)
@@ -251,7 +251,7 @@ COUNT_UP = """
 
 
 def test_attempt_numbers_are_given_out_once(url: str, ledger: Ledger) -> None:
-    ledger.add([piece(0), piece(1)])
+    ledger.add([slice_(0), slice_(1)])
     given = [json.loads(output) for output in outputs(*[python(COUNT_UP, url) for _ in range(3)])]
     for key in ("orders@0000000", "orders@0000001"):
         assert sorted(numbers[key] for output in given for numbers in output) == list(range(1, 151))
@@ -272,7 +272,7 @@ def test_several_processes_may_be_the_first_to_use_a_ledger(url: str) -> None:
 @pytest.fixture
 def locked(url: str, ledger: Ledger) -> Iterator[sa.Connection]:
     """Somebody else holds the locks of a writer."""
-    ledger.add([piece(0)])
+    ledger.add([slice_(0)])
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     with engine.connect() as other:
         if engine.dialect.name == "sqlite":
@@ -286,13 +286,13 @@ def test_a_locked_ledger_is_away_after_a_bounded_wait(url: str, locked: sa.Conne
     waiting = Ledger(url, wait_seconds=0.5)
     began = time.monotonic()
     with pytest.raises(DependencyAwayError) as caught:
-        waiting.add([piece(1)])
+        waiting.add([slice_(1)])
     assert time.monotonic() - began < BOUNDED
     assert "lock" in str(caught.value.found)
     assert "lock" in caught.value.remedy
     assert [found.key for found in waiting.slices("orders")] == ["orders@0000000"]  # readers do not wait
     locked.exec_driver_sql("COMMIT")
-    assert waiting.add([piece(1)])
+    assert waiting.add([slice_(1)])
 
 
 def test_a_ledger_in_a_folder_that_cannot_be_made_is_a_fault_of_configuration(tmp_path: Path) -> None:
@@ -464,20 +464,20 @@ def test_what_was_published_never_goes_back(ledger: Ledger) -> None:
 def test_what_was_seen_of_gaps_first_stays(ledger: Ledger) -> None:
     first = Gaps("d" * 64, 5, 2, 0, 0, 1, "delete", NOON)
     later = replace(first, digest="e" * 64, unseen=8, cleanup_policy="compact")
-    assert ledger.keep_gaps(piece(0), first)
-    assert not ledger.keep_gaps(piece(0), later)
-    assert ledger.keep_gaps(piece(1), replace(later, cleanup_policy=None))
-    assert ledger.gaps([piece(0).key, piece(7).key]) == {piece(0).key: first}
-    assert ledger.cleanup_policies(piece(0).topic_id) == {"delete", None}
+    assert ledger.record_gaps(slice_(0), first)
+    assert not ledger.record_gaps(slice_(0), later)
+    assert ledger.record_gaps(slice_(1), replace(later, cleanup_policy=None))
+    assert ledger.gaps([slice_(0).key, slice_(7).key]) == {slice_(0).key: first}
+    assert ledger.cleanup_policies(slice_(0).topic_id) == {"delete", None}
     assert ledger.cleanup_policies("another topic") == set()
 
 
 def test_the_slice_before_is_of_the_same_topic_and_generation(ledger: Ledger) -> None:
-    other = replace(piece(2), topic="payments")
-    anew = replace(piece(4), generation=1)
-    ledger.add([piece(0), piece(1)])
+    other = replace(slice_(2), topic="payments")
+    anew = replace(slice_(4), generation=1)
+    ledger.add([slice_(0), slice_(1)])
     ledger.add([other])
-    ledger.add([piece(3), anew])
-    assert ledger.before(piece(3)) == piece(1)
-    assert ledger.before(piece(0)) is None
+    ledger.add([slice_(3), anew])
+    assert ledger.before(slice_(3)) == slice_(1)
+    assert ledger.before(slice_(0)) is None
     assert ledger.before(anew) is None

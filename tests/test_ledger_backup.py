@@ -217,7 +217,7 @@ def test_the_commands_work_on_the_ledger_of_the_settings(
         return done.exit_code, json.loads(done.stdout) if done.stdout else done.stderr
 
     assert run("upgrade") == (0, {"applied": [], "revision": revisions.head()})
-    assert run("backup", file)[1]["rows"]["slices"] == len(world.pieces)
+    assert run("backup", file)[1]["rows"]["slices"] == len(world.slices)
     assert run("verify", "orders") == (0, {"schema": [], "orders": []})
     monkeypatch.setenv("HIGHWATER_LEDGER_URL", restored)
     status, found = run("verify", "orders")

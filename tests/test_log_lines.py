@@ -72,8 +72,8 @@ class NoSpark(dg.ConfigurableResource[Any]):
 def test_every_line_of_a_run_is_json_and_names_stream_slices_and_run(
     instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    pieces = [Slice("orders", "orders", "A" * 22, 0, n, {0: OffsetRange(n, n + 1)}, datetime.now(UTC)) for n in (7, 8)]
-    assert Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}").add(pieces)
+    slices = [Slice("orders", "orders", "A" * 22, 0, n, {0: OffsetRange(n, n + 1)}, datetime.now(UTC)) for n in (7, 8)]
+    assert Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}").add(slices)
     instance.add_dynamic_partitions(STREAM.partitions_name, KEYS)
     tags = {RANGE_START: KEYS[0], RANGE_END: KEYS[1], "highwater/stream": "orders"}
     job = build_defs(streams=[STREAM], resources={"spark": NoSpark()}).resolve_job_def("orders_slice")

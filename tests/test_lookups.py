@@ -122,10 +122,10 @@ def test_a_table_that_does_not_fit_fails_the_slice(
     bench.stream = enriched(bench.stream, declared)
     reference(bench, [("c1", "north", 7)])
     bench.send(order_message("o1", 1))
-    piece = bench.plan(0, p0=(0, 1))
-    raw.materialise(bench.work(piece))
+    slice_ = bench.plan(0, p0=(0, 1))
+    raw.materialise(bench.work(slice_))
     with pytest.raises(ConfigurationError, match=detail) as caught:
-        events.materialise(bench.work(piece))
+        events.materialise(bench.work(slice_))
     assert re.fullmatch(stored, str(caught.value.stored))
     assert found is None or re.fullmatch(found, str(caught.value.found))
     assert bench.rows("events") == []

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slow
 
 
 def tick(bench: Bench) -> Slice:
-    [piece] = Planner(bench.ledger, bench.kafka).tick(bench.stream, datetime.now(UTC)).slices
-    return piece
+    [slice_] = Planner(bench.ledger, bench.kafka).tick(bench.stream, datetime.now(UTC)).slices
+    return slice_
 
 
 def send(bench: Bench, *versions: int) -> None:
@@ -125,7 +125,7 @@ def test_a_stream_that_records_losses_goes_on_with_what_is_left(bench: Bench, mo
 def test_offsets_that_expire_during_the_read_are_recorded_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.stream = replace(bench.stream, on_expired="record")
     send(bench, 1, 2, 3)
-    piece = tick(bench)
+    slice_ = tick(bench)
     settle = vars(raw)["commit_until_settled"]
 
     def expiring(*given: Any) -> Any:
@@ -134,7 +134,7 @@ def test_offsets_that_expire_during_the_read_are_recorded_too(bench: Bench, monk
         return settle(*given)
 
     monkeypatch.setattr(raw, "commit_until_settled", expiring)
-    [report] = raw.materialise(bench.work(piece))
+    [report] = raw.materialise(bench.work(slice_))
     assert (offsets(bench), report.counts["lost"]) == ({(0, 2)}, 2)
 
 
@@ -158,20 +158,20 @@ def test_a_slice_of_a_topic_that_is_gone_is_done_with_nothing_in_it(bench: Bench
 def test_a_slice_is_not_read_again_where_a_later_generation_counts_its_offsets_anew(bench: Bench) -> None:
     """After a truncation the same offsets hold other records: read again, they replaced the true ones."""
     send(bench, 1, 2, 3)
-    piece = tick(bench)
-    raw.materialise(bench.work(piece))
+    slice_ = tick(bench)
+    raw.materialise(bench.work(slice_))
     planned = bench.ledger.planned(bench.stream.name, bench.stream.topic)
     assert planned is not None
     before = planned.generation
     later = Generation(before.stream, before.topic, before.topic_id, 1, {0: 1, 1: 0, 2: 0}, datetime.now(UTC), "ann")
     assert bench.ledger.open_generation(later, seen=before)
-    [report] = raw.materialise(bench.work(piece))
+    [report] = raw.materialise(bench.work(slice_))
     assert "rows kept as they are" in (report.note or "")
     assert "generation 1 begins at 1" in (report.note or "")
     again = tick(bench)
     raw.materialise(bench.work(again))
     assert offsets(bench) == {(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)}
-    never = Slice(**{**vars(piece), "ordinal": 9, "planned_at": datetime.now(UTC)})
+    never = Slice(**{**vars(slice_), "ordinal": 9, "planned_at": datetime.now(UTC)})
     bench.ledger.add([never])
     with pytest.raises(TopicTruncatedError) as caught:
         raw.materialise(bench.work(never))

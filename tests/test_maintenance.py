@@ -203,13 +203,13 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
     monkeypatch.setattr("highwater.maintenance.FEWEST_FILES", 2)
     monkeypatch.setattr(maintenance, "whole_hours", lambda _: 0)
     monkeypatch.setattr(maintenance, "tables_of", lambda _: ["published"])  # the others need Spark
-    pieces = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
-    for n, piece in enumerate(pieces):
-        tables.decide(piece, [Event(0, n, f"o{n}")])
-    for piece in pieces[:2]:
-        tables.publish(piece)
+    slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
+    for n, slice_ in enumerate(slices):
+        tables.decide(slice_, [Event(0, n, f"o{n}")])
+    for slice_ in slices[:2]:
+        tables.publish(slice_)
     path = tables.lake.path("orders", "published")
-    [row] = [one for one in read_rows(path) if one["slice"] == pieces[0].key]
+    [row] = [one for one in read_rows(path) if one["slice"] == slices[0].key]
     write_deltalake(path, pa.Table.from_pylist([row], publication_log.schema()), mode="append")
     rows = sorted(map(str, read_rows(path, "true")))
     book = publication_log.Book(tables.work(), topic_id)
@@ -226,12 +226,12 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
     for done in (settled, sending, commits):
         assert done.after.stored == done.after.files, "what older versions held is gone"
     assert sorted(map(str, read_rows(path, "true"))) == rows
-    numbered = {**row, "slice": pieces[2].key, "number": 0}
+    numbered = {**row, "slice": slices[2].key, "number": 0}
     batch = publication_log.sending_schema().remove(publication_log.sending_schema().get_field_index("batch"))
-    book.begin(pa.Table.from_pylist([numbered], batch), {pieces[2].key: 1}, 9)
+    book.begin(pa.Table.from_pylist([numbered], batch), {slices[2].key: 1}, 9)
     with pytest.raises(SupersededAttemptError):
         book.write_down()
-    tables.publish(pieces[2])
+    tables.publish(slices[2])
     assert [record.place for record in log.records] == [(0, 0), (0, 1), (0, 2)]
 
 
@@ -270,8 +270,8 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     bench.stream = replace(bench.stream, metrics=ORDERS.metrics)
     bench.send(*[order_message(f"o{n}", 1) for n in range(9)])
     slices = [bench.plan(0, p0=(0, 6)), bench.plan(1, p0=(6, 8)), bench.plan(2, p0=(8, 9))]
-    for piece in slices[:2]:
-        bench.materialise(piece)
+    for slice_ in slices[:2]:
+        bench.materialise(slice_)
     keys = [one.key for one in slices[:2]]
     before = {name: bench.lake.committed("orders", name, keys) for name in ("raw", "events", "rejects", "metrics")}
     assert len(files_of(bench, "raw")) >= 4

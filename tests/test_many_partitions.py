@@ -133,7 +133,7 @@ def test_every_read_without_a_jvm_sees_what_spark_sees(wide: Wide, request: pyte
     for partition, offset in places:
         [told] = locate(ledger, topics, lake, STREAM, "orders", partition, offset)
         assert (told.end, told.origin.partition, told.origin.offset) == ("accepted", partition, offset)
-    for one in wide.pieces:
+    for one in wide.slices:
         told_rejects = explain(ledger, lake, STREAM, one.key).rejects
         assert sum(one.records for one in told_rejects) == len(wide.of("rejects", slice=one.key))
 
@@ -258,7 +258,7 @@ def test_a_read_that_misses_rows_is_held_against_the_count_of_the_commit(
 ) -> None:
     """A file may hold rows of several slices, so the table's log has no count for each of them."""
     world = World(tmp_path, stream=STREAM)
-    for one in world.pieces:
+    for one in world.slices:
         world.alter_proof("raw", one, rows=len(world.of("raw", slice=one.key)))
     world.write()
     HIDDEN[asked](world)

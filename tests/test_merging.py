@@ -36,9 +36,9 @@ def taken_alone(bench: Bench, count: int, size: int = 3) -> list[Slice]:
     """Slices that one run each took: a file each."""
     bench.send(*[order_message(f"o{n}", 1) for n in range(count * size)])
     slices = [bench.plan(n, p0=(n * size, n * size + size)) for n in range(count)]
-    for piece in slices:
-        raw.materialise(bench.work(piece))
-        events.materialise(bench.work(piece))
+    for slice_ in slices:
+        raw.materialise(bench.work(slice_))
+        events.materialise(bench.work(slice_))
     return slices
 
 
@@ -73,9 +73,9 @@ def test_rows_lie_in_the_order_of_the_declared_columns(bench: Bench) -> None:
     times = ("2026-03-03T10:00:00Z", "2026-03-01T10:00:00Z", "2026-03-02T10:00:00Z")
     bench.send(*[order_message(f"o{n}", 1, event_time=time) for n, time in enumerate(times)])
     for n in range(len(times)):
-        piece = bench.plan(n, p0=(n, n + 1))
-        raw.materialise(bench.work(piece))
-        events.materialise(bench.work(piece))
+        slice_ = bench.plan(n, p0=(n, n + 1))
+        raw.materialise(bench.work(slice_))
+        events.materialise(bench.work(slice_))
     assert merge(bench.work(), "events", Group(tuple(small_files(bench, "events"))))
     assert [row["key"] for row in bench.rows("events")] == ["o1", "o2", "o0"]
 
@@ -112,8 +112,8 @@ def test_slices_of_one_run_lie_beside_each_other(bench: Bench, monkeypatch: pyte
     assert by_slice(bench, "raw") == sorted((one.key, n) for one in [*slices, *large] for n in offsets(one))
 
 
-def offsets(piece: Slice) -> range:
-    return range(piece.ranges[0].start, piece.ranges[0].end)
+def offsets(slice_: Slice) -> range:
+    return range(slice_.ranges[0].start, slice_.ranges[0].end)
 
 
 def test_a_merge_settles_what_a_dead_run_left_open(bench: Bench) -> None:
@@ -127,7 +127,7 @@ def test_a_merge_settles_what_a_dead_run_left_open(bench: Bench) -> None:
     assert merge(bench.work(), "raw", Group(tuple(small_files(bench, "raw"))))
     assert bench.ledger.intents.of("orders", "raw") == []
     found = bench.lake.commits("orders", "raw")
-    assert set(found.records) == {piece.key for piece in slices}
+    assert set(found.records) == {slice_.key for slice_ in slices}
     assert found.number == held.number + 2, "one closed the dead run's write, one is the merge's"
     assert by_slice(bench, "raw") == rows
 
@@ -194,8 +194,8 @@ def test_a_backfill_of_fifty_slices_goes_on_beside_steady_appends(bench: Bench) 
     with ThreadPoolExecutor(appends) as pool:
         futures = [pool.submit(append, n) for n in range(appends)]
         try:
-            for piece in slices[::10]:  # one slice of a batch, again and again, and then all of them
-                [report] = raw.materialise(bench.work(piece))
+            for slice_ in slices[::10]:  # one slice of a batch, again and again, and then all of them
+                [report] = raw.materialise(bench.work(slice_))
                 assert report.note is None
             reports = raw.materialise(bench.work(*slices))
         finally:
@@ -203,5 +203,5 @@ def test_a_backfill_of_fifty_slices_goes_on_beside_steady_appends(bench: Bench) 
         added = [future.result() for future in futures]
     assert [report.note for report in reports] == [None] * old
     assert all(len(mine) >= 2 for mine in added), "a writer starved"
-    everything = [*slices, *(piece for mine in added for piece in mine)]
-    assert by_slice(bench, "raw") == sorted((piece.key, piece.ranges[0].start) for piece in everything)
+    everything = [*slices, *(slice_ for mine in added for slice_ in mine)]
+    assert by_slice(bench, "raw") == sorted((slice_.key, slice_.ranges[0].start) for slice_ in everything)

@@ -70,7 +70,7 @@ class Measured:
         self.held: dict[int, Sequence[Event]] = {}
         self.attempts: defaultdict[int, int] = defaultdict(int)
 
-    def piece(self, ordinal: int) -> Slice:
+    def slice_(self, ordinal: int) -> Slice:
         return Slice("orders", "orders", "A" * 22, 0, ordinal, {0: OffsetRange(ordinal, ordinal)}, NOON)
 
     def decide(self, ordinal: int, *events: Event) -> None:
@@ -78,21 +78,21 @@ class Measured:
         import pyarrow as pa
 
         self.attempts[ordinal] += 1
-        piece = self.piece(ordinal)
+        slice_ = self.slice_(ordinal)
         if ordinal not in self.held:
-            self.ledger.add([piece])
-        rows = [_columns(piece, event) for event in events]
-        proof = Proof(piece, self.attempts[ordinal], len(events), {"events": len(events)})
+            self.ledger.add([slice_])
+        rows = [_columns(slice_, event) for event in events]
+        proof = Proof(slice_, self.attempts[ordinal], len(events), {"events": len(events)})
         if self.lake.table("orders", "events") is None:
             create(self.lake.path("orders", "events"), EVENTS)
         made = pa.Table.from_pylist([*with_milliseconds(rows)], EVENTS)
-        replace_slices(self.lake.table_at("orders", "events"), made, [piece.key], [proof], "")
+        replace_slices(self.lake.table_at("orders", "events"), made, [slice_.key], [proof], "")
         self.held[ordinal] = events
 
     def work(self, *ordinals: int, **changes: Any) -> Work:
         nothing: Any = None  # neither Spark nor Kafka is asked
-        pieces = [self.piece(ordinal) for ordinal in ordinals]
-        work = Work(self.stream, pieces, nothing, self.lake, self.ledger, nothing, lambda _: None)
+        slices = [self.slice_(ordinal) for ordinal in ordinals]
+        work = Work(self.stream, slices, nothing, self.lake, self.ledger, nothing, lambda _: None)
         return replace(work, **changes)
 
     def measure(self, *ordinals: int, **changes: Any) -> list[SliceReport]:
@@ -101,7 +101,7 @@ class Measured:
     def lacking(self) -> list[int]:
         held = attempts(self.lake, self.stream)
         assert held.metrics is not None
-        return [o for o in self.held if held.metrics.get(self.piece(o).key) != self.attempts[o]]
+        return [o for o in self.held if held.metrics.get(self.slice_(o).key) != self.attempts[o]]
 
     def table(self) -> dict[datetime, dict[str, Any]]:
         rows = self.rows("*")
@@ -127,7 +127,7 @@ class Measured:
     def see(self) -> None:
         """See that the table is what the events come to."""
         assert self.table() == minutes_of(
-            _columns(self.piece(ordinal), event) for ordinal, events in self.held.items() for event in events
+            _columns(self.slice_(ordinal), event) for ordinal, events in self.held.items() for event in events
         )
 
 
@@ -155,9 +155,9 @@ def _schema() -> Any:
 EVENTS = _schema()
 
 
-def _columns(piece: Slice, event: Event) -> dict[str, Any]:
+def _columns(slice_: Slice, event: Event) -> dict[str, Any]:
     return {
-        "slice": piece.key,
+        "slice": slice_.key,
         "origin_topic": "orders",
         "origin_generation": 0,
         "origin_partition": 0,
@@ -368,7 +368,7 @@ def test_the_commit_of_minutes_records_the_slice_and_its_minutes(measured: Measu
     measured.decide(0, Event("o1", 1, 0), Event("o2", 1, 60))
     measured.measure(0, run="r1")
     [proof] = measured.lake.committed("orders", "metrics").values()
-    assert (proof.key, proof.attempt, proof.rows) == (measured.piece(0).key, 1, 2)
+    assert (proof.key, proof.attempt, proof.rows) == (measured.slice_(0).key, 1, 2)
     noon = round(NOON.timestamp()) // 60
     assert proof.extra == {"minutes": [noon, noon + 1]}
     written = json.loads(measured.commits()[0]["userMetadata"])["highwater"]
@@ -382,7 +382,7 @@ def test_slices_that_were_decided_before_the_table_came_are_taken_in_at_once(mea
     for ordinal in range(4):
         measured.decide(ordinal, Event("o1", ordinal + 1, 60 * ordinal))
     assert measured.lacking() == [0, 1, 2, 3]
-    assert [report.piece.key for report in measured.measure(2)] == [measured.piece(2).key]
+    assert [report.slice_.key for report in measured.measure(2)] == [measured.slice_(2).key]
     assert measured.lacking() == []
     measured.see()
 
@@ -516,7 +516,7 @@ class History(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self._see_settled()
+            self._ensure_settled()
         finally:
             shutil.rmtree(self.folder)
 
@@ -556,7 +556,7 @@ class History(RuleBasedStateMachine):
     def look(self) -> None:
         """The check of a slice that is measured is green whatever others have yet to do."""
         lacking = self.measured.lacking()
-        keys = [self.measured.piece(o).key for o in self.measured.held if o not in lacking]
+        keys = [self.measured.slice_(o).key for o in self.measured.held if o not in lacking]
         if keys:
             found = metrics_checks.metrics_follow_events(
                 self.measured.ledger, self.measured.lake, self.measured.stream, keys
@@ -572,7 +572,7 @@ class History(RuleBasedStateMachine):
             with suppress(KilledError):
                 self.measured.measure(*found, before_commit=before_commit)
 
-    def _see_settled(self) -> None:
+    def _ensure_settled(self) -> None:
         if self.measured.held:
             for ordinal in reversed(self.measured.lacking()):
                 self.measured.measure(ordinal)

@@ -27,7 +27,7 @@ def made(tmp_path: Path) -> Measured:
 
 
 def verdict(made: Measured, ordinal: int) -> Verdict:
-    key = made.piece(ordinal).key
+    key = made.slice_(ordinal).key
     return metrics_follow_events(made.ledger, made.lake, made.stream, [key])[FOLLOWS][key]
 
 
@@ -122,7 +122,7 @@ def test_a_slice_that_was_decided_a_moment_ago_does_not_set_all_events_in_motion
     made.decide(1, Event("c", 1, 0, offset=5))
     found = verdict(made, 0)
     assert (found.passed, found.numbers["not_settled"]) == (True, 2)
-    keys = [made.piece(ordinal).key for ordinal in (0, 1)]
+    keys = [made.slice_(ordinal).key for ordinal in (0, 1)]
     assert [sorted(cast("list[str]", one)) for one in asked] == [keys[:1], keys[:1], keys, keys]
     # What is wrong besides is looked for as before; that the commit tells of a minute more needs no look.
     DeltaTable(made.lake.path("orders", "events")).delete("key = 'b'")

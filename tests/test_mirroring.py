@@ -50,9 +50,9 @@ class Model:
         starts = {p: self.end(p) for p in range(len(self.logs))}
         most = {p: first if p == 0 else others for p in starts}
         ranges = {p: OffsetRange(s, max(s, min(len(self.logs[p]), s + most[p]))) for p, s in starts.items()}
-        piece = Slice("s", "t", self.topic_id, self.generations[-1].number, len(self.slices), ranges, NOW)
-        self.slices.append(piece)
-        self.journal.append((piece.key, {n for p, r in ranges.items() for n in self.logs[p][r.start : r.end]}))
+        slice_ = Slice("s", "t", self.topic_id, self.generations[-1].number, len(self.slices), ranges, NOW)
+        self.slices.append(slice_)
+        self.journal.append((slice_.key, {n for p, r in ranges.items() for n in self.logs[p][r.start : r.end]}))
 
     def lose(self, partition: int, number: int) -> None:
         """Retention takes what was not planned yet, and that is accepted."""
@@ -122,8 +122,8 @@ def test_the_group_stands_where_the_first_record_is_that_is_not_done(
     model = Model()
     for name, *arguments in history:
         getattr(model, name)(*arguments)
-    mine = [piece for piece in model.slices if piece.topic_id == model.topic_id]
-    leading = len([*takewhile(lambda piece: piece.key in model.done, mine)])
+    mine = [slice_ for slice_ in model.slices if slice_.topic_id == model.topic_id]
+    leading = len([*takewhile(lambda slice_: slice_.key in model.done, mine)])
     given_now = mine[min(known, leading) :] if known else model.slices
     found = prefix(given_now, model.done, model.planned, model.generations)
     assert {p: found.get(p, 0) for p in model.expected} == model.expected
@@ -143,14 +143,14 @@ def test_slices_of_a_topic_that_is_gone_hold_up_nothing() -> None:
 
 def test_a_generation_that_was_opened_after_the_look_holds_back_what_was_done_before() -> None:
     before = Generation("s", "t", "a", 0, {0: 0}, NOW)
-    piece = Slice("s", "t", "a", 0, 0, {0: OffsetRange(0, 100)}, NOW)
+    slice_ = Slice("s", "t", "a", 0, 0, {0: OffsetRange(0, 100)}, NOW)
     opened = replace(before, number=1, starts={0: 60})
-    assert prefix([piece], {piece.key}, Planned.of(before, piece, []), [before, opened]) == {0: 60}
+    assert prefix([slice_], {slice_.key}, Planned.of(before, slice_, []), [before, opened]) == {0: 60}
 
 
 def test_a_mark_reads_as_it_was_written() -> None:
-    piece = Slice("s", "t", "a", 0, 0, {p: OffsetRange(10**15, 10**16) for p in range(1_000)}, NOW)
-    mark = Mark.of("id", piece, NOW + timedelta(microseconds=3))
+    slice_ = Slice("s", "t", "a", 0, 0, {p: OffsetRange(10**15, 10**16) for p in range(1_000)}, NOW)
+    mark = Mark.of("id", slice_, NOW + timedelta(microseconds=3))
     assert Mark.from_json(mark.to_json()) == mark
     assert len(mark.to_json()) < 500, "a broker takes 4,096 bytes"
     assert Mark.from_json(Mark.of("id", None, NOW).to_json()) == Mark("id", "", "", NOW)

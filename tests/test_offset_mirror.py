@@ -52,18 +52,18 @@ STREAM = make_stream("orders")
 TIER = STREAM.tier_topics[0]
 
 
-def prove(lake: Lake, stream: str, pieces: Sequence[Slice], *tables: str, attempt: int = 1, rejects: int = 0) -> None:
+def prove(lake: Lake, stream: str, slices: Sequence[Slice], *tables: str, attempt: int = 1, rejects: int = 0) -> None:
     """Commit slices to tables of the lake, each with the same number of rejects."""
     import pyarrow as pa
 
     for table in tables:
         if table == "current":
-            commit_current(lake, stream, {piece.key: attempt for piece in pieces})
+            commit_current(lake, stream, {slice_.key: attempt for slice_ in slices})
             continue
         rows = rejects if table in {"rejects", "dlq"} else 0
-        keys = [piece.key for piece in pieces] * rows
+        keys = [slice_.key for slice_ in slices] * rows
         data = pa.table({"slice": pa.array(keys, pa.string()), "retries": pa.array([0] * len(keys), pa.int32())})
-        plant(lake.path(stream, table), data, [Proof(piece, attempt, rows) for piece in pieces])
+        plant(lake.path(stream, table), data, [Proof(slice_, attempt, rows) for slice_ in slices])
 
 
 @dataclass
@@ -108,15 +108,15 @@ class Played:
 
     def plan(self, *ordinals: int, name: str = "orders", topic_id: str = "a", generation: int = 0) -> list[Slice]:
         """Slices of ten offsets in each of two partitions, the first from offset 0 on."""
-        pieces = []
+        slices = []
         for n in ordinals:
             ranges = dict.fromkeys((0, 1), OffsetRange(10 * n, 10 * n + 10))
-            pieces.append(Slice("orders", name, topic_id, generation, n, ranges, NOW + timedelta(seconds=n)))
-        assert self.ledger.add(pieces)
-        return pieces
+            slices.append(Slice("orders", name, topic_id, generation, n, ranges, NOW + timedelta(seconds=n)))
+        assert self.ledger.add(slices)
+        return slices
 
-    def settle(self, pieces: Sequence[Slice], **changes: int) -> None:
-        prove(self.lake, "orders", pieces, "raw", "events", "rejects", **changes)
+    def settle(self, slices: Sequence[Slice], **changes: int) -> None:
+        prove(self.lake, "orders", slices, "raw", "events", "rejects", **changes)
 
     def tick(self, now: datetime = NOW) -> list[str]:
         return [*offset_mirror.tick(self.ledger, self, self.lake, STREAM, now).lines]  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     monkeypatch.setattr(slice_status, "settled", settled)
     monkeypatch.setattr(offset_mirror, "held", made.held)
     monkeypatch.setattr(offset_mirror, "commit", made.commit)
-    monkeypatch.setattr(offset_mirror, "see_no_member", lambda *_: None)
+    monkeypatch.setattr(offset_mirror, "ensure_no_member", lambda *_: None)
     monkeypatch.setattr(offset_mirror, "look_back", lambda *_: made.history)
     return made
 
@@ -162,9 +162,9 @@ def test_slices_that_are_done_out_of_order_wait_for_those_before_them(played: Pl
 def test_every_table_but_current_counts(played: Played) -> None:
     """A reject that is decided and not published is in nobody's hands yet; `current` follows events at its own pace."""
     played.open()
-    [piece] = played.plan(0)
+    [slice_] = played.plan(0)
     for table, expected in [("raw", 0), ("events", 0), ("rejects", 0), ("dlq", 10)]:
-        prove(played.lake, "orders", [piece], table, rejects=3)
+        prove(played.lake, "orders", [slice_], table, rejects=3)
         told = "; ".join(played.tick())
         assert played.stands() == [expected, expected], table
         assert ("orders@0000000 is not" in told) == (expected == 0)
@@ -172,9 +172,9 @@ def test_every_table_but_current_counts(played: Played) -> None:
 
 def test_rejects_of_another_decision_do_not_count(played: Played) -> None:
     played.open()
-    [piece] = played.plan(0)
-    prove(played.lake, "orders", [piece], "raw", "events", attempt=2)
-    prove(played.lake, "orders", [piece], "rejects", attempt=1)
+    [slice_] = played.plan(0)
+    prove(played.lake, "orders", [slice_], "raw", "events", attempt=2)
+    prove(played.lake, "orders", [slice_], "rejects", attempt=1)
     played.tick()
     assert played.stands() == [0, 0]
 
@@ -252,8 +252,8 @@ def test_a_mark_of_another_ledger_is_not_believed(played: Played) -> None:
     zero, _ = played.plan(0, 1)
     other = replace(zero, ordinal=1, ranges=dict.fromkeys((0, 1), OffsetRange(10, 900)))
     unknown = replace(zero, ordinal=7)
-    for piece, offset in ((other, 900), (unknown, 900), (other, 0)):
-        played.group = {("orders", p): Held(offset, Mark.of("a", piece, NOW)) for p in (0, 1)}
+    for slice_, offset in ((other, 900), (unknown, 900), (other, 0)):
+        played.group = {("orders", p): Held(offset, Mark.of("a", slice_, NOW)) for p in (0, 1)}
         played.tick()
         assert played.stands() == [0, 0]
         assert {held.mark for held in played.group.values()} == {Mark.of("a", None, NOW)}
@@ -276,11 +276,11 @@ def test_an_accepted_divergence_takes_the_group_back(played: Played) -> None:
     played.tick()
     assert played.stands() == [13, 17]
     ranges = {0: OffsetRange(13, 100), 1: OffsetRange(17, 100)}
-    piece = Slice("orders", "orders", "a", 1, 2, ranges, NOW + timedelta(seconds=3))
-    assert played.ledger.add([piece])
+    slice_ = Slice("orders", "orders", "a", 1, 2, ranges, NOW + timedelta(seconds=3))
+    assert played.ledger.add([slice_])
     played.tick()
     assert played.stands() == [13, 17]
-    played.settle([piece])
+    played.settle([slice_])
     played.tick()
     assert played.stands() == [100, 100]
 
@@ -392,8 +392,8 @@ class Real:
     def plan(self) -> list[Slice]:
         return list(Planner(self.ledger, self.kafka).tick(self.stream, datetime.now(UTC)).slices)
 
-    def settle(self, pieces: Sequence[Slice], *tables: str, rejects: int = 0) -> None:
-        prove(self.lake, self.stream.name, pieces, *(tables or ("raw", "events", "rejects")), rejects=rejects)
+    def settle(self, slices: Sequence[Slice], *tables: str, rejects: int = 0) -> None:
+        prove(self.lake, self.stream.name, slices, *(tables or ("raw", "events", "rejects")), rejects=rejects)
 
     def tick(self) -> list[str]:
         return [*offset_mirror.tick(self.ledger, self.kafka, self.lake, self.stream, datetime.now(UTC)).lines]

@@ -87,8 +87,8 @@ def written(tmp_path: Path) -> Written:
     made = Written(tmp_path)
     for topic, starts in {"orders": {0: 0, 1: 0}, TIER: {0: 0}}.items():
         made.ledger.open_generation(Generation("orders", topic, TOPIC_ID, 0, {**starts}, NOW))
-    for piece in (FIRST, SECOND, THIRD, RETRIED):
-        assert made.ledger.add([piece], seen=made.ledger.planned("orders", piece.topic).generation)
+    for slice_ in (FIRST, SECOND, THIRD, RETRIED):
+        assert made.ledger.add([slice_], seen=made.ledger.planned("orders", slice_.topic).generation)
     made.prove(FIRST, {"raw": 10, "events": 7, "rejects": 2, "dlq": 2, "current": 7}, tombstones=1)
     made.add("events", FIRST, range(7))
     made.add("rejects", FIRST, [8], next_topic=TIER)
@@ -101,7 +101,7 @@ def written(tmp_path: Path) -> Written:
     made.add("events", RETRIED, [8], retries=1)
     made.write()
     made.ledger.record_loss([Loss("orders", "orders", 0, 1, OffsetRange(0, 5), "expired", "ann", NOW)])
-    made.ledger.keep_alerts(
+    made.ledger.record_alerts(
         {
             ("orders", "parked records"): Alert("orders", "parked records", "7", "5", "look", since=NOW),
             (DEPLOYMENT, "c"): Alert(DEPLOYMENT, "circuit breaker of Kafka", "open", "closed", "start it", since=NOW),

@@ -346,8 +346,8 @@ def test_what_was_given_up_is_accepted_by_no_copy_that_is_under_way(bench: Bench
     where = (bench.ledger, bench.kafka, bench.lake, bench.stream)
     act(*where, Asked(sure=True, by="ann"), bench.log.append)
     act(*where, Asked(Choice(keys=["o1"]), sure=True, by="ann", because="test data"), bench.log.append)
-    [piece] = due(bench)
-    counts = bench.materialise(piece)["events"][0].counts
+    [slice_] = due(bench)
+    counts = bench.materialise(slice_)["events"][0].counts
     assert (counts["events"], counts["superseded"], counts["rejects"]) == (1, 1, 0)
     assert [row["key"] for row in bench.rows("events")] == ["o2"]
     found = count_ends(bench.ledger, bench.lake, bench.stream)
@@ -365,11 +365,11 @@ def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None
     customers(bench.lake, ["c1", "late"])
     for _ in range(2):
         act(bench.ledger, bench.kafka, bench.lake, bench.stream, Asked(sure=True, by="ann"), bench.log.append)
-    [piece] = due(bench)
-    assert piece.offsets >= 2
-    bench.materialise(piece)
-    assert ends(bench, "events") == {(piece.key, 0): 1}
-    proof = bench.lake.committed(bench.stream.name, "events", [piece.key])[piece.key]
+    [slice_] = due(bench)
+    assert slice_.offsets >= 2
+    bench.materialise(slice_)
+    assert ends(bench, "events") == {(slice_.key, 0): 1}
+    proof = bench.lake.committed(bench.stream.name, "events", [slice_.key])[slice_.key]
     assert (proof.counts["events"], proof.counts["superseded"], proof.counts["rejects"]) == (1, 1, 0)
     found = look(bench.ledger, bench.kafka, bench.lake, bench.stream, Choice())
     assert (len(found.waiting), found.settled) == (0, 1)
@@ -389,7 +389,7 @@ def widen(bench: Bench, topic: str, room: int) -> None:
     bench.kafka.admin().incremental_alter_configs([resource])[resource].result(30)
 
 
-def see_whole(bench: Bench) -> None:
+def check_whole(bench: Bench) -> None:
     """Every check passes, and every origin has one end."""
     assert bench.failing() == {}
     assert count_ends(bench.ledger, bench.lake, bench.stream).error is None
@@ -420,7 +420,7 @@ def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whol
     bench.send(*sent)
     first = bench.plan(0, p0=(0, 5))
     bench.materialise(first)
-    see_whole(bench)
+    check_whole(bench)
     assert [(key, value) for _, key, value, _ in published(bench.bootstrap, tier)] == [(b"o1", sent[1].value)]
     found = {
         int(dict(headers)[envelope.ORIGIN_OFFSET] or b""): (key, value, dict(headers))
@@ -458,6 +458,6 @@ def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whol
     # The main slice once more: what was parked is left there by it.
     bench.materialise(first, *due(bench))
     assert sorted(row["key"] for row in bench.rows("events")) == ["o0", "o1", "o2", "o3"]
-    see_whole(bench)
+    check_whole(bench)
     found_now = look(bench.ledger, bench.kafka, bench.lake, bench.stream, Choice())
     assert (len(found_now.waiting), found_now.settled) == (1, 2)

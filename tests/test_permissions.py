@@ -14,7 +14,7 @@ from dev.processes import LOOPBACK, free_port
 from highwater.declaration import Accepted
 from highwater.errors import ConfigurationError, TopicDriftError
 from highwater.orchestration.reporting import doctor
-from highwater.resources.dlq_topics import ensure, ensure_accepted, see_accepted, see_no_drift
+from highwater.resources.dlq_topics import check_accepted, ensure, ensure_accepted, ensure_no_drift
 from highwater.resources.kafka import Kafka
 from highwater.resources.permissions import permitted
 from highwater.resources.topic_facts import topic_facts
@@ -110,18 +110,18 @@ def test_what_is_forbidden_is_told(guarded: tuple[str, str]) -> None:
     bills = replace(make_stream("bills"), publishes=Accepted("bills.accepted"))
     create_topic(free, "bills", 1, {})
     allow(free, "TOPIC", "bills", "DESCRIBE", "DESCRIBE_CONFIGS")
-    for look in (see_no_drift, see_accepted):
+    for look in (ensure_no_drift, check_accepted):
         with pytest.raises(ConfigurationError, match="is not there, and may not be created"):
             look(kafka, bills)
     allow(free, "TOPIC", "bills.", "CREATE")
-    assert (see_no_drift(kafka, bills)[1], "which is allowed" in see_accepted(kafka, bills)) == (False, True)
+    assert (ensure_no_drift(kafka, bills)[1], "which is allowed" in check_accepted(kafka, bills)) == (False, True)
     assert [topic for topic in kafka.topics() if topic.startswith("bills")] == ["bills"]
 
     allow(free, "TOPIC", "bills.", "DESCRIBE", "DESCRIBE_CONFIGS")
     ensure(kafka, bills)
     ensure_accepted(kafka, bills)
     grow(free, "bills", 3)
-    for ask in (ensure, ensure_accepted, see_no_drift, see_accepted):
+    for ask in (ensure, ensure_accepted, ensure_no_drift, check_accepted):
         with pytest.raises(TopicDriftError, match="may not be grown") as narrow:
             ask(kafka, bills)
         for topic in bills.published_topics:

@@ -57,7 +57,7 @@ def test_an_empty_topic_is_pinned_and_nothing_is_planned(scene: Scene) -> None:
     assert (tick.slices, tick.lines) == ((), [f"nothing new in {scene.topic}"])
     scene.write(3)
     assert len(scene.tick().slices) == 1
-    scene.see_each_once(offsets(0, 0, 3))
+    scene.ensure_each_once(offsets(0, 0, 3))
 
 
 @pytest.mark.parametrize(("start", "first"), [(Start.EARLIEST, 2), (Start.LATEST, 5)])
@@ -67,7 +67,7 @@ def test_a_cold_start_begins_where_the_declaration_says(scene: Scene, start: Sta
     assert len(scene.tick(start=start).slices) == (1 if first < 5 else 0)
     scene.write(4)
     scene.tick(start=start)
-    scene.see_each_once(offsets(0, first, 9))
+    scene.ensure_each_once(offsets(0, first, 9))
 
 
 def test_a_cold_start_at_a_time(scene: Scene) -> None:
@@ -77,7 +77,7 @@ def test_a_cold_start_at_a_time(scene: Scene) -> None:
     time.sleep(0.01)
     scene.write(4)
     scene.tick(start=since.isoformat())
-    scene.see_each_once(offsets(0, 5, 9))
+    scene.ensure_each_once(offsets(0, 5, 9))
 
 
 def test_an_absent_topic_is_told_with_the_nearest_name_and_planned_once_it_is_there(scene: Scene) -> None:
@@ -94,7 +94,7 @@ def test_an_absent_topic_is_told_with_the_nearest_name_and_planned_once_it_is_th
     scene.tick()
     scene.write(2)
     scene.tick()
-    scene.see_each_once(offsets(0, 0, 2))
+    scene.ensure_each_once(offsets(0, 0, 2))
 
 
 def test_a_topic_that_vanished_is_told_and_planned_again_when_its_successor_is_accepted(scene: Scene) -> None:
@@ -111,7 +111,7 @@ def test_a_topic_that_vanished_is_told_and_planned_again_when_its_successor_is_a
         scene.tick()
     assert scene.run("accept-loss", "orders", "--yes", "--by", "ann").exit_code == 0
     scene.tick()
-    scene.see_each_once(offsets(0, 0, 2), offsets(0, 0, 1, generation=1))
+    scene.ensure_each_once(offsets(0, 0, 2), offsets(0, 0, 1, generation=1))
 
 
 def test_a_recreated_topic_is_not_planned_until_somebody_accepts_it(scene: Scene) -> None:
@@ -132,7 +132,7 @@ def test_a_recreated_topic_is_not_planned_until_somebody_accepts_it(scene: Scene
     assert scene.run("accept-loss", "orders", "--yes", "--by", "ann").exit_code == 0
     [new] = scene.tick().slices
     assert (new.generation, new.topic_id, new.ordinal) == (1, new_id, old.ordinal + 1)
-    scene.see_each_once(offsets(0, 0, 3), offsets(0, 0, 8, generation=1))
+    scene.ensure_each_once(offsets(0, 0, 3), offsets(0, 0, 8, generation=1))
     # The slice of the old topic was never read, so all of it is lost, and who accepted it is on record.
     [loss] = scene.ledger.losses("orders")
     assert (loss.generation, loss.offsets, loss.accepted_by) == (0, old.ranges[0], "ann")
@@ -151,12 +151,12 @@ def test_offsets_that_retention_took_stop_their_partition_alone(scene: Scene) ->
     assert (error.stored, error.found) == ("planned to offset 3", "log start offset 6")
     assert "highwater accept-loss orders --partition 0" in error.remedy
     assert str(error) in tick.lines
-    scene.see_each_once(offsets(0, 0, 3), offsets(1, 0, 2))
+    scene.ensure_each_once(offsets(0, 0, 3), offsets(1, 0, 2))
     shown = scene.run("plan", "orders")
     assert (shown.exit_code, "log start offset 6" in shown.stderr) == (PERMANENT, True)
     assert scene.run("accept-loss", "orders", "--partition", "0", "--yes", "--by", "ann").exit_code == 0
     scene.tick()
-    scene.see_each_once(offsets(0, 0, 3), offsets(0, 6, 8), offsets(1, 0, 2))
+    scene.ensure_each_once(offsets(0, 0, 3), offsets(0, 6, 8), offsets(1, 0, 2))
     # Neither the hole before the plan nor what the unread slice lost of its range is silent.
     assert [(loss.offsets.start, loss.offsets.end) for loss in scene.ledger.losses("orders")] == [(3, 6), (0, 3)]
 
@@ -170,7 +170,7 @@ def test_a_stream_may_record_expired_offsets_by_itself(scene: Scene) -> None:
     assert not tick.errors
     [loss] = scene.ledger.losses("orders")
     assert (loss.offsets.start, loss.offsets.end, loss.accepted_by) == (3, 6, "on_expired=record")
-    scene.see_each_once(offsets(0, 0, 3), offsets(0, 6, 8))
+    scene.ensure_each_once(offsets(0, 0, 3), offsets(0, 6, 8))
 
 
 def test_added_partitions_join_the_next_slice(scene: Scene) -> None:
@@ -180,7 +180,7 @@ def test_added_partitions_join_the_next_slice(scene: Scene) -> None:
     scene.write(4, partition=2)
     [joined] = scene.tick().slices
     assert {p: (r.start, r.end) for p, r in joined.ranges.items()} == {0: (2, 2), 1: (0, 0), 2: (0, 4)}
-    scene.see_each_once(offsets(0, 0, 2), offsets(2, 0, 4))
+    scene.ensure_each_once(offsets(0, 0, 2), offsets(2, 0, 4))
 
 
 def test_a_range_of_nothing_but_markers_is_planned_and_holds_nothing(scene: Scene) -> None:
@@ -201,7 +201,7 @@ def test_a_range_of_nothing_but_markers_is_planned_and_holds_nothing(scene: Scen
     assert list(scene.kafka.read(scene.topic, markers.ranges)) == []
     scene.write(1)
     scene.tick()
-    scene.see_each_once(offsets(0, 0, 7))
+    scene.ensure_each_once(offsets(0, 0, 7))
 
 
 def _group_of_nobody(scene: Scene) -> Any:
@@ -218,7 +218,7 @@ def test_planning_stops_before_an_open_transaction(scene: Scene) -> None:
     scene.write(3)
     tick = scene.tick()
     assert tick.state.partitions[0] == PartitionState(0, 2, 6, 1, 0)
-    scene.see_each_once(offsets(0, 0, 2))
+    scene.ensure_each_once(offsets(0, 0, 2))
     behind = f"4 offsets of {scene.topic} stand behind an open transaction"
     assert tick.lines[1:] == [behind]
     again = scene.tick()
@@ -226,7 +226,7 @@ def test_planning_stops_before_an_open_transaction(scene: Scene) -> None:
     producer.commit_transaction(30)
     scene.stable(7)
     assert len(scene.tick().lines) == 1
-    scene.see_each_once(offsets(0, 0, 7))
+    scene.ensure_each_once(offsets(0, 0, 7))
 
 
 def test_a_ledger_that_is_locked_plans_nothing_and_goes_on_later(scene: Scene) -> None:
@@ -244,9 +244,9 @@ def test_a_ledger_that_is_locked_plans_nothing_and_goes_on_later(scene: Scene) -
         assert "locked" in str(caught.value.found)
         result = scene.run("plan", "orders", "--commit")
         assert (result.exit_code, "locked" in result.stderr) == (TEMPORARY, True)
-    scene.see_each_once(offsets(0, 0, 2))
+    scene.ensure_each_once(offsets(0, 0, 2))
     scene.tick()
-    scene.see_each_once(offsets(0, 0, 4))
+    scene.ensure_each_once(offsets(0, 0, 4))
 
 
 @pytest.fixture
@@ -274,12 +274,12 @@ def test_a_broker_that_is_away_is_a_tick_that_fails_in_seconds(own_broker: Embed
         assert own_broker.bootstrap in caught.value.problem
     result = scene.run("plan", "orders", "--commit")
     assert (result.exit_code, own_broker.bootstrap in result.stderr) == (TEMPORARY, True)
-    scene.see_each_once(offsets(0, 0, 2))
+    scene.ensure_each_once(offsets(0, 0, 2))
     own_broker.start()
     wait_until(scene.all_led, 60, "the broker's return")
     scene.write(3)
     scene.tick()
-    scene.see_each_once(offsets(0, 0, 5))
+    scene.ensure_each_once(offsets(0, 0, 5))
 
 
 class LeaderGone(Kafka):
@@ -309,19 +309,19 @@ def test_a_partition_without_a_leader_is_named_and_caught_up_with(scene: Scene, 
     tick = scene.tick(start=start)
     assert tick.skipped == {1: "no leader"}
     assert any("partition 1" in line and "no leader" in line for line in tick.lines)
-    scene.see_each_once(offsets(0, 0, 3))
+    scene.ensure_each_once(offsets(0, 0, 3))
     kafka.gone = set()
     scene.tick(start=start)
     # Where its planning begins is decided when it is first seen: with `latest` its two records lie before that.
     begun = 2 if start is Start.LATEST else 0
-    scene.see_each_once(offsets(0, 0, 3), offsets(1, begun, 2))
+    scene.ensure_each_once(offsets(0, 0, 3), offsets(1, begun, 2))
     kafka.gone = {1}
     scene.write(1)
     scene.write(1, partition=1)
     scene.tick(start=start)
     kafka.gone = set()
     scene.tick(start=start)
-    scene.see_each_once(offsets(0, 0, 4), offsets(1, begun, 3))
+    scene.ensure_each_once(offsets(0, 0, 4), offsets(1, begun, 3))
 
 
 def test_leaders_that_come_one_after_another_do_not_hold_up_the_others(scene: Scene) -> None:
@@ -341,7 +341,7 @@ def test_leaders_that_come_one_after_another_do_not_hold_up_the_others(scene: Sc
     for _ in range(11):
         scene.tick()
     assert scene.tick().skipped == {}
-    scene.see_each_once(offsets(0, 0, 2))
+    scene.ensure_each_once(offsets(0, 0, 2))
 
 
 PLAN = """
@@ -388,9 +388,9 @@ def test_two_planners_at_once_plan_each_offset_once(scene: Scene, ticks: int) ->
     assert [planner.returncode for planner in planners] == [0, 0]
     while scene.tick().slices:
         pass
-    scene.see_each_once(*[offsets(p, 0, count) for p, count in written.items()])
+    scene.ensure_each_once(*[offsets(p, 0, count) for p, count in written.items()])
     slices = scene.slices()
-    assert [piece.ordinal for piece in slices] == list(range(len(slices)))
+    assert [slice_.ordinal for slice_ in slices] == list(range(len(slices)))
     by_planner = [int(output[-1]) for output in outputs]
     assert min(by_planner) > 0, "one of them did all the work, so nothing was tried"
     assert partitions > 1
@@ -415,7 +415,7 @@ def test_waiting_for_more_records_ends_by_itself(scene: Scene) -> None:
     tick = scene.tick(limits=replace(limits, longest_wait=timedelta(minutes=9)))
     assert (tick.slices, tick.result.waiting is not None) == ((), True)
     wait_until(lambda: bool(scene.tick(limits=limits).slices), 30, "the end of the longest wait")
-    scene.see_each_once(offsets(0, 0, 2))
+    scene.ensure_each_once(offsets(0, 0, 2))
 
 
 def test_what_a_hanging_transaction_holds_back_is_told_before_and_after_retention_takes_it(

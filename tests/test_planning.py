@@ -112,13 +112,13 @@ def test_every_stable_offset_is_planned_once_and_none_beyond(
         result = model.tick(topic(*seen), NOON + timedelta(seconds=number))
         assert set(result.skipped) == leaderless
         assert len(result.slices) <= a_tick
-        assert all(0 < piece.offsets <= most for piece in result.slices)
+        assert all(0 < slice_.offsets <= most for slice_ in result.slices)
         assert set(model.count()) <= {(p, o) for p in known for o in range(stable[p])}
     for _ in range(2 + sum(ends.values())):
         # Everything commits, every partition has a leader again, and the longest wait is over.
         model.tick(topic(*[led(0, ends[p]) for p in sorted(known)]), NOON + timedelta(hours=1 + len(model.slices)))
     assert model.count() == Counter((p, o) for p in known for o in range(ends[p]))
-    assert [piece.ordinal for piece in model.slices] == list(range(len(model.slices)))
+    assert [slice_.ordinal for slice_ in model.slices] == list(range(len(model.slices)))
 
 
 @given(events)
@@ -249,11 +249,11 @@ def test_few_records_wait_until_the_longest_wait_is_over(offsets: int, seconds_a
 
 def test_lag_and_time_of_planning_stand_in_the_slice() -> None:
     result = plan(EAGER, planned({0: 0}), topic(led(0, 42)), NOON)
-    assert [piece.lag for piece in result.slices] == [32, 22, 12]
+    assert [slice_.lag for slice_ in result.slices] == [32, 22, 12]
     assert result.lag == {0: 12}
     behind = planned({0: 0}, ordinal=3, ago=-5)  # planned by a machine whose clock is 5 s ahead
     later = plan(EAGER, behind, topic(led(0, 42)), NOON)
-    assert {piece.planned_at for piece in later.slices} == {NOON + timedelta(seconds=5)}
+    assert {slice_.planned_at for slice_ in later.slices} == {NOON + timedelta(seconds=5)}
 
 
 def unread(ordinal: int, generation: int = 0, **ranges: tuple[int, int]) -> Slice:
@@ -295,8 +295,8 @@ def test_accepting_a_truncated_partition_goes_on_there_in_a_new_generation() -> 
     assert found.opened is not None
     assert (found.opened.number, found.opened.topic_id, found.opened.starts) == (1, "Id", {0: 4, 1: 5})
     after = Planned.of(found.opened, before.last, found.losses)
-    [piece] = plan(STREAM, after, seen, NOON).slices
-    assert (piece.ordinal, piece.generation, piece.ranges) == (8, 1, {0: OffsetRange(4, 4), 1: OffsetRange(5, 8)})
+    [slice_] = plan(STREAM, after, seen, NOON).slices
+    assert (slice_.ordinal, slice_.generation, slice_.ranges) == (8, 1, {0: OffsetRange(4, 4), 1: OffsetRange(5, 8)})
 
 
 def test_accepting_a_recreated_topic_starts_with_the_new_one() -> None:
@@ -306,8 +306,8 @@ def test_accepting_a_recreated_topic_starts_with_the_new_one() -> None:
     assert found.opened is not None
     assert (found.opened.number, found.opened.topic_id, found.opened.starts) == (1, "New", {0: 2, 1: None})
     after = Planned.of(found.opened, before.last, found.losses)
-    [piece] = plan(STREAM, after, seen, NOON).slices
-    assert (piece.key, piece.topic_id, piece.ranges) == ("orders@0000008", "New", {0: OffsetRange(2, 4)})
+    [slice_] = plan(STREAM, after, seen, NOON).slices
+    assert (slice_.key, slice_.topic_id, slice_.ranges) == ("orders@0000008", "New", {0: OffsetRange(2, 4)})
 
 
 def test_where_nothing_is_lost_there_is_nothing_to_accept() -> None:
@@ -332,7 +332,7 @@ def _marked(monkeypatch: pytest.MonkeyPatch, look: Callable[[int], object], slic
     ]
     nobody = cast("Any", None)
     result = planning.Planner(nobody, nobody)._marked(topic(led(0, 100)), PlanResult(slices=tuple(made)))
-    return [[mark.offset for mark in piece.marks.values()] for piece in result.slices]
+    return [[mark.offset for mark in slice_.marks.values()] for slice_ in result.slices]
 
 
 def test_the_last_records_of_several_slices_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from highwater.resources.kafka import Kafka
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
 from tests.support import make_stream, order
-from tests.world import FIRST, ID, NOON, RETRIED, TIER, Place, World, piece
+from tests.world import FIRST, ID, NOON, RETRIED, TIER, Place, World, slice_
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -158,13 +158,13 @@ def prove(*tables: str, **changes: Any) -> Plant:
 def prove_other_offsets(*tables: str) -> Plant:
     def plant(world: World, of: Slice) -> None:
         [low, high] = [of.ranges[0].start, of.ranges[0].end]
-        prove(*tables, piece=replace(of, ranges={**of.ranges, 0: OffsetRange(low, high - 1)}))(world, of)
+        prove(*tables, slice_=replace(of, ranges={**of.ranges, 0: OffsetRange(low, high - 1)}))(world, of)
 
     return plant
 
 
 def prove_another_topic(table: str) -> Plant:
-    return lambda world, of: prove(table, piece=replace(of, topic_id="B" * 22))(world, of)
+    return lambda world, of: prove(table, slice_=replace(of, topic_id="B" * 22))(world, of)
 
 
 def publish(attempt: int, sent: int) -> Plant:
@@ -596,7 +596,7 @@ def test_a_key_that_moved_is_a_warning_of_the_audit_and_turns_nothing_red(
     of = world.copies[1]
 
     def told() -> tuple[list[str], list[str]]:
-        found = audit(world, records_of=len(world.pieces), versions=True, keys=True)
+        found = audit(world, records_of=len(world.slices), versions=True, keys=True)
         return found.errors, [line for line in found.head if line.startswith("warning: ")]
 
     assert told() == ([], [])
@@ -623,7 +623,7 @@ def test_the_audit_tells_seams_and_checks_the_newest_slices_once_more(
     # The minute of the loser is that of a second delivery in the second slice too.
     red = [one.partition(": ")[2] for one in errors(3)]
     assert [one for one in red if not one.startswith((METRICS, SENT))] == [f"{RECORDED}: {told}"]
-    world.ledger.add([piece(2, p0=(9, 9), p1=(4, 4))])
+    world.ledger.add([slice_(2, p0=(9, 9), p1=(4, 4))])
     assert "orders@0000002: partition 0 [8, 9) is in no slice, and not recorded as lost" in errors(0)
 
 
@@ -662,6 +662,6 @@ def test_a_row_that_breaks_a_check_hides_nothing_else_from_the_audit(
 
     monkeypatch.setattr(checks, "CHECKS", [replace(checks.CHECKS[0], decide=break_down), *checks.CHECKS[1:]])
     drop("events", LOSER)(world, FIRST)
-    errors = audit(world, records_of=len(world.pieces)).errors
+    errors = audit(world, records_of=len(world.slices)).errors
     assert any("slices_tile" in text and "TypeError: no offset" in text for text in errors)
     assert any(f"{FIRST.key}: {ACCOUNTED}" in text for text in errors)

@@ -139,7 +139,7 @@ def page(cluster: Cluster) -> Audit:
     """The audit as the command makes it."""
     world = cluster.world
     return audit_page.audit(
-        world.ledger, cast("Kafka", cluster), world.lake, STREAM, records_of=len(world.pieces), versions=True, keys=True
+        world.ledger, cast("Kafka", cluster), world.lake, STREAM, records_of=len(world.slices), versions=True, keys=True
     )
 
 

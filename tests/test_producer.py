@@ -780,17 +780,17 @@ def test_of_many_that_the_client_never_tells_of_those_that_it_told_of_are_as_unk
 def test_an_interrupt_before_any_was_sent_leaves_none_unknown(
     client: Client, keys: list[bytes | None], at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_for, calls = highwater.resources.producer._Ticket.stand_for, itertools.count(1)
+    impersonate, calls = highwater.resources.producer._Ticket.impersonate, itertools.count(1)
 
     def interrupted(*given: Any) -> object:
         if next(calls) == at:
             raise KeyboardInterrupt
-        return stand_for(*given)
+        return impersonate(*given)
 
     client.room = 3
     producer = producing()
     with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
-        patched.setattr(highwater.resources.producer._Ticket, "stand_for", interrupted)
+        patched.setattr(highwater.resources.producer._Ticket, "impersonate", interrupted)
         producer.send_all("t", [(key, b"v") for key in keys])
     assert producer._with_client == len(client.sent) == producer.counts.sent
     client.ends = [None] * 3

@@ -24,17 +24,17 @@ def test_a_proof_survives_its_written_form() -> None:
 def test_what_the_plan_recorded_survives_where_it_is_told() -> None:
     """Of the fingerprints those of the slice's own records: one from before stands in the proof that holds it."""
     marks = {0: Fingerprint(8, "a" * 64), 1: Fingerprint(6, "b" * 64)}
-    piece = replace(PIECE, epochs={0: 3, 1: 5}, marks=marks)
-    found = Proof.from_json(Proof(piece, attempt=3, rows=None, past=True).to_json())
-    assert (found.past, found.piece.epochs, found.piece.marks) == (True, piece.epochs, {0: marks[0]})
+    slice_ = replace(PIECE, epochs={0: 3, 1: 5}, marks=marks)
+    found = Proof.from_json(Proof(slice_, attempt=3, rows=None, past=True).to_json())
+    assert (found.past, found.slice_.epochs, found.slice_.marks) == (True, slice_.epochs, {0: marks[0]})
     again = Proof.from_json(replace(found, attempt=4).to_json())
-    assert (again.piece.epochs, again.piece.marks) == (found.piece.epochs, found.piece.marks)
+    assert (again.slice_.epochs, again.slice_.marks) == (found.slice_.epochs, found.slice_.marks)
 
 
 def test_other_tables_and_older_versions_tell_nothing_of_it() -> None:
     text = Proof(replace(PIECE, epochs={0: 3}), attempt=3, rows=4).to_json()
     assert "epochs" not in text
-    assert Proof.from_json(text).piece.epochs == {}
+    assert Proof.from_json(text).slice_.epochs == {}
 
 
 def test_who_read_a_slice_survives_where_it_is_told() -> None:

@@ -35,20 +35,20 @@ class Publishing:
         self.bench = bench
         bench.send(*[order_message(f"o{n}", 1, n % 3, customer_id="late") for n in range(RECORDS)])
         each = RECORDS // 3
-        self.piece: Slice = bench.plan(0, p0=(0, each), p1=(0, each), p2=(0, each))
+        self.slice_: Slice = bench.plan(0, p0=(0, each), p1=(0, each), p2=(0, each))
         for stage in (raw, events, rejects):
-            stage.materialise(bench.work(self.piece))
+            stage.materialise(bench.work(self.slice_))
 
         task = {
             "topic": bench.stream.topic,
-            "slice": self.piece.key,
+            "slice": self.slice_.key,
             "lake": bench.lake.root,
             "ledger": str(bench.ledger.database.url),
             "bootstrap": bench.bootstrap,
         }
         self.children = Children("tests.publish_child", task)
 
-    def see_each_once(self) -> None:
+    def ensure_each_once(self) -> None:
         found = read_topic(self.bench.bootstrap, self.bench.stream.tier_topics[0])
         assert Counter(key for key, _ in found.values()) == Counter(f"o{n}".encode() for n in range(RECORDS))
 
@@ -59,7 +59,7 @@ class Publishing:
 
     def groups(self) -> list[str]:
         """The consumer groups that are named after the slice."""
-        return [name for name in self.bench.kafka.groups() if self.piece.key in name]
+        return [name for name in self.bench.kafka.groups() if self.slice_.key in name]
 
     def forget(self) -> None:
         """Lose the ledger's copy of the mark."""
@@ -73,8 +73,8 @@ def test_killed_at_every_point_each_reject_is_published_once(bench: Bench) -> No
         assert publishing.children.end(point) == -signal.SIGKILL, f"{point} was not reached"
         publishing.forget()
     assert publishing.children.end() == 0
-    publishing.see_each_once()
-    published = bench.ledger.publications([publishing.piece.key])[publishing.piece.key]
+    publishing.ensure_each_once()
+    published = bench.ledger.publications([publishing.slice_.key])[publishing.slice_.key]
     assert published.sent == RECORDS
 
 
@@ -84,20 +84,20 @@ def test_a_mark_that_expired_is_known_from_the_ledger(bench: Bench) -> None:
     for _ in range(2):
         publishing.expire()
         assert publishing.children.end() == 0
-        publishing.see_each_once()
+        publishing.ensure_each_once()
 
 
 def test_the_group_of_a_publication_goes_with_its_last_use(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each slice with rejects left a consumer group for good; a run may die before it deletes its own."""
     publishing, work = Publishing(bench), bench.work()
-    key, topic = publishing.piece.key, bench.stream.parked_topic
+    key, topic = publishing.slice_.key, bench.stream.parked_topic
     assert publishing.children.end("recorded") == -signal.SIGKILL
     [group] = publishing.groups()
     assert dlq_marks.clean_up(work, sure=True) == ""
     assert publishing.groups() == [group], "its publication is under way"
     with monkeypatch.context() as dying:
         dying.setattr(dlq, "delete_marks", lambda *_: None)
-        dlq.materialise(bench.work(publishing.piece))
+        dlq.materialise(bench.work(publishing.slice_))
     older, others = f"highwater.pub.{key}", f"highwater.pub.{bench.stream.topic}@0000099"
     place = {(topic, 0): (1, GroupMark.of("of an earlier version", None, datetime.now(UTC)))}
     for name in (older, others):
@@ -106,10 +106,10 @@ def test_the_group_of_a_publication_goes_with_its_last_use(bench: Bench, monkeyp
     assert set(publishing.groups()) == {group, older}
     assert "2 consumer groups of complete publications were deleted" in dlq_marks.clean_up(work, sure=True)
     assert (publishing.groups(), others in bench.kafka.groups()) == ([], True), "another ledger may know that slice"
-    publishing.see_each_once()
+    publishing.ensure_each_once()
 
     # A process that was stopped before its deletion goes on when the slice is decided and published another time.
-    later, name = Mark(9, 5, publishing.piece.identity), f"highwater.pub.{key}"
+    later, name = Mark(9, 5, publishing.slice_.identity), f"highwater.pub.{key}"
     with Transactions(bench.kafka, name, topic, group=dlq_marks.group_name(key, 9)) as transactions:
         transactions.commit([], later)
     dlq_marks.delete_marks(work, {key: 1})
@@ -121,15 +121,15 @@ def test_the_group_of_a_publication_goes_with_its_last_use(bench: Bench, monkeyp
 def test_the_mark_of_another_plan_is_not_counted(bench: Bench) -> None:
     """The ledger was lost, and another slice has the key of one that was published."""
     publishing = Publishing(bench)
-    decided, _ = bench.lake.committed_at(bench.stream.name, "rejects", [publishing.piece.key])
-    decision = decided[publishing.piece.key]
+    decided, _ = bench.lake.committed_at(bench.stream.name, "rejects", [publishing.slice_.key])
+    decision = decided[publishing.slice_.key]
     assert publishing.children.end() == 0
-    other = replace(publishing.piece, topic_id="another")
+    other = replace(publishing.slice_, topic_id="another")
     with pytest.raises(ConfigurationError, match="another plan were published under this key"):
         dlq._publish(bench.work(other), other, decision, ensure(bench.kafka, bench.stream))
-    publishing.see_each_once()
+    publishing.ensure_each_once()
 
 
 def test_a_process_that_was_stopped_in_its_transaction_is_fenced(bench: Bench) -> None:
     publishing = Publishing(bench)
-    assert publishing.children.stop_and_overtake("half", publishing.see_each_once) == FENCED
+    assert publishing.children.stop_and_overtake("half", publishing.ensure_each_once) == FENCED

@@ -79,10 +79,10 @@ def test_events_that_are_written_part_by_part_keep_value_and_fingerprint(
 ) -> None:
     """One part has a text that is escaped, which JSON is written for in another way."""
     monkeypatch.setattr(event_records, "PART", 2)
-    piece = tables.plan(0, p0=(0, 7))
+    slice_ = tables.plan(0, p0=(0, 7))
     some = [*orders(0, 0, 3), *orders(0, 3, 4, customer_id='a "name"'), *orders(0, 4, 7)]
-    tables.decide(piece, some)
-    tables.publish(piece)
+    tables.decide(slice_, some)
+    tables.publish(slice_)
     assert [said(one)["customer_id"] for one in log.records] == [one.fields["customer_id"] for one in some]
     table = tables.lake.table_at("orders", published.TABLE)
     kept = query(table, "SELECT origin_offset, fingerprint FROM t ORDER BY origin_offset")
@@ -92,26 +92,26 @@ def test_events_that_are_written_part_by_part_keep_value_and_fingerprint(
 
 def test_events_go_out_in_the_order_of_their_offsets_partition_by_partition(tables: Tables, log: Log) -> None:
     """Slices finish out of order, and their rows lie in the tables in any order."""
-    pieces = [tables.plan(n, p0=(3 * n, 3 * n + 3), p1=(2 * n, 2 * n + 2)) for n in range(3)]
+    slices = [tables.plan(n, p0=(3 * n, 3 * n + 3), p1=(2 * n, 2 * n + 2)) for n in range(3)]
     for n in (2, 0, 1):
         rows = [*orders(0, 3 * n, 3 * n + 3), *orders(1, 2 * n, 2 * n + 2)]
-        tables.decide(pieces[n], reversed(rows))
-    reports = tables.publish(*reversed(pieces))
+        tables.decide(slices[n], reversed(rows))
+    reports = tables.publish(*reversed(slices))
     for partition, count in ((0, 9), (1, 6)):
         mine = [one for one in log.records if one.partition == partition]
         assert places(mine) == [(partition, offset) for offset in range(count)]
     assert not any("highwater.late" in one.headers or "highwater.revision" in one.headers for one in log.records)
-    assert reports[pieces[0].key].counts["sent"] == reports[pieces[0].key].counts["sent_now"] == 5
-    again = tables.publish(*pieces)
+    assert reports[slices[0].key].counts["sent"] == reports[slices[0].key].counts["sent_now"] == 5
+    again = tables.publish(*slices)
     assert len(log.records) == 15
     assert {report.note for report in again.values()} == {"already published"}
 
 
 def test_a_record_is_the_event_with_its_origin(tables: Tables, log: Log) -> None:
-    piece = tables.plan(0, p0=(0, 2))
+    slice_ = tables.plan(0, p0=(0, 2))
     odd = 'a "b" \\ \n\u2028 é'
     tables.decide(
-        piece,
+        slice_,
         [
             Event(
                 0, 0, "o1", minute=1.5, changes={"amount": 1234567890.1, "event_time": "2026-03-01T10:00:00.25+01:00"}
@@ -119,7 +119,7 @@ def test_a_record_is_the_event_with_its_origin(tables: Tables, log: Log) -> None
             Event(0, 1, "o2", changes={"customer_id": odd}),
         ],
     )
-    tables.publish(piece)
+    tables.publish(slice_)
     first, second = log.records
     assert (first.partition, first.key) == (0, b"o1")
     assert first.value == (
@@ -132,7 +132,7 @@ def test_a_record_is_the_event_with_its_origin(tables: Tables, log: Log) -> None
         "highwater.origin.partition": "0",
         "highwater.origin.offset": "0",
         "highwater.origin.timestamp": str(round((NOON + timedelta(minutes=1.5)).timestamp() * 1000)),
-        "highwater.slice": piece.key,
+        "highwater.slice": slice_.key,
     }
     assert said(second)["customer_id"] == odd
     assert said(second)["amount"] == Decimal("12.50")
@@ -151,10 +151,10 @@ def test_a_slice_waits_for_those_before_it(tables: Tables, log: Log) -> None:
 
 
 def test_a_slice_whose_rejects_are_not_published_is_not_done(tables: Tables) -> None:
-    piece = tables.plan(0, p0=(0, 2))
-    tables.decide(piece, orders(0, 0, 1), rejected=orders(0, 1, 2), known=False)
+    slice_ = tables.plan(0, p0=(0, 2))
+    tables.decide(slice_, orders(0, 0, 1), rejected=orders(0, 1, 2), known=False)
     with pytest.raises(TemporaryError, match="do not follow"):
-        tables.publish(piece)
+        tables.publish(slice_)
 
 
 def test_what_comes_back_through_a_tier_follows_and_is_marked(tables: Tables, log: Log) -> None:
@@ -176,16 +176,16 @@ def test_what_comes_back_through_a_tier_follows_and_is_marked(tables: Tables, lo
 def test_second_deliveries_within_the_horizon_are_left_out(tables: Tables, log: Log) -> None:
     """The same content at another offset, in the same slice and in later ones; other content goes out."""
     tables.stream = replace(tables.stream, publishes=Accepted("orders.accepted", horizon=timedelta(minutes=10)))
-    pieces = [tables.plan(n, p0=(3 * n, 3 * n + 3)) for n in range(3)]
-    tables.decide(pieces[0], [Event(0, 0, "o1"), Event(0, 1, "o1", minute=1), Event(0, 2, "o2", minute=2)])
+    slices = [tables.plan(n, p0=(3 * n, 3 * n + 3)) for n in range(3)]
+    tables.decide(slices[0], [Event(0, 0, "o1"), Event(0, 1, "o1", minute=1), Event(0, 2, "o2", minute=2)])
     # The second one of these is known from the first slice alone, which was published by another run.
-    tables.decide(pieces[1], [Event(0, 3, "o3", minute=3), Event(0, 4, "o1", minute=9), Event(0, 5, "o1", 2, 9)])
+    tables.decide(slices[1], [Event(0, 3, "o3", minute=3), Event(0, 4, "o1", minute=9), Event(0, 5, "o1", 2, 9)])
     # Beyond the horizon of the last copy; and a conflict.
-    tables.decide(pieces[2], [Event(0, 6, "o1", minute=20), Event(0, 7, "o2", minute=5, changes={"amount": 1})])
-    tables.publish(pieces[0])
-    reports = tables.publish(*pieces)
+    tables.decide(slices[2], [Event(0, 6, "o1", minute=20), Event(0, 7, "o2", minute=5, changes={"amount": 1})])
+    tables.publish(slices[0])
+    reports = tables.publish(*slices)
     assert places(log.records) == [(0, 0), (0, 2), (0, 3), (0, 5), (0, 6), (0, 7)]
-    assert [reports[piece.key].counts["second_deliveries"] for piece in pieces] == [1, 1, 0]
+    assert [reports[slice_.key].counts["second_deliveries"] for slice_ in slices] == [1, 1, 0]
     states = Counter(row["state"] for row in rows_of(tables))
     assert states == {"sent": 6, "second delivery": 2}
 
@@ -220,27 +220,27 @@ def test_a_corrected_slice_sends_what_is_new_and_what_changed(tables: Tables, lo
 
 
 def test_what_was_sent_is_not_rejected_again_unless_a_person_lets_it(tables: Tables, log: Log) -> None:
-    piece, other = tables.plan(0, p0=(0, 3)), tables.plan(1, p0=(3, 4))
-    tables.decide(piece, orders(0, 0, 3))
-    tables.publish(piece)
-    tables.decide(piece, orders(0, 0, 2), rejected=orders(0, 2, 3))
+    slice_, other = tables.plan(0, p0=(0, 3)), tables.plan(1, p0=(3, 4))
+    tables.decide(slice_, orders(0, 0, 3))
+    tables.publish(slice_)
+    tables.decide(slice_, orders(0, 0, 2), rejected=orders(0, 2, 3))
     tables.decide(other, orders(0, 3, 4))
     with pytest.raises(RetractionError, match="partition 0 offset 2") as caught:
-        tables.publish(piece)
-    assert f"highwater accept-rejects {piece.key}" in caught.value.remedy
+        tables.publish(slice_)
+    assert f"highwater accept-rejects {slice_.key}" in caught.value.remedy
     assert len(log.records) == 3
-    tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "over the limit", "ann", NOON)])
+    tables.ledger.breakers.accept("orders", [Acceptance(slice_.key, "over the limit", "ann", NOON)])
     with pytest.raises(RetractionError, match="partition 0 offset 2"):
-        tables.publish(piece)  # that was said before they were sent, of the breaker
-    tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "test data", "ann", datetime.now(UTC))])
-    tables.publish(piece, other)
+        tables.publish(slice_)  # that was said before they were sent, of the breaker
+    tables.ledger.breakers.accept("orders", [Acceptance(slice_.key, "test data", "ann", datetime.now(UTC))])
+    tables.publish(slice_, other)
     assert [(one.place, one.value is None) for one in log.records[3:]] == [((0, 3), False), ((0, 2), True)]
     taken = log.records[-1]
     assert taken.key == b"o0-2"
     assert (taken.headers["highwater.retracted"], taken.headers["highwater.revision"]) == ("true", "1")
-    tables.publish(piece)
-    tables.decide(piece, orders(0, 0, 3))
-    tables.publish(piece)
+    tables.publish(slice_)
+    tables.decide(slice_, orders(0, 0, 3))
+    tables.publish(slice_)
     assert len(log.records) == 6
     assert (log.records[-1].place, log.records[-1].headers["highwater.revision"]) == ((0, 2), "2")
 
@@ -272,45 +272,45 @@ def test_a_second_delivery_is_sent_where_the_content_that_was_sent_is_taken_away
     tables: Tables, log: Log, changed: str, *, broken: bool
 ) -> None:
     """It stayed in events and current, and the topic held nothing of it. Of two that were left out one is sent."""
-    pieces = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(3)]
+    slices = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(3)]
     same = [Event(0, 2 * n, "o1", minute=n) for n in range(3)]
     rest = [Event(0, 2 * n + 1, f"x{n}") for n in range(3)]
-    for n, piece in enumerate(pieces):
-        tables.decide(piece, [same[n], rest[n]])
-    tables.publish(*pieces)
+    for n, slice_ in enumerate(slices):
+        tables.decide(slice_, [same[n], rest[n]])
+    tables.publish(*slices)
     assert places(log.records) == [(0, 0), (0, 1), (0, 3), (0, 5)]
-    tables.ledger.breakers.accept("orders", [Acceptance(pieces[0].key, "", "ann", datetime.now(UTC))])
+    tables.ledger.breakers.accept("orders", [Acceptance(slices[0].key, "", "ann", datetime.now(UTC))])
     if changed == "retracted":
-        tables.decide(pieces[0], rest[:1], rejected=same[:1])
+        tables.decide(slices[0], rest[:1], rejected=same[:1])
     else:
-        tables.decide(pieces[0], [replace(same[0], changes={"status": "paid"}), rest[0]])
+        tables.decide(slices[0], [replace(same[0], changes={"status": "paid"}), rest[0]])
     if broken:
         log.breaks = f"committed {log.commits + 1}"
         with pytest.raises(Broken):
-            tables.publish(pieces[0])
-    tables.publish(pieces[0])
-    decided = {key: one.attempt for key, one in tables.lake.committed("orders", "events", [*tables.pieces]).items()}
+            tables.publish(slices[0])
+    tables.publish(slices[0])
+    decided = {key: one.attempt for key, one in tables.lake.committed("orders", "events", [*tables.slices]).items()}
     left = [
         key for key in decided if key not in publication_log.as_decided(tables.lake, tables.stream, [*decided], decided)
     ]
-    assert sorted(left) == [piece.key for piece in pieces[1:]], "the sensor asks for them"
+    assert sorted(left) == [slice_.key for slice_ in slices[1:]], "the sensor asks for them"
     check_published(tables, waiting=2)
-    tables.publish(*pieces)
+    tables.publish(*slices)
     assert [(one.place, one.headers.get("highwater.late")) for one in log.records[4:]] == [
         ((0, 0), "corrected"),
         ((0, 2), "corrected"),
     ]
-    tables.publish(*pieces)
+    tables.publish(*slices)
     check_published(tables, waiting=0)
     assert len(log.records) == 6
-    assert Counter(row["state"] for row in rows_of(tables) if row["slice"] == pieces[2].key) == {
+    assert Counter(row["state"] for row in rows_of(tables) if row["slice"] == slices[2].key) == {
         "sent": 1,
         "second delivery": 1,
     }
 
 
 def check_published(tables: Tables, waiting: int) -> None:
-    found = events_published(tables.ledger, tables.lake, tables.stream, [*tables.pieces])["events_published"]
+    found = events_published(tables.ledger, tables.lake, tables.stream, [*tables.slices])["events_published"]
     assert all(one.passed for one in found.values()), found
     assert sum("its turn comes" in one.text for one in found.values()) == waiting
 
@@ -331,36 +331,36 @@ def test_a_second_delivery_that_is_no_event_any_more_is_forgotten(tables: Tables
 
 
 def test_what_another_lost_from_events_is_never_taken_back(tables: Tables, log: Log) -> None:
-    piece = tables.plan(0, p0=(0, 3))
-    tables.decide(piece, orders(0, 0, 3))
-    tables.publish(piece)
-    tables.decide(piece, orders(0, 0, 2))
-    tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "", "ann", datetime.now(UTC))])
+    slice_ = tables.plan(0, p0=(0, 3))
+    tables.decide(slice_, orders(0, 0, 3))
+    tables.publish(slice_)
+    tables.decide(slice_, orders(0, 0, 2))
+    tables.ledger.breakers.accept("orders", [Acceptance(slice_.key, "", "ann", datetime.now(UTC))])
     with pytest.raises(RetractionError, match="offset 2"):
-        tables.publish(piece)
+        tables.publish(slice_)
     assert len(log.records) == 3
 
 
 def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: Log) -> None:
     """The slices' decisions lose it, as an erasure commits them; it was sent, and nothing follows."""
     tier = tables.stream.tier_topics[0]
-    piece, late = tables.plan(0, p0=(0, 3)), tables.plan(0, tier, minute=0, p0=(0, 2))
-    tables.decide(piece, orders(0, 0, 2), rejected=orders(0, 2, 3))
+    slice_, late = tables.plan(0, p0=(0, 3)), tables.plan(0, tier, minute=0, p0=(0, 2))
+    tables.decide(slice_, orders(0, 0, 2), rejected=orders(0, 2, 3))
     tables.decide(late, [Event(0, 2, "o0-1", 2), Event(1, 7, "o1-7")])
-    tables.publish(piece, late)
+    tables.publish(slice_, late)
     events = tables.lake.table("orders", "events")
     assert events is not None
-    gone = origins_of(events, digest_of(b"o0-1"), [piece.key, late.key])
-    assert gone == {piece.key: {Origin("orders", 0, 0, 1)}, late.key: {Origin("orders", 0, 0, 2)}}
+    gone = origins_of(events, digest_of(b"o0-1"), [slice_.key, late.key])
+    assert gone == {slice_.key: {Origin("orders", 0, 0, 1)}, late.key: {Origin("orders", 0, 0, 2)}}
     publication_log.forget(tables.work(), gone)
     assert publication_log.under_way(tables.lake, tables.stream) == set()
     assert {key: proof.rows for key, proof in publication_log.proofs(tables.lake, tables.stream, [*gone]).items()} == {
-        piece.key: 1, late.key: 1
+        slice_.key: 1, late.key: 1
     }  # fmt: skip
-    tables.decide(piece, orders(0, 0, 1), rejected=orders(0, 2, 3))
+    tables.decide(slice_, orders(0, 0, 1), rejected=orders(0, 2, 3))
     tables.decide(late, [Event(1, 7, "o1-7")])
-    reports = tables.publish(piece, late)
-    assert [reports[key].counts["sent"] for key in (piece.key, late.key)] == [1, 1]
+    reports = tables.publish(slice_, late)
+    assert [reports[key].counts["sent"] for key in (slice_.key, late.key)] == [1, 1]
     assert len(log.records) == 4
     assert sorted((row["origin_partition"], row["origin_offset"]) for row in rows_of(tables)) == [
         (0, 0), (1, 7)
@@ -368,73 +368,73 @@ def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: Log
 
 
 def test_what_is_being_sent_is_not_erased_meanwhile(tables: Tables, log: Log) -> None:
-    piece = tables.plan(0, p0=(0, 3))
-    tables.decide(piece, orders(0, 0, 3))
+    slice_ = tables.plan(0, p0=(0, 3))
+    tables.decide(slice_, orders(0, 0, 3))
     log.breaks = "committed 1"
     with pytest.raises(Broken):
-        tables.publish(piece)
-    assert publication_log.under_way(tables.lake, tables.stream) == {piece.key}
+        tables.publish(slice_)
+    assert publication_log.under_way(tables.lake, tables.stream) == {slice_.key}
     origin = Origin("orders", 0, 0, 1)
-    with pytest.raises(SupersededAttemptError, match=piece.key):
-        publication_log.forget(tables.work(), {piece.key: {origin}})
-    tables.publish(piece)
-    publication_log.forget(tables.work(), {piece.key: {origin}})
-    assert [row["origin_offset"] for row in rows_of(tables) if row["slice"] == piece.key] == [0, 2]
+    with pytest.raises(SupersededAttemptError, match=slice_.key):
+        publication_log.forget(tables.work(), {slice_.key: {origin}})
+    tables.publish(slice_)
+    publication_log.forget(tables.work(), {slice_.key: {origin}})
+    assert [row["origin_offset"] for row in rows_of(tables) if row["slice"] == slice_.key] == [0, 2]
 
 
 def test_taking_back_goes_on_where_a_run_broke_off_by_the_same_leave(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 1)
-    piece = tables.plan(0, p0=(0, 3))
-    tables.decide(piece, orders(0, 0, 3))
-    tables.publish(piece)
-    tables.ledger.breakers.accept("orders", [Acceptance(piece.key, "", "ann", datetime.now(UTC))])
-    tables.decide(piece, [], rejected=orders(0, 0, 3))
+    slice_ = tables.plan(0, p0=(0, 3))
+    tables.decide(slice_, orders(0, 0, 3))
+    tables.publish(slice_)
+    tables.ledger.breakers.accept("orders", [Acceptance(slice_.key, "", "ann", datetime.now(UTC))])
+    tables.decide(slice_, [], rejected=orders(0, 0, 3))
     log.breaks = f"committed {log.commits + 1}"
     with pytest.raises(Broken):
-        tables.publish(piece)
-    tables.publish(piece)
+        tables.publish(slice_)
+    tables.publish(slice_)
     assert [(one.place[1], one.value is None) for one in log.records[3:]] == [(n, True) for n in range(3)]
-    tables.decide(piece, orders(0, 0, 3))
-    tables.publish(piece)
-    tables.decide(piece, [], rejected=orders(0, 0, 3))
+    tables.decide(slice_, orders(0, 0, 3))
+    tables.publish(slice_)
+    tables.decide(slice_, [], rejected=orders(0, 0, 3))
     with pytest.raises(RetractionError):
-        tables.publish(piece)  # these were sent after the leave
+        tables.publish(slice_)  # these were sent after the leave
 
 
 def test_what_was_sent_is_known_of_slices_that_the_lake_lost_and_of_a_batch_that_broke_off(
     tables: Tables, log: Log
 ) -> None:
-    pieces = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
-    keys = [piece.key for piece in pieces]
-    assert retraction_guard._reached(tables.work(*pieces), keys) == []
-    for n, piece in enumerate(pieces):
-        tables.decide(piece, orders(0, n, n + 1))
-    tables.publish(pieces[0])
+    slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
+    keys = [slice_.key for slice_ in slices]
+    assert retraction_guard._reached(tables.work(*slices), keys) == []
+    for n, slice_ in enumerate(slices):
+        tables.decide(slice_, orders(0, n, n + 1))
+    tables.publish(slices[0])
     log.breaks = f"committed {log.commits + 1}"
     with pytest.raises(Broken):
-        tables.publish(pieces[1])
+        tables.publish(slices[1])
     events = tables.lake.table("orders", "events")
     assert events is not None
     events.delete()
-    assert retraction_guard._reached(tables.work(*pieces), keys) == keys[:2]
+    assert retraction_guard._reached(tables.work(*slices), keys) == keys[:2]
 
 
-def commit(tables: Tables, piece: Slice, rows: list[Event], rejected: list[Event]) -> None:
+def commit(tables: Tables, slice_: Slice, rows: list[Event], rejected: list[Event]) -> None:
     """What the run of events does at its end."""
     accepted: Any = {(one.partition, one.offset) for one in rows}
-    work = tables.work(piece)
+    work = tables.work(slice_)
     with retraction_guard.kept(
-        work, lambda: retraction_guard.see_kept(work, [piece.key], accepted, accepted)
-    ) as see_held:
-        see_held()
-        tables.decide(piece, rows, rejected)
+        work, lambda: retraction_guard.ensure_kept(work, [slice_.key], accepted, accepted)
+    ) as ensure_held:
+        ensure_held()
+        tables.decide(slice_, rows, rejected)
 
 
 @pytest.fixture
 def seen_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    def see_kept(work: Work, keys: list[str], accepted: Any, refused: Any) -> None:
+    def ensure_kept(work: Work, keys: list[str], accepted: Any, refused: Any) -> None:
         asked = "SELECT slice, state, origin_partition, origin_offset FROM t"
         being_sent = publication_log.under_way(work.lake, work.stream) & {*keys}
         table = work.lake.table("orders", "published")
@@ -445,7 +445,7 @@ def seen_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         if any((row["origin_partition"], row["origin_offset"]) not in accepted for row in gone):
             raise RetractionError("sent", remedy="none")
 
-    monkeypatch.setattr(retraction_guard, "see_kept", see_kept)
+    monkeypatch.setattr(retraction_guard, "ensure_kept", ensure_kept)
     monkeypatch.setattr(retraction_guard, "ABANDONED_SECONDS", 0.2)
 
 
@@ -464,44 +464,44 @@ def test_whatever_comes_first_of_a_stricter_decision_and_the_first_publication_t
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch, point: str, ends: type[Exception]
 ) -> None:
     """A decision that had looked before anything was sent rejected what was sent meanwhile: it was in both topics."""
-    piece, after = tables.plan(0, p0=(0, 2)), tables.plan(1, p0=(2, 3))
-    tables.decide(piece, orders(0, 0, 2))
+    slice_, after = tables.plan(0, p0=(0, 2)), tables.plan(1, p0=(2, 3))
+    tables.decide(slice_, orders(0, 0, 2))
     tables.decide(after, orders(0, 2, 3))
     told: list[Exception] = []
 
     def decide_at(now: str) -> None:
         if now == point and not told:
             try:
-                commit(tables, piece, orders(0, 1, 2), orders(0, 0, 1))
+                commit(tables, slice_, orders(0, 1, 2), orders(0, 0, 1))
             except HighwaterError as error:
                 told.append(error)
 
     monkeypatch.setattr(log, "at", lambda name: decide_at(f"{name} {log.commits}"))
-    see_done = published._see_done
+    ensure_done = published._ensure_done
 
     def seen(*given: Any) -> None:
-        see_done(*given)
+        ensure_done(*given)
         decide_at("read")
 
     if ends is SupersededAttemptError:
-        monkeypatch.setattr(published, "_see_done", seen)
-        with pytest.raises(SupersededAttemptError, match=f"{piece.key}: decided anew"):
-            tables.publish(piece, after)
+        monkeypatch.setattr(published, "_ensure_done", seen)
+        with pytest.raises(SupersededAttemptError, match=f"{slice_.key}: decided anew"):
+            tables.publish(slice_, after)
         assert (log.records, told) == ([], [])
-        monkeypatch.setattr(published, "_see_done", see_done)
+        monkeypatch.setattr(published, "_ensure_done", ensure_done)
         assert publication_log.under_way(tables.lake, tables.stream) == set(), (
             "nobody takes it for what may have been sent"
         )
-        tables.publish(piece, after)
+        tables.publish(slice_, after)
         assert places(log.records) == [(0, 1), (0, 2)]
     else:
-        tables.publish(piece, after)
+        tables.publish(slice_, after)
         decide_at("settled")
         assert [type(error) for error in told] == [ends]
         assert places(log.records) == [(0, 0), (0, 1), (0, 2)]
         with pytest.raises(RetractionError):
-            commit(tables, piece, orders(0, 1, 2), orders(0, 0, 1))
-    tables.publish(piece, after)
+            commit(tables, slice_, orders(0, 1, 2), orders(0, 0, 1))
+    tables.publish(slice_, after)
     assert not any("highwater.late" in one.headers for one in log.records)
 
 
@@ -510,16 +510,16 @@ def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark goes on without its client. Where that is told nothing of the outcome the lock is left to run out."""
-    piece = tables.plan(0, p0=(0, 2))
-    tables.decide(piece, orders(0, 0, 2))
+    slice_ = tables.plan(0, p0=(0, 2))
+    tables.decide(slice_, orders(0, 0, 2))
     for error, left in ((SupersededAttemptError("first", remedy="none"), False), (Broken("no answer"), True)):
         monkeypatch.setattr(retraction_guard, "ABANDONED_SECONDS", 600)
-        with pytest.raises(type(error)), retraction_guard.kept(tables.work(piece), lambda: None):
+        with pytest.raises(type(error)), retraction_guard.kept(tables.work(slice_), lambda: None):
             raise error
         assert ("sending orders" in tables.ledger.leases()) == left
     monkeypatch.setattr(retraction_guard, "ABANDONED_SECONDS", 0.01)
     with pytest.raises(LeaseHeldError):
-        tables.publish(piece)
+        tables.publish(slice_)
     assert log.records == []
     with tables.ledger.database.writing() as connection:
         connection.execute(schema.leases.delete())
@@ -527,31 +527,31 @@ def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is
 
     def land(book: publication_log.Book) -> None:
         write_down(book)
-        tables.decide(piece, orders(0, 1, 2), orders(0, 0, 1))
+        tables.decide(slice_, orders(0, 1, 2), orders(0, 0, 1))
 
     with monkeypatch.context() as patch:
         patch.setattr(publication_log.Book, "write_down", land)
         with pytest.raises(SupersededAttemptError):
-            tables.publish(piece)
-    tables.publish(piece)
+            tables.publish(slice_)
+    tables.publish(slice_)
     assert places(log.records) == [(0, 1)]
 
 
 def test_only_what_may_still_be_sent_as_it_stands_is_locked_for_a_decision(tables: Tables, log: Log) -> None:
     del log
-    pieces = [tables.plan(n, p0=(n, n + 1)) for n in range(4)]
-    for n, piece in enumerate(pieces[:3]):
-        tables.decide(piece, orders(0, n, n + 1) if n < 2 else [Event(0, 2, "o0-0", minute=2, changes={"n": 0})])
+    slices = [tables.plan(n, p0=(n, n + 1)) for n in range(4)]
+    for n, slice_ in enumerate(slices[:3]):
+        tables.decide(slice_, orders(0, n, n + 1) if n < 2 else [Event(0, 2, "o0-0", minute=2, changes={"n": 0})])
 
     def exposed() -> set[str]:
-        work = tables.work(*pieces)
+        work = tables.work(*slices)
         return retraction_guard.exposed(work, tables.lake.committed("orders", "events", work.keys))
 
-    assert exposed() == {piece.key for piece in pieces[:3]}, "what was never decided cannot have been sent"
-    tables.publish(*pieces[:3])
-    assert exposed() == {pieces[2].key}, "its second delivery is sent where the first one is retracted"
-    tables.decide(pieces[0], orders(0, 0, 1))
-    assert exposed() == {pieces[0].key, pieces[2].key}
+    assert exposed() == {slice_.key for slice_ in slices[:3]}, "what was never decided cannot have been sent"
+    tables.publish(*slices[:3])
+    assert exposed() == {slices[2].key}, "its second delivery is sent where the first one is retracted"
+    tables.decide(slices[0], orders(0, 0, 1))
+    assert exposed() == {slices[0].key, slices[2].key}
 
 
 POINTS = [f"{point} {number}" for number in range(1, 6) for point in ("before", "committed")]
@@ -576,9 +576,9 @@ def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
     monkeypatch.setattr(event_records, "WINDOW", portion)
     monkeypatch.setattr(publication_batch, "HELD_BYTES", held)
     asked = count_reads(monkeypatch)
-    pieces = [tables.plan(0, p0=(0, 4), p1=(0, 3)), tables.plan(1, p0=(4, 9), p1=(3, 5))]
-    tables.decide(pieces[0], [*orders(0, 0, 4), *orders(1, 0, 3)])
-    tables.decide(pieces[1], [Event(0, 4, "o0-1", minute=1, changes={"n": 1}), *orders(0, 5, 9), *orders(1, 3, 5)])
+    slices = [tables.plan(0, p0=(0, 4), p1=(0, 3)), tables.plan(1, p0=(4, 9), p1=(3, 5))]
+    tables.decide(slices[0], [*orders(0, 0, 4), *orders(1, 0, 3)])
+    tables.decide(slices[1], [Event(0, 4, "o0-1", minute=1, changes={"n": 1}), *orders(0, 5, 9), *orders(1, 3, 5)])
     if point in {"written down", "settling"}:
         break_once(
             monkeypatch, {"written down": "write_down", "settling": "settle"}[point], after=point == "written down"
@@ -586,14 +586,14 @@ def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
     else:
         log.breaks = point
     with pytest.raises(Broken):
-        tables.publish(*pieces)
-    tables.publish(*pieces)
+        tables.publish(*slices)
+    tables.publish(*slices)
     assert max(asked.values()) == (1 if held == HELD else 2)
     for partition, wanted in ((0, [0, 1, 2, 3, 5, 6, 7, 8]), (1, [0, 1, 2, 3, 4])):
         assert places([one for one in log.records if one.partition == partition]) == [(partition, n) for n in wanted]
     assert not any("highwater.late" in one.headers for one in log.records)
     assert Counter(row["state"] for row in rows_of(tables)) == {"sent": 13, "second delivery": 1}
-    assert {row["slice"] for row in rows_of(tables)} == {piece.key for piece in pieces}
+    assert {row["slice"] for row in rows_of(tables)} == {slice_.key for slice_ in slices}
 
 
 @pytest.mark.parametrize(
@@ -607,9 +607,9 @@ def test_a_batch_is_settled_as_the_next_one_is_written_down(
     """Three slices, each a batch of its own; wherever a run breaks off, the next one finds what was sent."""
     monkeypatch.setattr(published, "SLICES_A_BATCH", 1)
     monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 3)
-    pieces = [tables.plan(n, p0=(4 * n, 4 * n + 4)) for n in range(3)]
-    for n, piece in enumerate(pieces):
-        tables.decide(piece, orders(0, 4 * n, 4 * n + 2 + n))
+    slices = [tables.plan(n, p0=(4 * n, 4 * n + 4)) for n in range(3)]
+    for n, slice_ in enumerate(slices):
+        tables.decide(slice_, orders(0, 4 * n, 4 * n + 2 + n))
     step, _, number = point.rpartition(" ")
     if step in {"settle", "write_down"}:
         break_once(monkeypatch, step, after=True, at=int(number))
@@ -618,11 +618,11 @@ def test_a_batch_is_settled_as_the_next_one_is_written_down(
     else:
         log.breaks = point
     with pytest.raises(Broken):
-        tables.publish(*pieces)
-    tables.publish(*pieces)
+        tables.publish(*slices)
+    tables.publish(*slices)
     assert places(log.records) == [(0, at) for at in (0, 1, 4, 5, 6, 8, 9, 10, 11)]
     assert not any("highwater.late" in one.headers for one in log.records)
-    assert Counter(row["slice"] for row in rows_of(tables)) == {piece.key: 2 + n for n, piece in enumerate(pieces)}
+    assert Counter(row["slice"] for row in rows_of(tables)) == {slice_.key: 2 + n for n, slice_ in enumerate(slices)}
     assert publication_log.under_way(tables.lake, tables.stream) == set()
 
 
@@ -630,18 +630,18 @@ def test_each_batch_is_written_down_once_and_settled_by_one_commit(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(published, "SLICES_A_BATCH", 1)
-    pieces = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
-    for n, piece in enumerate(pieces):
-        tables.decide(piece, orders(0, n, n + 1))
-    tables.publish(*pieces)
+    slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
+    for n, slice_ in enumerate(slices):
+        tables.decide(slice_, orders(0, n, n + 1))
+    tables.publish(*slices)
     assert places(log.records) == [(0, n) for n in range(3)]
     versions = {
         name: tables.lake.table_at("orders", name).version()
         for name in (publication_log.TABLE, publication_log.SENDING)
     }
-    assert versions == dict.fromkeys(versions, len(pieces))
-    settled = tables.lake.committed("orders", publication_log.TABLE, [piece.key for piece in pieces])
-    assert [settled[piece.key].extra[publication_log.BATCH] for piece in pieces] == [1, 2, 3]
+    assert versions == dict.fromkeys(versions, len(slices))
+    settled = tables.lake.committed("orders", publication_log.TABLE, [slice_.key for slice_ in slices])
+    assert [settled[slice_.key].extra[publication_log.BATCH] for slice_ in slices] == [1, 2, 3]
 
 
 def test_what_the_batch_before_has_sent_is_not_sent_again(
@@ -649,10 +649,10 @@ def test_what_the_batch_before_has_sent_is_not_sent_again(
 ) -> None:
     """It is settled before it is looked for second deliveries of it."""
     monkeypatch.setattr(published, "SLICES_A_BATCH", 1)
-    pieces = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
-    tables.decide(pieces[0], orders(0, 0, 2))
-    tables.decide(pieces[1], [Event(0, 2, "o0-1", minute=1, changes={"n": 1}), *orders(0, 3, 4)])
-    tables.publish(*pieces)
+    slices = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
+    tables.decide(slices[0], orders(0, 0, 2))
+    tables.decide(slices[1], [Event(0, 2, "o0-1", minute=1, changes={"n": 1}), *orders(0, 3, 4)])
+    tables.publish(*slices)
     assert places(log.records) == [(0, n) for n in (0, 1, 3)]
     assert Counter(row["state"] for row in rows_of(tables)) == {"sent": 3, "second delivery": 1}
 
@@ -693,13 +693,13 @@ def test_what_was_decided_anew_after_a_run_broke_off_is_sent_as_it_is_now(
 ) -> None:
     """Three of six events were sent; then a rule was mended, and accepts two more, one of them before the third."""
     monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 3)
-    piece = tables.plan(0, p0=(0, 8))
-    tables.decide(piece, [*orders(0, 0, 1), *orders(0, 2, 7)])
+    slice_ = tables.plan(0, p0=(0, 8))
+    tables.decide(slice_, [*orders(0, 0, 1), *orders(0, 2, 7)])
     log.breaks = "committed 1"
     with pytest.raises(Broken):
-        tables.publish(piece)
-    tables.decide(piece, [*orders(0, 0, 3), *orders(0, 3, 5, status="canceled"), *orders(0, 5, 8)])
-    tables.publish(piece)
+        tables.publish(slice_)
+    tables.decide(slice_, [*orders(0, 0, 3), *orders(0, 3, 5, status="canceled"), *orders(0, 5, 8)])
+    tables.publish(slice_)
     found = [
         (one.place[1], one.headers.get("highwater.late"), one.headers.get("highwater.revision")) for one in log.records
     ]
@@ -715,39 +715,39 @@ def test_a_mark_that_expired_is_known_from_the_ledger_and_one_that_was_lost_ther
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 2)
-    piece = tables.plan(0, p0=(0, 6))
-    tables.decide(piece, orders(0, 0, 6))
+    slice_ = tables.plan(0, p0=(0, 6))
+    tables.decide(slice_, orders(0, 0, 6))
     log.breaks = "before 2"
     with pytest.raises(Broken):
-        tables.publish(piece)
+        tables.publish(slice_)
     log.marks.clear()
     log.breaks, log.commits = "committed 2", 0
     with pytest.raises(Broken):
-        tables.publish(piece)
+        tables.publish(slice_)
     with tables.ledger.database.writing() as connection:
         connection.execute(schema.publications.delete())
-    tables.publish(piece)
+    tables.publish(slice_)
     assert places(log.records) == [(0, n) for n in range(6)]
 
 
 def test_a_restored_table_sends_nothing_again(tables: Tables, log: Log) -> None:
     """The number of the last batch is in another table, which a RESTORE leaves as it is."""
-    pieces = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
+    slices = [tables.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
     versions = []
-    for n, piece in enumerate(pieces[:3]):
-        tables.decide(piece, orders(0, 2 * n, 2 * n + 2))
-        tables.publish(piece)
+    for n, slice_ in enumerate(slices[:3]):
+        tables.decide(slice_, orders(0, 2 * n, 2 * n + 2))
+        tables.publish(slice_)
         versions.append(tables.lake.table_at("orders", "published").version())
-    tables.decide(pieces[3], orders(0, 6, 8))
+    tables.decide(slices[3], orders(0, 6, 8))
     tables.lake.table_at("orders", "published").restore(versions[0])
     with pytest.raises(ConfigurationError, match="older than what was sent"):
-        tables.publish(pieces[3])
+        tables.publish(slices[3])
     assert places(log.records) == [(0, n) for n in range(6)]
     tables.lake.table_at("orders", "published").restore(versions[1])
-    tables.publish(pieces[3])  # what the last batch sent is in `_sending`, and is settled from there
+    tables.publish(slices[3])  # what the last batch sent is in `_sending`, and is settled from there
     assert places(log.records) == [(0, n) for n in range(8)]
-    assert publication_log.proofs(tables.lake, tables.stream, [piece.key for piece in pieces]).keys() == {
-        p.key for p in pieces
+    assert publication_log.proofs(tables.lake, tables.stream, [slice_.key for slice_ in slices]).keys() == {
+        p.key for p in slices
     }
 
 
@@ -771,28 +771,28 @@ def test_without_the_table_of_the_batch_only_what_is_settled_counts_as_sent(tabl
 
 
 def test_another_table_an_older_one_and_another_topic_stop_the_run(tables: Tables, log: Log) -> None:
-    piece = tables.plan(0, p0=(0, 2))
-    tables.decide(piece, orders(0, 0, 2))
-    tables.publish(piece)
-    tables.decide(piece, orders(0, 0, 2, status="paid"))
+    slice_ = tables.plan(0, p0=(0, 2))
+    tables.decide(slice_, orders(0, 0, 2))
+    tables.publish(slice_)
+    tables.decide(slice_, orders(0, 0, 2, status="paid"))
     [(name, mark)] = log.marks.items()
     assert name == "highwater.pub.orders.accepted"
     log.marks[name] = replace(mark, identity="another")
     with pytest.raises(ConfigurationError, match="published to by another table"):
-        tables.publish(piece)
+        tables.publish(slice_)
     log.marks[name] = mark
     tables.ledger.record_publication("orders", "orders.accepted", Publication(9, 1, NOON))
     with pytest.raises(ConfigurationError, match="older than what was sent"):
-        tables.publish(piece)
+        tables.publish(slice_)
     tables.stream = replace(tables.stream, publishes=Accepted("elsewhere"))
     with pytest.raises(ConfigurationError, match="to another topic before"):
-        tables.publish(piece)
+        tables.publish(slice_)
     assert len(log.records) == 2
 
 
 def test_a_field_that_was_just_declared_is_null_in_what_was_accepted_before(tables: Tables, log: Log) -> None:
-    piece = tables.plan(0, p0=(0, 1))
-    tables.decide(piece, orders(0, 0, 1))
+    slice_ = tables.plan(0, p0=(0, 1))
+    tables.decide(slice_, orders(0, 0, 1))
     fields = (
         *tables.stream.fields,
         Field("note", "string"),
@@ -800,20 +800,20 @@ def test_a_field_that_was_just_declared_is_null_in_what_was_accepted_before(tabl
         Field("tax", "decimal(9,8)"),
     )
     tables.stream = replace(tables.stream, fields=fields)
-    tables.publish(piece)
+    tables.publish(slice_)
     assert [said(log.records[0])[name] for name in ("order_id", "note", "paid_at", "tax")] == ["o0-0", None, None, None]
 
 
 def test_a_topic_that_was_made_anew_stops_the_run(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
-    piece = tables.plan(0, p0=(0, 2))
-    tables.decide(piece, orders(0, 0, 2))
-    tables.publish(piece)
-    tables.decide(piece, orders(0, 0, 2, status="paid"))
+    slice_ = tables.plan(0, p0=(0, 2))
+    tables.decide(slice_, orders(0, 0, 2))
+    tables.publish(slice_)
+    tables.decide(slice_, orders(0, 0, 2, status="paid"))
     monkeypatch.setattr(published, "_topic_id", lambda *_: "U" * 22)
     again = TopicState("", "U" * 22, {})
     monkeypatch.setattr(tables.kafka, "look_again", lambda topic: replace(again, topic=topic))
     with pytest.raises(TopicRecreatedError, match="topic ID U"):
-        tables.publish(piece)
+        tables.publish(slice_)
 
 
 @pytest.mark.parametrize("second", ["T" * 22, "V" * 22, None])
@@ -821,10 +821,10 @@ def test_one_look_does_not_tell_that_the_topic_was_made_anew(
     tables: Tables, monkeypatch: pytest.MonkeyPatch, second: str | None
 ) -> None:
     """The remedy is to delete the table of what was sent, and to send everything again."""
-    piece = tables.plan(0, p0=(0, 2))
-    tables.decide(piece, orders(0, 0, 2))
-    tables.publish(piece)
-    tables.decide(piece, orders(0, 0, 2, status="paid"))
+    slice_ = tables.plan(0, p0=(0, 2))
+    tables.decide(slice_, orders(0, 0, 2))
+    tables.publish(slice_)
+    tables.decide(slice_, orders(0, 0, 2, status="paid"))
     monkeypatch.setattr(published, "_topic_id", lambda *_: "U" * 22)
 
     def look_again(topic: str) -> TopicState:
@@ -834,7 +834,7 @@ def test_one_look_does_not_tell_that_the_topic_was_made_anew(
 
     monkeypatch.setattr(tables.kafka, "look_again", look_again)
     with pytest.raises(DependencyAwayError, match="two looks"):
-        tables.publish(piece)
+        tables.publish(slice_)
 
 
 @pytest.mark.parametrize("us", [-62_135_596_800_000_000, -1, 0, 999, 1_740_000_000_000_001, 253_402_300_799_999_999])
@@ -873,8 +873,8 @@ def test_a_window_is_taken_apart_where_slice_topic_generation_or_partition_chang
 
 
 def test_values_are_json_for_any_text(tables: Tables, log: Log) -> None:
-    piece = tables.plan(0, p0=(0, 64))
+    slice_ = tables.plan(0, p0=(0, 64))
     texts = [chr(n) * 2 for n in range(64)]
-    tables.decide(piece, [Event(0, n, f"k{n}", changes={"customer_id": text}) for n, text in enumerate(texts)])
-    tables.publish(piece)
+    tables.decide(slice_, [Event(0, n, f"k{n}", changes={"customer_id": text}) for n, text in enumerate(texts)])
+    tables.publish(slice_)
     assert [json.loads(one.value or b"")["customer_id"] for one in log.records] == texts

@@ -58,14 +58,14 @@ class Scene:
     def plan(
         self, ordinal: int, topic: str | None = None, minute: float | None = None, **ranges: tuple[int, int]
     ) -> Slice:
-        piece = self.tables.plan(ordinal, topic, minute, **ranges)
-        self.instance.add_dynamic_partitions("orders_slices", [piece.key])
-        return piece
+        slice_ = self.tables.plan(ordinal, topic, minute, **ranges)
+        self.instance.add_dynamic_partitions("orders_slices", [slice_.key])
+        return slice_
 
-    def decide(self, piece: Slice, *offsets: int, **changes: object) -> None:
+    def decide(self, slice_: Slice, *offsets: int, **changes: object) -> None:
         """Take a slice through all tables up to dlq, with these offsets of partition 0 as events."""
-        self.tables.read(piece, len(offsets))
-        self.tables.decide(piece, [Event(0, n, f"o{n}", minute=n, changes=changes) for n in offsets])
+        self.tables.read(slice_, len(offsets))
+        self.tables.decide(slice_, [Event(0, n, f"o{n}", minute=n, changes=changes) for n in offsets])
 
     def tick(self) -> Tick:
         return publish(self.instance, SimpleNamespace(**self.resources), self.tables.stream)
@@ -93,30 +93,30 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 
 
 def test_slices_are_asked_for_up_to_the_first_that_is_not_done_and_a_run_sends_them(scene: Scene) -> None:
-    pieces = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
+    slices = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
     for n in (3, 1, 0):
-        scene.decide(pieces[n], 2 * n, 2 * n + 1)
+        scene.decide(slices[n], 2 * n, 2 * n + 1)
     tick = scene.tick()
     [request] = tick.requests
-    assert request.keys == (pieces[0].key, pieces[1].key)
-    assert f"wait for {pieces[2].key}, which is not done" in tick.message
+    assert request.keys == (slices[0].key, slices[1].key)
+    assert f"wait for {slices[2].key}, which is not done" in tick.message
     done = scene.run(request)
     assert done.success
     assert [record.place[1] for record in scene.log.records] == [0, 1, 2, 3]
     found = {e.partition: e for e in done.get_asset_materialization_events()}
-    assert {*found} == {pieces[0].key, pieces[1].key}
-    numbers = {name: one.value for name, one in found[pieces[0].key].materialization.metadata.items()}
+    assert {*found} == {slices[0].key, slices[1].key}
+    numbers = {name: one.value for name, one in found[slices[0].key].materialization.metadata.items()}
     assert (numbers["sent"], numbers["sent_now"], numbers["second_deliveries"], numbers["late"]) == (2, 2, 0, 0)
     assert "seconds/publish" in numbers
     checked = [e.asset_check_evaluation_data for e in done.all_events if e.event_type_value == "ASSET_CHECK_EVALUATION"]
     assert {(one.check_name, one.partition, one.passed) for one in checked} == {
-        ("events_published", pieces[n].key, True) for n in (0, 1)
+        ("events_published", slices[n].key, True) for n in (0, 1)
     }
     assert scene.asked() == []
-    scene.decide(pieces[2], 4, 5)
-    assert scene.asked() == [(pieces[2].key, pieces[3].key)]
+    scene.decide(slices[2], 4, 5)
+    assert scene.asked() == [(slices[2].key, slices[3].key)]
     line = standing_line(scene.tables.lake, scene.tables.stream)
-    assert line == f"sent to orders.accepted up to {pieces[1].key}: 4 sent, 0 second delivery, 0 retracted"
+    assert line == f"sent to orders.accepted up to {slices[1].key}: 4 sent, 0 second delivery, 0 retracted"
 
 
 @pytest.mark.slow
@@ -150,12 +150,12 @@ def test_what_changed_and_what_came_back_follows(scene: Scene) -> None:
 def test_slices_whose_keys_are_gone_get_them_again_and_are_sent(scene: Scene) -> None:
     """A key that is retired without its slice being sent stopped all that follows, and no line told of it."""
     retired, half, lost = (scene.plan(n, p0=(n, n + 1)) for n in range(3))
-    for at, piece in enumerate((retired, half, lost)):
-        scene.decide(piece, at)
+    for at, slice_ in enumerate((retired, half, lost)):
+        scene.decide(slice_, at)
     ledger = scene.tables.ledger
     ledger.retired.retire("orders", [retired.key, half.key], NOON)
-    for piece in (retired, lost):
-        scene.instance.delete_dynamic_partition("orders_slices", piece.key)
+    for slice_ in (retired, lost):
+        scene.instance.delete_dynamic_partition("orders_slices", slice_.key)
     tick = scene.tick()
     assert tick.keys == [retired.key, lost.key]
     assert tick.lines[0] == f"2 had no key in Dagster, and get it again: {retired.key} .. {lost.key}"
@@ -168,66 +168,66 @@ def test_slices_whose_keys_are_gone_get_them_again_and_are_sent(scene: Scene) ->
 
 
 def test_a_slice_that_is_being_decided_anew_is_not_asked_for(scene: Scene) -> None:
-    piece = scene.plan(0, p0=(0, 1))
-    scene.decide(piece, 0)
+    slice_ = scene.plan(0, p0=(0, 1))
+    scene.decide(slice_, 0)
     scene.run(scene.tick().requests[0])
-    scene.decide(piece, 0, status="paid")
-    tags = {"highwater/stream": "orders", RANGE_START: piece.key, RANGE_END: piece.key}
+    scene.decide(slice_, 0, status="paid")
+    tags = {"highwater/stream": "orders", RANGE_START: slice_.key, RANGE_END: slice_.key}
     run = create_run_for_test(scene.instance, tags=tags, status=dg.DagsterRunStatus.STARTED)
     assert scene.asked() == []
     scene.instance.report_run_failed(run)
-    assert scene.asked() == [(piece.key,)]
+    assert scene.asked() == [(slice_.key,)]
 
 
 def test_slices_of_a_topic_that_the_declaration_does_not_name_are_not_asked_for(scene: Scene) -> None:
     """They passed for slices of a tier, which go out at any time, and every run of them is refused."""
-    piece = scene.plan(0, p0=(0, 1))
-    scene.decide(piece, 0)
+    slice_ = scene.plan(0, p0=(0, 1))
+    scene.decide(slice_, 0)
     before = scene.tables.stream
     scene.tables.stream = replace(before, topic="orders.v2")
     assert scene.asked() == []
     scene.tables.stream = before
-    assert scene.asked() == [(piece.key,)]
+    assert scene.asked() == [(slice_.key,)]
 
 
 def test_slices_that_a_person_has_decided_anew_are_left_out_of_what_is_next(scene: Scene) -> None:
     """The first one that is; the run that decides a slice for the first time goes on while it is sent."""
-    pieces = [scene.plan(n, p0=(n, n + 1)) for n in range(3)]
-    for n, piece in enumerate(pieces):
-        scene.decide(piece, n)
-    tags = {"highwater/stream": "orders", RANGE_START: pieces[1].key, RANGE_END: pieces[1].key}
-    for more, wanted in (({PURPOSE: "plan"}, pieces), ({}, pieces[:1])):
+    slices = [scene.plan(n, p0=(n, n + 1)) for n in range(3)]
+    for n, slice_ in enumerate(slices):
+        scene.decide(slice_, n)
+    tags = {"highwater/stream": "orders", RANGE_START: slices[1].key, RANGE_END: slices[1].key}
+    for more, wanted in (({PURPOSE: "plan"}, slices), ({}, slices[:1])):
         run = create_run_for_test(scene.instance, tags={**tags, **more}, status=dg.DagsterRunStatus.STARTED)
         tick = scene.tick()
-        assert [request.keys for request in tick.requests] == [tuple(piece.key for piece in wanted)]
-        assert (f"2 wait for {pieces[1].key}, which is being decided anew" in tick.lines) == (not more)
+        assert [request.keys for request in tick.requests] == [tuple(slice_.key for slice_ in wanted)]
+        assert (f"2 wait for {slices[1].key}, which is being decided anew" in tick.lines) == (not more)
         scene.instance.report_run_failed(run)
     [asked] = scene.asked()
     assert len(asked) == 3
 
 
 def test_one_run_at_a_time_and_one_that_failed_waits(scene: Scene) -> None:
-    piece = scene.plan(0, p0=(0, 1))
-    scene.decide(piece, 0)
+    slice_ = scene.plan(0, p0=(0, 1))
+    scene.decide(slice_, 0)
     [request] = scene.tick().requests
-    tags = {PURPOSE: "publish", "highwater/stream": "orders", RANGE_START: piece.key, RANGE_END: piece.key}
+    tags = {PURPOSE: "publish", "highwater/stream": "orders", RANGE_START: slice_.key, RANGE_END: slice_.key}
     run = create_run_for_test(scene.instance, tags=tags, status=dg.DagsterRunStatus.STARTED)
     assert scene.tick().lines == ["a run is sending 1 slices"]
     scene.instance.report_run_failed(run)
     tick = scene.tick()
     assert (tick.requests, tick.lines) == ([], ["1 wait for their next attempt"])
-    assert request.run_key.startswith(f"{piece.key}..{piece.key} publish 1")
+    assert request.run_key.startswith(f"{slice_.key}..{slice_.key} publish 1")
 
 
 def given_up(scene: Scene, text: str = "RecordTooLargeError: too large") -> list[Slice]:
     """Two slices that were asked for together, as often as in a day, by runs that failed by an error of this text."""
-    pieces = [scene.plan(n, p0=(n, n + 1)) for n in range(2)]
-    for n, piece in enumerate(pieces):
-        scene.decide(piece, n)
-    tags = {PURPOSE: "publish", "highwater/stream": "orders", RANGE_START: pieces[0].key, RANGE_END: pieces[1].key}
+    slices = [scene.plan(n, p0=(n, n + 1)) for n in range(2)]
+    for n, slice_ in enumerate(slices):
+        scene.decide(slice_, n)
+    tags = {PURPOSE: "publish", "highwater/stream": "orders", RANGE_START: slices[0].key, RANGE_END: slices[1].key}
     for _ in range(RULES.attempts):
         failed_by(scene.instance, tags, text)
-    return pieces
+    return slices
 
 
 def test_slices_that_were_given_up_are_asked_for_when_a_person_lets_them_go(scene: Scene) -> None:
@@ -307,14 +307,14 @@ def test_a_row_of_published_that_is_there_twice_is_told(scene: Scene) -> None:
     import pyarrow as pa
     from deltalake import DeltaTable, write_deltalake
 
-    piece = scene.plan(0, p0=(0, 2))
-    scene.decide(piece, 0, 1)
-    scene.tables.publish(piece)
+    slice_ = scene.plan(0, p0=(0, 2))
+    scene.decide(slice_, 0, 1)
+    scene.tables.publish(slice_)
     table = DeltaTable(scene.tables.lake.path("orders", "published"))
     rows = pa.table(table.to_pyarrow_table(filters=[("origin_offset", "=", 1)]))
     write_deltalake(table, rows, mode="append")
     ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
-    verdict = events_published(ledger, lake, stream, [piece.key])["events_published"][piece.key]
+    verdict = events_published(ledger, lake, stream, [slice_.key])["events_published"][slice_.key]
     assert verdict.text.startswith("1 there twice; the commit tells of 2 sent")
 
 
@@ -325,8 +325,8 @@ def test_what_waits_for_its_turn_is_told_from_what_was_lost(scene: Scene, monkey
     tables, log = scene.tables, scene.log
     first, second = scene.plan(0, minute=0, p0=(0, 2)), scene.plan(1, minute=10, p0=(2, 4))
     retried = scene.plan(0, tables.stream.tier_topics[0], minute=5, p0=(0, 1))
-    for piece, offsets in ((first, (0, 1)), (second, (2, 3)), (retried, (7,))):
-        scene.decide(piece, *offsets)
+    for slice_, offsets in ((first, (0, 1)), (second, (2, 3)), (retried, (7,))):
+        scene.decide(slice_, *offsets)
     every = [first.key, second.key, retried.key]
 
     def red() -> dict[str, str]:
@@ -361,35 +361,35 @@ def test_what_waits_for_its_turn_is_told_from_what_was_lost(scene: Scene, monkey
 
 def test_values_of_another_declaration_are_not_compared(scene: Scene) -> None:
     """A field that came to the stream since, or left it, makes another value of every event."""
-    piece = scene.plan(0, p0=(0, 2))
-    scene.decide(piece, 0, 1)
-    scene.tables.publish(piece)
+    slice_ = scene.plan(0, p0=(0, 2))
+    scene.decide(slice_, 0, 1)
+    scene.tables.publish(slice_)
     ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
     more = replace(stream, fields=(*stream.fields, Field("currency", "string")))
     fewer = replace(stream, fields=stream.fields[::-1])
     for declared in (more, fewer):
-        assert events_published(ledger, lake, declared, [piece.key])["events_published"][piece.key].passed
+        assert events_published(ledger, lake, declared, [slice_.key])["events_published"][slice_.key].passed
 
 
 def test_values_with_a_field_that_came_between_decision_and_publication_are_compared(scene: Scene) -> None:
     """They were sent with null in it; events with a null were left out, so that nobody saw them altered."""
     from deltalake import DeltaTable
 
-    piece, tables = scene.plan(0, p0=(0, 2)), scene.tables
-    scene.decide(piece, 0, 1)
+    slice_, tables = scene.plan(0, p0=(0, 2)), scene.tables
+    scene.decide(slice_, 0, 1)
     tables.stream = replace(tables.stream, fields=(*tables.stream.fields, Field("currency", "string")))
-    tables.publish(piece)
+    tables.publish(slice_)
 
     def verdict() -> Verdict:
-        found = events_published(tables.ledger, tables.lake, tables.stream, [piece.key])
-        return found["events_published"][piece.key]
+        found = events_published(tables.ledger, tables.lake, tables.stream, [slice_.key])
+        return found["events_published"][slice_.key]
 
     assert verdict().passed
     DeltaTable(tables.lake.path("orders", "events")).update({"customer_id": "NULL"}, predicate="origin_offset = 1")
     assert (verdict().passed, verdict().text) == (False, "1 sent with another value")
 
 
-def publish_and_die(monkeypatch: pytest.MonkeyPatch, tables: Tables, *pieces: Slice) -> None:
+def publish_and_die(monkeypatch: pytest.MonkeyPatch, tables: Tables, *slices: Slice) -> None:
     """Die when the commit of `published` is done, while `_sending` still has the batch that it settled."""
     commit = publication_log._commit
 
@@ -400,28 +400,28 @@ def publish_and_die(monkeypatch: pytest.MonkeyPatch, tables: Tables, *pieces: Sl
     with monkeypatch.context() as patched:
         patched.setattr(publication_log, "_commit", killed)
         with pytest.raises(Broken, match="settled"):
-            tables.publish(*pieces)
+            tables.publish(*slices)
 
 
 def test_a_batch_that_is_settled_is_not_settled_a_second_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published, "SLICES_A_BATCH", 1)
     tables, lake, stream = scene.tables, scene.tables.lake, scene.tables.stream
-    pieces = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
-    for n, piece in enumerate(pieces):
-        scene.decide(piece, 2 * n, 2 * n + 1)
-    publish_and_die(monkeypatch, tables, *pieces)
+    slices = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
+    for n, slice_ in enumerate(slices):
+        scene.decide(slice_, 2 * n, 2 * n + 1)
+    publish_and_die(monkeypatch, tables, *slices)
     written_down = publication_log.Sending.from_json(
         query(lake.table_at("orders", publication_log.SENDING), BATCHES)[0]["batch"]
     )
-    assert written_down.slices.keys() == {pieces[0].key}
+    assert written_down.slices.keys() == {slices[0].key}
     assert publication_log.batch_of(lake, stream) == publication_log.Sending(
-        1, "orders.accepted", "T" * 22, settled={pieces[0].key: 1}
+        1, "orders.accepted", "T" * 22, settled={slices[0].key: 1}
     )
     assert publication_log.under_way(lake, stream) == set()
-    settled, version = lake.committed_at("orders", publication_log.TABLE, [pieces[0].key])
-    tables.publish(*pieces)
+    settled, version = lake.committed_at("orders", publication_log.TABLE, [slices[0].key])
+    tables.publish(*slices)
     assert not [line for line in tables.lines if "broke off" in line]
-    assert lake.committed_at("orders", publication_log.TABLE, [pieces[0].key]) == (settled, version + 1)
+    assert lake.committed_at("orders", publication_log.TABLE, [slices[0].key]) == (settled, version + 1)
     assert [record.place[1] for record in scene.log.records] == [0, 1, 2, 3]
 
 
@@ -433,15 +433,15 @@ def test_a_slice_to_be_looked_at_again_stays_so_where_the_run_dies_behind_the_co
 ) -> None:
     """Settled a second time, its second delivery stood as before, and the topic lacked a content of the events."""
     tables = scene.tables
-    pieces = [scene.plan(n, p0=(n, n + 1)) for n in range(3)]
+    slices = [scene.plan(n, p0=(n, n + 1)) for n in range(3)]
     same = [Event(0, n, "o1", minute=n) for n in range(2)]
-    for piece, event in zip(pieces, [*same, Event(0, 2, "o2")], strict=True):
-        tables.decide(piece, [event])
-    tables.publish(*pieces[:2])
-    tables.decide(pieces[0], [replace(same[0], changes={"status": "paid"})])
-    tables.decide(pieces[1], same[1:])
-    publish_and_die(monkeypatch, tables, *pieces[:2])
-    keys = [piece.key for piece in pieces]
+    for slice_, event in zip(slices, [*same, Event(0, 2, "o2")], strict=True):
+        tables.decide(slice_, [event])
+    tables.publish(*slices[:2])
+    tables.decide(slices[0], [replace(same[0], changes={"status": "paid"})])
+    tables.decide(slices[1], same[1:])
+    publish_and_die(monkeypatch, tables, *slices[:2])
+    keys = [slice_.key for slice_ in slices]
 
     def again() -> bool:
         return (
@@ -449,9 +449,9 @@ def test_a_slice_to_be_looked_at_again_stays_so_where_the_run_dies_behind_the_co
         )
 
     assert again()
-    tables.publish(pieces[2])
+    tables.publish(slices[2])
     assert again()
-    tables.publish(*pieces)
+    tables.publish(*slices)
     assert [record.place[1] for record in scene.log.records] == [0, 0, 2, 1]
     attempts = tables.lake.committed("orders", "events", keys)
     assert [
@@ -462,19 +462,19 @@ def test_a_slice_to_be_looked_at_again_stays_so_where_the_run_dies_behind_the_co
 def test_a_batch_without_records_leaves_the_one_before_it_settled(scene: Scene) -> None:
     """It is not written down, and its number comes again."""
     tables, log = scene.tables, scene.log
-    piece = scene.plan(0, p0=(0, 2))
-    scene.decide(piece, 0, 1)
-    tables.publish(piece)
-    scene.decide(piece, 0, 1)
-    tables.publish(piece)
+    slice_ = scene.plan(0, p0=(0, 2))
+    scene.decide(slice_, 0, 1)
+    tables.publish(slice_)
+    scene.decide(slice_, 0, 1)
+    tables.publish(slice_)
     assert (len(log.records), publication_log.under_way(tables.lake, tables.stream)) == (2, set())
-    assert tables.lake.committed("orders", publication_log.TABLE, [piece.key])[piece.key].attempt == 2
-    scene.decide(piece, 0, 1, status="paid")
+    assert tables.lake.committed("orders", publication_log.TABLE, [slice_.key])[slice_.key].attempt == 2
+    scene.decide(slice_, 0, 1, status="paid")
     log.breaks = f"committed {log.commits + 1}"
     with pytest.raises(Broken):
-        tables.publish(piece)
-    assert publication_log.under_way(tables.lake, tables.stream) == {piece.key}
-    tables.publish(piece)
+        tables.publish(slice_)
+    assert publication_log.under_way(tables.lake, tables.stream) == {slice_.key}
+    tables.publish(slice_)
     assert publication_log.under_way(tables.lake, tables.stream) == set()
     assert [record.headers.get("highwater.revision") for record in log.records] == [None, None, "1", "1"]
 
@@ -484,61 +484,61 @@ def test_a_batch_that_sent_nothing_is_over_where_a_decision_was_first(
 ) -> None:
     """Nobody may take its records for sent: decisions that reject them were refused until the next publication."""
     tables = scene.tables
-    piece = scene.plan(0, p0=(0, 2))
-    scene.decide(piece, 0, 1)
-    see_done = published._see_done
+    slice_ = scene.plan(0, p0=(0, 2))
+    scene.decide(slice_, 0, 1)
+    ensure_done = published._ensure_done
 
     def decided_meanwhile(*given: Any) -> None:
-        see_done(*given)
-        scene.decide(piece, 0, status="paid")
+        ensure_done(*given)
+        scene.decide(slice_, 0, status="paid")
 
     with monkeypatch.context() as patched:
-        patched.setattr(published, "_see_done", decided_meanwhile)
+        patched.setattr(published, "_ensure_done", decided_meanwhile)
         with pytest.raises(SupersededAttemptError):
-            tables.publish(piece)
+            tables.publish(slice_)
     assert publication_log.batch_of(tables.lake, tables.stream) == publication_log.Sending(
         1, "orders.accepted", "T" * 22
     )
     assert publication_log.under_way(tables.lake, tables.stream) == set()
-    assert retraction_guard._reached(tables.work(piece), [piece.key]) == []
-    tables.publish(piece)
+    assert retraction_guard._reached(tables.work(slice_), [slice_.key]) == []
+    tables.publish(slice_)
     assert [record.place[1] for record in scene.log.records] == [0]
 
 
 def test_a_batch_that_begins_while_an_erasure_looks_stops_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = scene.tables
-    piece = scene.plan(0, p0=(0, 2))
-    scene.decide(piece, 0, 1)
-    tables.publish(piece)
-    scene.decide(piece, 0, 1, status="paid")
+    slice_ = scene.plan(0, p0=(0, 2))
+    scene.decide(slice_, 0, 1)
+    tables.publish(slice_)
+    scene.decide(slice_, 0, 1, status="paid")
 
     def begun(*_: object) -> None:
         scene.log.breaks = f"committed {scene.log.commits + 1}"
         with pytest.raises(Broken):
-            tables.publish(piece)
+            tables.publish(slice_)
 
     version = tables.lake.table_at("orders", publication_log.TABLE).version()
     monkeypatch.setattr(accepted_copies, "forget", begun)
-    with pytest.raises(SupersededAttemptError, match=f"{piece.key}: a publication of them is under way"):
-        publication_log.forget(tables.work(), {piece.key: {Origin("orders", 0, 0, 1)}})
+    with pytest.raises(SupersededAttemptError, match=f"{slice_.key}: a publication of them is under way"):
+        publication_log.forget(tables.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
     assert tables.lake.table_at("orders", publication_log.TABLE).version() == version
 
 
 def test_what_is_settled_while_a_decision_looks_is_seen(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look at the table before the batch missed both, and what was sent could be rejected."""
     tables = scene.tables
-    piece = scene.plan(0, p0=(0, 2))
-    scene.decide(piece, 0, 1)
+    slice_ = scene.plan(0, p0=(0, 2))
+    scene.decide(slice_, 0, 1)
     scene.log.breaks = "committed 1"
     with pytest.raises(Broken):
-        tables.publish(piece)
+        tables.publish(slice_)
 
     def settled_first(*given: Any) -> set[str]:
-        tables.publish(piece)
+        tables.publish(slice_)
         return publication_log.under_way(*given)
 
     monkeypatch.setattr(retraction_guard, "under_way", settled_first)
-    assert retraction_guard._reached(tables.work(piece), [piece.key]) == [piece.key]
+    assert retraction_guard._reached(tables.work(slice_), [slice_.key]) == [slice_.key]
 
 
 KEYS = [f"t@{n:07}" for n in range(5)]
@@ -610,10 +610,10 @@ def test_only_groups_that_nothing_needs_any_more_are_deleted(tmp_path: Path) -> 
     written = Written(tmp_path)
     written.ledger.open_generation(Generation("orders", "orders", published_.topic_id, 0, {0: 0}, NOON))
     written.ledger.add([published_, decided_anew, open_])
-    for piece, rejects, dlq in ((published_, 2, 2), (decided_anew, 3, 1), (open_, 1, None), (unknown, 1, 1)):
-        written.prove(piece, {"rejects": 1}, attempt=rejects)
+    for slice_, rejects, dlq in ((published_, 2, 2), (decided_anew, 3, 1), (open_, 1, None), (unknown, 1, 1)):
+        written.prove(slice_, {"rejects": 1}, attempt=rejects)
         if dlq is not None:
-            written.prove(piece, {"dlq": 1}, attempt=dlq)
+            written.prove(slice_, {"dlq": 1}, attempt=dlq)
     written.write()
     expected = {f"highwater.pub.{published_.key}{attempt}": attempt != "#3" for attempt in ("", "#1", "#2", "#3")}
     expected |= {f"highwater.pub.{decided_anew.key}{end}": end == "#1" for end in ("", "#1", "#3")}
@@ -644,5 +644,5 @@ def test_a_copy_of_the_last_moment_that_there_is_ends_as_any_other(monkeypatch: 
     ledger = SimpleNamespace(breakers=SimpleNamespace(accepted=lambda _: {}))
     nothing: Any = None
     with pytest.raises(RetractionError):
-        retraction_guard.see_kept(cast("Any", SimpleNamespace(ledger=ledger)), ["orders@0000001"], nothing, nothing)
+        retraction_guard.ensure_kept(cast("Any", SimpleNamespace(ledger=ledger)), ["orders@0000001"], nothing, nothing)
     assert seen == [datetime.max.replace(tzinfo=UTC)]

@@ -34,12 +34,12 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
     ledger.open_generation(Generation("orders", "orders", "A", 0, {0: 0}, NOW))
     runs = [(MINE, "this"), (OTHER, "another"), (OLD, "")]
-    ledger.add([piece for piece, _ in runs])
-    ledger.next_attempts([piece.key for piece, _ in runs])
-    records = [(piece.key, piece.ranges[0].start + n) for piece, _ in runs for n in range(9)]
+    ledger.add([slice_ for slice_, _ in runs])
+    ledger.next_attempts([slice_.key for slice_, _ in runs])
+    records = [(slice_.key, slice_.ranges[0].start + n) for slice_, _ in runs for n in range(9)]
     rows = pa.table({"slice": [key for key, _ in records], "offset": [offset for _, offset in records]})
-    plant(lake.path("orders", "raw"), rows, [Proof(piece, 1, 9, run=run) for piece, run in runs])
-    monkeypatch.setattr(raw, "have_table", lambda *_: None)
+    plant(lake.path("orders", "raw"), rows, [Proof(slice_, 1, 9, run=run) for slice_, run in runs])
+    monkeypatch.setattr(raw, "ensure_table", lambda *_: None)
     nothing: Any = None  # neither Spark nor Kafka is asked
     kafka: Any = SimpleNamespace(spark_options=dict)
     return Work(STREAM, [MINE], nothing, lake, ledger, kafka, lambda _: None, run="this")
@@ -71,5 +71,5 @@ def test_what_another_run_has_committed_is_read_again(
     monkeypatch.setattr(raw, "_not_to_be_had", look)
     monkeypatch.setattr(raw, "commit_until_settled", commit)
     raw.materialise(replace(work, slices=[MINE, OTHER, OLD], run=run))
-    rest = [piece.key for piece in (MINE, OTHER, OLD) if piece not in kept]
-    assert told == {"looked at": rest, "kept": [piece.key for piece in kept]}
+    rest = [slice_.key for slice_ in (MINE, OTHER, OLD) if slice_ not in kept]
+    assert told == {"looked at": rest, "kept": [slice_.key for slice_ in kept]}

@@ -267,7 +267,7 @@ def test_what_has_gone_is_told_as_that_and_everything_downstream_stands(step: St
     assert tier.end == "aged"
     lines = explain(world.ledger, world.lake, KEPT, FIRST.key, None).lines
     assert f"by age: 8 records, by maintenance at {NOW:%Y-%m-%d %H:%M} UTC: raw is kept for 720 h" in lines
-    against = hold_against_topic(world.ledger, cast("Any", world.topics), world.lake, KEPT, world.pieces)
+    against = hold_against_topic(world.ledger, cast("Any", world.topics), world.lake, KEPT, world.slices)
     assert [one.skipped for one in against] == [f"{n} rows of raw went by their age" for n in (8, 2, 3)]
     assert dict(step.maintain().rows) == {}, "they go once"
 
@@ -495,9 +495,9 @@ def test_few_rounds_take_all(step: Step, world: World, monkeypatch: pytest.Monke
         rounds.append(len(work.slices))
         return raw_expiry.take(work, recorded)
 
-    def asking(raw: DeltaTable, pieces: Sequence[Slice]) -> dict[str, Rows]:
-        asked.append(len(pieces))
-        return rows_in_raw(raw, pieces)
+    def asking(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, Rows]:
+        asked.append(len(slices))
+        return rows_in_raw(raw, slices)
 
     monkeypatch.setattr(raw_retention, "take", taking)
     monkeypatch.setattr(raw_retention, "rows_in_raw", asking)
@@ -595,13 +595,13 @@ def test_a_decision_stands_without_raw_and_none_is_made_of_nothing() -> None:
 def test_a_split_of_rows_that_went_meanwhile_is_not_committed(world: World) -> None:
     work = Work(KEPT, [FIRST], NOTHING, world.lake, world.ledger, NOTHING, print)
     read = Standing.read(work, "raw")
-    events._see_as_read(work, read, {FIRST.key: 8})
-    events._see_as_read(work, read, {FIRST.key: 7})  # damaged by something else, which the checks tell
+    events._ensure_as_read(work, read, {FIRST.key: 8})
+    events._ensure_as_read(work, read, {FIRST.key: 7})  # damaged by something else, which the checks tell
     world.alter_proof("raw", FIRST, attempt=2, counts={"aged": 8})
     world.rows["raw"] = [row for row in world.rows["raw"] if row["slice"] != FIRST.key]
     world.write()
     with pytest.raises(SupersededAttemptError, match="committed anew"):
-        events._see_as_read(work, read, {FIRST.key: 0})
+        events._ensure_as_read(work, read, {FIRST.key: 0})
 
 
 def test_a_part_of_what_went_does_not_come_back() -> None:

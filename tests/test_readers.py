@@ -120,8 +120,8 @@ def test_every_reader_counts_one_row_per_key_of_current(bench: Bench, readers: d
         return found
 
     path = bench.work().lake.path(bench.stream.name, current.TABLE)
-    for piece, read in zip(slices, bounds[1:], strict=False):
-        bench.materialise(piece)
+    for slice_, read in zip(slices, bounds[1:], strict=False):
+        bench.materialise(slice_)
         assert {name: read_table(path) for name, read_table in readers.items()} == dict.fromkeys(
             readers, expected(read)
         )
@@ -186,9 +186,9 @@ def test_every_reader_counts_the_records_of_every_table(bench: Bench, counters: 
             for name, count in counters.items()
         }
 
-    for piece, (_, read) in zip(slices, SLICES, strict=True):
-        bench.materialise(piece)
-        published.materialise(bench.work(piece))
+    for slice_, (_, read) in zip(slices, SLICES, strict=True):
+        bench.materialise(slice_)
+        published.materialise(bench.work(slice_))
         assert counts() == dict.fromkeys(counters, expected_counts(read))
     bench.materialise(*slices[:2])  # a second time
     published.materialise(bench.work(*slices[:2]))

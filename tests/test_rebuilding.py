@@ -56,8 +56,8 @@ def test_whatever_slices_were_not_read_every_offset_is_planned_once(
     found = rebuilt(STREAM, read, {"orders": read[-1].ordinal + beyond}, NOW)
     until = planned[: read[-1].ordinal + 1]
     assert offsets([*found.slices]) == offsets(until)
-    assert len({piece.key for piece in found.slices}) == len(found.slices)
-    assert {piece.key: piece for piece in found.slices if piece.key not in found.unread} == {p.key: p for p in read}
+    assert len({slice_.key for slice_ in found.slices}) == len(found.slices)
+    assert {slice_.key: slice_ for slice_ in found.slices if slice_.key not in found.unread} == {p.key: p for p in read}
     [generation] = found.generations
     assert generation.first_ordinal == read[-1].ordinal + beyond + 1
     assert not found.losses
@@ -70,8 +70,8 @@ def test_a_hole_between_neighbours_is_a_loss() -> None:
 
 
 def test_generations_begin_anew() -> None:
-    pieces = [a_slice(0, {0: (0, 9)}), a_slice(1, {0: (4, 7)}, 1), a_slice(2, {0: (7, 8)}, 1)]
-    found = rebuilt(STREAM, [*reversed(pieces)], {}, NOW)
+    slices = [a_slice(0, {0: (0, 9)}), a_slice(1, {0: (4, 7)}, 1), a_slice(2, {0: (7, 8)}, 1)]
+    found = rebuilt(STREAM, [*reversed(slices)], {}, NOW)
     assert [(g.number, g.starts, g.first_ordinal) for g in found.generations] == [(0, {0: 0}, 0), (1, {0: 4}, 3)]
     assert ([*found.losses], [*found.unread]) == ([], [])
 
@@ -112,8 +112,8 @@ def test_planning_goes_on_behind_a_ledger_that_was_rebuilt(
     assert refused.exit_code == PERMANENT
     assert "3 slices" in refused.output
     lake = Written(tmp_path)
-    for piece in (before[0], before[2]):  # the second was planned and never read
-        lake.prove(piece, {"raw": 8, "events": 8, "rejects": 0, "current": 8}, attempt=4)
+    for slice_ in (before[0], before[2]):  # the second was planned and never read
+        lake.prove(slice_, {"raw": 8, "events": 8, "rejects": 0, "current": 8}, attempt=4)
     lake.write()
     for file in tmp_path.glob("ledger.sqlite*"):
         file.unlink()
@@ -134,4 +134,4 @@ def test_planning_goes_on_behind_a_ledger_that_was_rebuilt(
     scene.write(6, 1)
     [fresh] = scene.tick().slices
     assert fresh.key == f"{scene.topic}@0000042"
-    scene.see_each_once({(0, 0, o) for o in range(16)}, {(0, 1, o) for o in range(14)})
+    scene.ensure_each_once({(0, 0, o) for o in range(16)}, {(0, 1, o) for o in range(14)})

@@ -26,10 +26,10 @@ from highwater.mirroring import Mark
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.operations.rebuilding_all import Copies, act, begun, number_of
-from highwater.orchestration.sensing.planning import Planner, _see_never_published
+from highwater.orchestration.sensing.planning import Planner, _ensure_never_published
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.plans import Discard
-from highwater.resources.groups import commit, see_no_member
+from highwater.resources.groups import commit, ensure_no_member
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -103,9 +103,9 @@ def test_a_log_that_holds_other_records_is_another_generation(
 
 
 def test_only_slices_of_what_was_there_look_for_copies() -> None:
-    piece = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(5, 9), 1: OffsetRange(3, 3)}, NOW)
-    assert concerned([piece], {"orders": {"0": 6}})
-    assert not concerned([piece], {"orders": {"0": 5, "1": 9}, TIER: {"0": 99}})
+    slice_ = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(5, 9), 1: OffsetRange(3, 3)}, NOW)
+    assert concerned([slice_], {"orders": {"0": 6}})
+    assert not concerned([slice_], {"orders": {"0": 5, "1": 9}, TIER: {"0": 99}})
 
 
 def test_the_command_begins_a_stream_anew(topic: TopicFactory, bootstrap: str, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_the_command_begins_a_stream_anew(topic: TopicFactory, bootstrap: str, t
     scene.write(10)
     scene.delete_before(4)
     mark = Mark(scene.kafka.topic_state(scene.topic).topic_id, f"{scene.topic}@0000006", "of the lost ledger", NOW)
-    see_no_member(scene.kafka, scene.stream.group)
+    ensure_no_member(scene.kafka, scene.stream.group)
     commit(scene.kafka, scene.stream.group, {(scene.topic, 0): (9, mark)})
     lost, erasure = (
         Ledger(f"sqlite:///{tmp_path / 'lost.sqlite'}"),
@@ -140,8 +140,8 @@ def test_the_command_begins_a_stream_anew(topic: TopicFactory, bootstrap: str, t
     assert scene.ledger.discards("orders") == [given_up]
     assert scene.ledger.erasures.of_key("orders", "e" * 64) == {}, "of slices that are gone nothing is left to do"
     scene.tick()
-    scene.see_each_once(offsets(0, 4, 10))
-    assert [piece.ordinal for piece in scene.slices()] == [9], "behind the last that anything has told of"
+    scene.ensure_each_once(offsets(0, 4, 10))
+    assert [slice_.ordinal for slice_ in scene.slices()] == [9], "behind the last that anything has told of"
     again = scene.run("rebuild-all", "orders", "--yes", "--by", "ann")
     assert (again.exit_code, "the ledger knows orders" in again.output) == (PERMANENT, True)
 
@@ -166,7 +166,7 @@ def test_a_topic_that_cannot_be_asked_is_not_taken_for_an_empty_one() -> None:
 
     kafka: Any = SimpleNamespace(topic_state=without_leader)
     with pytest.raises(DependencyAwayError, match="could not be asked"):
-        _see_never_published(kafka, STREAM)
+        _ensure_never_published(kafka, STREAM)
 
 
 def test_a_lost_ledger_is_known_by_the_events_that_were_sent(
@@ -234,8 +234,8 @@ def first_life(bench: Bench) -> None:
 
 def publish(bench: Bench) -> dict[str, int]:
     """Send the events of all slices; by slice how many were sent now."""
-    pieces = bench.ledger.slices("orders")
-    return {one.piece.key: one.counts["sent_now"] for one in accepted.materialise(bench.work(*pieces))}
+    slices = bench.ledger.slices("orders")
+    return {one.slice_.key: one.counts["sent_now"] for one in accepted.materialise(bench.work(*slices))}
 
 
 def on_accepted(bench: Bench) -> list[tuple[int, int, str | None, str | None]]:
@@ -275,10 +275,10 @@ def lose_all(bench: Bench, home: Path) -> list[str]:
 def plan_all(bench: Bench) -> list[Slice]:
     """Slices of all that is on the topic and its tiers."""
     now = datetime.now(UTC) + timedelta(minutes=1)
-    pieces = [*Planner(bench.ledger, bench.kafka).tick(bench.stream, now).slices]
+    slices = [*Planner(bench.ledger, bench.kafka).tick(bench.stream, now).slices]
     for name in bench.stream.tier_topics:
-        pieces += plan_tier(bench.ledger, bench.kafka, bench.stream, name, now).slices
-    return pieces
+        slices += plan_tier(bench.ledger, bench.kafka, bench.stream, name, now).slices
+    return slices
 
 
 @pytest.mark.slow
@@ -350,7 +350,7 @@ def test_all_is_lost_and_comes_back_from_kafka(lost: Bench, tmp_path: Path) -> N
         act(bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, sure=True, by="ann")
 
     slices = plan_all(bench)
-    assert [piece.key for piece in slices] == [f"{name}@0000001" for name in topics[:3]]
+    assert [slice_.key for slice_ in slices] == [f"{name}@0000001" for name in topics[:3]]
     bench.materialise(*slices)
     assert held == {name: read_topic(bench.bootstrap, name) | gone(held, name, topics[0]) for name in topics}
     gone_origin = (topics[0], 0, 2, 0)

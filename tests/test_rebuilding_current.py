@@ -30,8 +30,8 @@ EXPECTED = {"o0": 3, "o1": 3, "o2": 2, "o3": 2}
 
 
 def decided(*ordinals: int, attempt: int = 1) -> dict[str, Proof]:
-    pieces = [a_slice(ordinal, {0: (ordinal, ordinal + 1)}) for ordinal in ordinals]
-    return {piece.key: Proof(piece, attempt, 1) for piece in pieces}
+    slices = [a_slice(ordinal, {0: (ordinal, ordinal + 1)}) for ordinal in ordinals]
+    return {slice_.key: Proof(slice_, attempt, 1) for slice_ in slices}
 
 
 def keys(*ordinals: int) -> list[str]:

@@ -59,26 +59,26 @@ class Deployed:
         self.lake, self.ledger = Lake(str(folder / "lake")), Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
         self.kafka = kafka
 
-    def commit(self, *pieces: Slice, past: bool = True) -> None:
+    def commit(self, *slices: Slice, past: bool = True) -> None:
         import pyarrow as pa
 
         none = pa.table({"slice": pa.array([], pa.string())})
-        plant(self.lake.path("orders", "raw"), none, [Proof(piece, 1, None, past=past) for piece in pieces])
+        plant(self.lake.path("orders", "raw"), none, [Proof(slice_, 1, None, past=past) for slice_ in slices])
 
     def rebuild(self) -> list[str]:
         lines: list[str] = []
         rebuilding.act(self.ledger, self.lake, self.kafka, STREAM, [], lines.append, sure=True)
         return lines
 
-    def materialise(self, *pieces: Slice) -> Any:
+    def materialise(self, *slices: Slice) -> Any:
         nothing: Any = None
-        return raw.materialise(Work(STREAM, pieces, nothing, self.lake, self.ledger, self.kafka, print))
+        return raw.materialise(Work(STREAM, slices, nothing, self.lake, self.ledger, self.kafka, print))
 
 
 @pytest.fixture
 def look_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of raw's work what comes before Spark: it gives the slices that keep their rows, with the reason."""
-    monkeypatch.setattr(raw, "have_table", lambda *_: None)
+    monkeypatch.setattr(raw, "ensure_table", lambda *_: None)
     monkeypatch.setattr(raw, "commit_until_settled", lambda _, __, ___, kept, ____: kept)
 
 
@@ -177,15 +177,15 @@ class Elected(Kafka):
 def test_a_commit_of_raw_keeps_what_its_plan_recorded(bench: Bench, tmp_path: Path) -> None:
     """Written by Spark, read back, and enough to leave the rows of a slice whose records were replaced."""
     bench.send(order_message("o1", 1), order_message("o1", 2), order_message("o2", 1, partition=2))
-    [piece] = planned(bench)
-    raw.materialise(bench.work(piece))
+    [slice_] = planned(bench)
+    raw.materialise(bench.work(slice_))
     rows = bench.rows("raw")
     lost, bench.ledger = bench.ledger, Ledger(f"sqlite:///{tmp_path / 'another.sqlite'}")
     rebuilding.act(bench.ledger, bench.lake, bench.kafka, bench.stream, [], bench.log.append, sure=True)
     [found] = bench.ledger.slices("orders")
-    assert piece.marks
-    assert (found.epochs, found.marks) == (piece.epochs, piece.marks)
-    assert lost.get([piece.key]) == [found]
+    assert slice_.marks
+    assert (found.epochs, found.marks) == (slice_.epochs, slice_.marks)
+    assert lost.get([slice_.key]) == [found]
     [again] = raw.materialise(bench.work(found, kafka=Elected(bench.bootstrap)))
     assert "rows kept as they are" in str(again.note)
     assert bench.rows("raw") == rows

@@ -485,7 +485,7 @@ def test_a_backfill_with_mended_code_accepts_what_was_taken_back(bench: Bench) -
     tier, to_park = bench.stream.tier_topics[0], bench.stream.parked_topic
     redriven = parked.Asked(Choice(keys=[f"o{sent_back}", f"o{again}"]), sure=True, by="ann")
     parked.act(bench.ledger, bench.kafka, bench.lake, bench.stream, redriven, bench.log.append)
-    see_taken_back(bench, first.key, [waiting, sent_back, stays, again])
+    ensure_taken_back(bench, first.key, [waiting, sent_back, stays, again])
 
     mended(bench)
     customers(bench.lake, ["c1", "late"])
@@ -502,13 +502,13 @@ def test_a_backfill_with_mended_code_accepts_what_was_taken_back(bench: Bench) -
     assert bench.failing() == {}
 
     customers(bench.lake, ["c1", "late", "later"])
-    [piece] = due(bench)
-    for slices in ([piece], [first, piece]):
+    [slice_] = due(bench)
+    for slices in ([slice_], [first, slice_]):
         reports = bench.materialise(*slices)["events"]
         counts = reports[-1].counts
         assert (counts["raw"], counts["events"], counts["rejects"], counts["superseded"]) == (5, 2, 0, 3)
         accepted = {(first.key, of): 1 for of in (waiting, sent_back, stays, changes)}
-        assert ends(bench, "events") == accepted | {(piece.key, of): 1 for of in (again, left)}
+        assert ends(bench, "events") == accepted | {(slice_.key, of): 1 for of in (again, left)}
         found = count_ends(bench.ledger, bench.lake, bench.stream)
         assert (found.accepted, found.waiting[tier], found.parked, found.error) == (6, 0, 1, None)
         assert sum(keys_on(bench, tier).values()) == 5, "what was published is not published again"
@@ -518,7 +518,7 @@ def test_a_backfill_with_mended_code_accepts_what_was_taken_back(bench: Bench) -
     assert ([origin.offset for origin in waits.waiting], waits.settled) == ([refused], 3)
 
 
-def see_taken_back(bench: Bench, key: str, offsets: list[int]) -> None:
+def ensure_taken_back(bench: Bench, key: str, offsets: list[int]) -> None:
     asked = Asked(Choice(keys=[f"o{of}" for of in offsets]), sure=True, by="ann", because="a mended rule")
     found = act(bench.ledger, bench.lake, bench.stream, asked, bench.log.append)
     assert ([origin.offset for origin in sorted(found.meant)], found.slices, found.others) == (offsets, [key], 1)

@@ -156,7 +156,7 @@ def retry(world: World, row: dict[str, Any]) -> None:
     world.events.append({**event, "slice": "orders.dlq.1@0000000"})
 
 
-def see_tier_read(world: World) -> None:
+def ensure_tier_read(world: World) -> None:
     """A slice of the tier that holds all of it."""
     records = world.published["orders.dlq.1"]
     key = "orders.dlq.1@0000000"
@@ -435,7 +435,7 @@ def test_a_late_customer_must_be_an_event_when_all_was_retried(world: World) -> 
     assert world.kinds(all_retried=True) == {f"ends: another end than {UNRESOLVED}"}
     for row in [row for row in world.rejects if row["reason"] == "unresolved"]:
         retry(world, row)
-    see_tier_read(world)
+    ensure_tier_read(world)
     world.current = current_rows(world)
     world.metrics = metrics_rows(world)
     found = world.compare(all_retried=True)

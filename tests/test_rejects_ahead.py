@@ -76,14 +76,14 @@ class ReadBefore:
     waiting: list[object] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.piece = self.tables.plan(0)
+        self.slice_ = self.tables.plan(0)
         self.rejected = [Event(0, n, f"o{n}") for n in range(self.number)]
-        self.tables.decide(self.piece, [], self.rejected, known=False)
-        self.decision = self.tables.lake.committed("orders", "rejects", [self.piece.key])[self.piece.key]
+        self.tables.decide(self.slice_, [], self.rejected, known=False)
+        self.decision = self.tables.lake.committed("orders", "rejects", [self.slice_.key])[self.slice_.key]
 
     def rows(self, number: int, topic: str) -> list[dict[str, Any]]:
         attempt = self.decision.attempt
-        made = [one.reject(self.tables.stream, self.piece.key, attempt) for one in self.rejected[:number]]
+        made = [one.reject(self.tables.stream, self.slice_.key, attempt) for one in self.rejected[:number]]
         return [{**one, "next_topic": topic} for one in made]
 
     def published(self, meanwhile: Callable[[], object]) -> Fenced:
@@ -97,14 +97,14 @@ class ReadBefore:
             read(waiting, *given)
 
         if self.sent:
-            group = f"highwater.pub.{self.piece.key}#{self.decision.attempt}"
-            log.marks[group] = Mark(self.decision.attempt, self.sent, self.piece.identity)
+            group = f"highwater.pub.{self.slice_.key}#{self.decision.attempt}"
+            log.marks[group] = Mark(self.decision.attempt, self.sent, self.slice_.identity)
         self.monkeypatch.setattr(dlq, "Transactions", log)
         self.monkeypatch.setattr(dlq, "ThreadPoolExecutor", AtOnce)
         self.monkeypatch.setattr(dlq._Waiting, "__init__", counting)
         stream = self.tables.stream
         shapes = {topic: Shape(2, 1, {"max.message.bytes": "100000"}) for topic in (*stream.tier_topics, PARKED)}
-        dlq._publish(self.tables.work(self.piece), self.piece, self.decision, shapes)
+        dlq._publish(self.tables.work(self.slice_), self.slice_, self.decision, shapes)
         return log
 
 
@@ -170,21 +170,21 @@ def test_where_records_go_is_read_again_if_the_run_before_wrote_it(early: ReadBe
     proof = early.decision
     tier = early.tables.stream.tier_topics[0]
     log = early.published(
-        lambda: early.tables._write("rejects", rejects.COLUMNS, early.piece, early.rows(3, tier), proof)
+        lambda: early.tables._write("rejects", rejects.COLUMNS, early.slice_, early.rows(3, tier), proof)
     )
     assert log.topics == [tier] * 3
 
 
 def test_what_the_run_before_published_is_not_sent_again(early: ReadBefore) -> None:
     def end() -> None:
-        early.tables._write("dlq", dlq.COLUMNS, early.piece, early.rows(2, PARKED), early.decision)
+        early.tables._write("dlq", dlq.COLUMNS, early.slice_, early.rows(2, PARKED), early.decision)
 
     assert [one.key for one in early.published(end).records] == [b"o2"]
 
 
 def test_a_slice_that_was_decided_anew_meanwhile_is_not_published(early: ReadBefore) -> None:
     def decide() -> None:
-        early.tables.decide(early.piece, [], early.rejected, known=False)
+        early.tables.decide(early.slice_, [], early.rejected, known=False)
 
     with pytest.raises(SupersededAttemptError, match="decided anew while"):
         early.published(decide)
@@ -194,7 +194,7 @@ def test_a_slice_that_rejects_hold_no_more_waits_for_them(early: ReadBefore) -> 
     def restore() -> None:
         early.tables.lake.table_at("orders", "rejects").restore(0)
 
-    with pytest.raises(TemporaryError, match=f"orders/rejects does not hold {re.escape(early.piece.key)}"):
+    with pytest.raises(TemporaryError, match=f"orders/rejects does not hold {re.escape(early.slice_.key)}"):
         early.published(restore)
 
 
@@ -234,15 +234,15 @@ def test_the_group_of_a_slice_is_deleted_once_the_table_records_its_publication(
 
         return do
 
-    for name, answer in (("have_table", None), ("ensure", {}), ("_publish", (3, 1)), ("_commit", 1)):
+    for name, answer in (("ensure_table", None), ("ensure", {}), ("_publish", (3, 1)), ("_commit", 1)):
         early.monkeypatch.setattr(dlq, name, doing(name, answer))
     early.monkeypatch.setattr("highwater.assets.dlq_marks.delete_groups", doing("delete", {}))
     early.monkeypatch.setattr("highwater.assets.commit.write_cost", lambda *_: {})  # `_commit` wrote nothing
-    work, group = early.tables.work(early.piece), f"highwater.pub.{early.piece.key}#{early.decision.attempt}"
+    work, group = early.tables.work(early.slice_), f"highwater.pub.{early.slice_.key}#{early.decision.attempt}"
     if point:
         with pytest.raises(TemporaryError):
             dlq.materialise(work)
     else:
         dlq.materialise(work)
-    steps = ["have_table", "ensure", "_publish", "_commit", f"delete ['{group}']"]
+    steps = ["ensure_table", "ensure", "_publish", "_commit", f"delete ['{group}']"]
     assert done == steps[: steps.index(point) + 1 if point else None]

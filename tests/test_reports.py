@@ -19,15 +19,15 @@ from tests.support import make_stream
 
 def test_a_slice_that_stands_is_told_with_the_version_in_which_it_does(tmp_path: Path) -> None:
     """A run that took over the commit of another one, or kept its rows, once told no version at all."""
-    pieces = [Slice("orders", "orders", "A", 0, n, {0: OffsetRange(n, n + 1)}, datetime.now(UTC)) for n in range(2)]
+    slices = [Slice("orders", "orders", "A", 0, n, {0: OffsetRange(n, n + 1)}, datetime.now(UTC)) for n in range(2)]
     lake = Lake(str(tmp_path / "lake"))
-    for piece in pieces:
+    for slice_ in slices:
         rows = pa.table({"slice": pa.array([], pa.string())})
-        plant(lake.path("orders", "raw"), rows, [Proof(piece, 1, 0, {"lost": 1})])
+        plant(lake.path("orders", "raw"), rows, [Proof(slice_, 1, 0, {"lost": 1})])
     said: list[str] = []
     nobody: Any = None
-    work = Work(make_stream("orders"), pieces, nobody, lake, nobody, nobody, said.append)
-    kept = {piece.key: "rows kept as they are" for piece in pieces}
+    work = Work(make_stream("orders"), slices, nobody, lake, nobody, nobody, said.append)
+    kept = {slice_.key: "rows kept as they are" for slice_ in slices}
     found = commit_until_settled(work, "raw", Standing.read(work, "raw"), kept, nobody)
     assert [(one.delta_version, one.note, one.counts) for one in found] == [
         (1, "rows kept as they are", {"lost": 1})

@@ -412,7 +412,7 @@ def test_one_tick_requests_a_bounded_number_of_runs_and_the_next_ones_the_rest(
         asked += more
     assert asked == {"s000_slice": 20, "s001_slice": 5, "s002_slice": 5, "s003_slice": 5}
     for stream in ours.streams:
-        keys = [piece.key for piece in ours.ledger.slices(stream.name)]
+        keys = [slice_.key for slice_ in ours.ledger.slices(stream.name)]
         assert list(ours.instance.get_dynamic_partitions(stream.partitions_name)) == keys
 
 

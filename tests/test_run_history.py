@@ -110,7 +110,7 @@ def test_a_partition_that_went_on_into_a_new_generation_is_still_held_against_it
     state = topic(seen(0, 260, epoch=3), seen(0, 260, epoch=3))
     result = plan(replace(STREAM, limits=Limits()), after, state, NOON, History({1: 150}))
     assert set(result.errors) == {1}
-    assert [piece.ranges[0] for piece in result.slices] == [OffsetRange(120, 260)]
+    assert [slice_.ranges[0] for slice_ in result.slices] == [OffsetRange(120, 260)]
     assert result.slices[0].epochs == {0: 3, 1: 1}, "what was not looked at keeps the epoch of its plan"
 
 
@@ -265,8 +265,8 @@ def test_a_log_parts_behind_the_newest_mark_that_agrees(marks: list[tuple[int, s
 def test_what_is_accepted_begins_where_older_plans_still_agree(ledger: Ledger) -> None:
     ledger.open_generation(generation(0, {0: 0}))
     for ordinal, end, text in ((0, 40, MADE[39]), (1, 90, "other"), (2, 200, "other")):
-        piece = Slice("orders", "orders", "id", 0, ordinal, {0: OffsetRange(end - 40, end)}, NOON, epochs={0: 1})
-        ledger.add([replace(piece, marks={0: Fingerprint(end - 1, text)})])
+        slice_ = Slice("orders", "orders", "id", 0, ordinal, {0: OffsetRange(end - 40, end)}, NOON, epochs={0: 1})
+        ledger.add([replace(slice_, marks={0: Fingerprint(end - 1, text)})])
     found = accept_loss(
         ledger, PLAYED, make_stream("orders"), lambda _: [], by="ann", now=NOON, divergence=True, dry=True
     )
@@ -276,9 +276,9 @@ def test_what_is_accepted_begins_where_older_plans_still_agree(ledger: Ledger) -
 def test_a_range_without_a_fingerprint_gets_one_before_it_is_read() -> None:
     """Its plan had no answer in time; nothing would have told of other records that came there during the read."""
     ranges = {0: OffsetRange(40, 60), 1: OffsetRange(5, 5)}
-    piece = Slice("orders", "orders", "id", 0, 0, ranges, NOON, marks={0: Fingerprint(39, MADE[39])})
+    slice_ = Slice("orders", "orders", "id", 0, 0, ranges, NOON, marks={0: Fingerprint(39, MADE[39])})
     work: Any = SimpleNamespace(kafka=PLAYED)
-    marked = raw._marked(work, piece)
+    marked = raw._marked(work, slice_)
     assert marked.marks == {0: Fingerprint(59, MADE[59])}
     assert raw._marked(work, marked) is marked
 
@@ -290,18 +290,18 @@ def test_a_range_without_a_fingerprint_gets_one_before_it_is_read() -> None:
 def test_a_plan_keeps_the_last_record_of_each_range_and_raw_agrees_with_it(bench: Bench) -> None:
     """Python and Spark compute the same digest, of a record with a null key or value too."""
     bench.send(order_message("o1", 1), Message(b"k", None, 1), Message(None, b"v", 2))
-    [piece] = planned(bench)
-    assert {p: mark.offset for p, mark in piece.marks.items()} == {0: 0, 1: 0, 2: 0}
-    assert bench.ledger.get([piece.key])[0].marks == piece.marks
-    assert raw.materialise(bench.work(piece))[0].rows == 3
+    [slice_] = planned(bench)
+    assert {p: mark.offset for p, mark in slice_.marks.items()} == {0: 0, 1: 0, 2: 0}
+    assert bench.ledger.get([slice_.key])[0].marks == slice_.marks
+    assert raw.materialise(bench.work(slice_))[0].rows == 3
 
 
 @pytest.mark.slow
 def test_another_record_under_the_mark_is_not_read(bench: Bench) -> None:
     """As a topic that is made anew while it is read would have it: the look before the read has seen nothing."""
     bench.send(order_message("o1", 1), order_message("o1", 2))
-    [piece] = planned(bench)
-    other = replace(piece, marks={0: Fingerprint(1, digest(0, b"o1", b"other"))})
+    [slice_] = planned(bench)
+    other = replace(slice_, marks={0: Fingerprint(1, digest(0, b"o1", b"other"))})
     with pytest.raises(TopicTruncatedError, match="another record stands") as caught:
         raw.materialise(bench.work(other))
     assert "partition 0 offset 1" in str(caught.value.found)
@@ -323,9 +323,9 @@ def test_a_mark_is_found_behind_markers_and_aborted_records(bench: Bench) -> Non
     wait_until(
         lambda: bench.kafka.topic_state(bench.stream.topic).partitions[0].last_stable == 42, 30, "the abort's marker"
     )
-    [piece] = planned(bench)
-    assert piece.ranges[0].end == 42
-    assert piece.marks[0].offset == 0
+    [slice_] = planned(bench)
+    assert slice_.ranges[0].end == 42
+    assert slice_.marks[0].offset == 0
 
 
 def planned(bench: Bench) -> tuple[Slice, ...]:
@@ -439,9 +439,9 @@ def test_a_clean_election_is_no_divergence_and_a_partition_without_a_broker_wait
         assert now.partitions[0].leader_epoch != recorded[0].epoch
         assert compare(kafka, now, recorded).diverged == {}
         assert compare(kafka, now, {0: Recorded(20, before.partitions[0].leader_epoch, Fingerprint(19, "x"))}).diverged
-        offline.see_left_out()
+        offline.ensure_left_out()
         cluster.brokers[LEADER].start()
-        offline.see_caught_up_with()
+        offline.ensure_caught_up_with()
 
 
 class Offline:
@@ -486,7 +486,7 @@ class Offline:
         assert record.asset_observation is not None
         return record.asset_observation
 
-    def see_left_out(self) -> None:
+    def ensure_left_out(self) -> None:
         """Tick and observation name the partition, and the other one goes on."""
         wait_until(lambda: self.led() == [0], 60, "the partition's end")
         self.send(0)
@@ -502,7 +502,7 @@ class Offline:
         positions = [row.data for row in self.observed().metadata["positions"].records]  # type: ignore[attr-defined]
         assert [(row["planned"], row["last_stable"]) for row in positions] == [(2, 2), (1, None)]
 
-    def see_caught_up_with(self) -> None:
+    def ensure_caught_up_with(self) -> None:
         """Back with what it had: the next tick plans what comes then."""
         wait_until(lambda: self.led() == [0, 1], 60, "the partition's leader")
         self.send(1)

@@ -125,7 +125,7 @@ def ticking(
 def test_a_backlog_becomes_keys_and_a_few_runs(ticking: Callable[..., Ticking]) -> None:
     ours = ticking()
     result = ours.tick("planner")
-    planned = [piece.key for piece in ours.ledger.slices("orders")]
+    planned = [slice_.key for slice_ in ours.ledger.slices("orders")]
     assert len(planned) == 4
     assert ours.keys() == planned
     ranges = [
@@ -141,18 +141,18 @@ def test_the_ledger_holds_the_plan_before_dagster_hears_of_it(ticking: Callable[
     ours = ticking()
     ours.evaluate("planner")
     assert ours.keys() == []
-    planned = [piece.key for piece in ours.ledger.slices("orders")]
+    planned = [slice_.key for slice_ in ours.ledger.slices("orders")]
     assert len(planned) == 4
     result = ours.tick("planner")
     assert ours.keys() == planned
     assert len(result.run_requests) == 2
-    assert [piece.key for piece in ours.ledger.slices("orders")] == planned
+    assert [slice_.key for slice_ in ours.ledger.slices("orders")] == planned
 
 
 def test_a_tick_that_died_after_its_keys_leaves_the_runs_to_repair(ticking: Callable[..., Ticking]) -> None:
     ours = ticking()
     ours.evaluate("planner")
-    keys = [piece.key for piece in ours.ledger.slices("orders")]
+    keys = [slice_.key for slice_ in ours.ledger.slices("orders")]
     ours.instance.add_dynamic_partitions("orders_slices", keys)
     assert not ours.tick("planner").run_requests
     assert not ours.tick("repair").run_requests, "the planner's request may be on its way"
@@ -182,7 +182,7 @@ def test_losing_dagsters_database_loses_no_plan(ticking: Callable[..., Ticking],
     with dg.DagsterInstance.ephemeral() as empty:
         again = Ticking(ours.stream, empty, tmp_path)
         again.tick("planner")
-        assert again.keys() == [piece.key for piece in before]
+        assert again.keys() == [slice_.key for slice_ in before]
     assert ours.ledger.slices("orders") == before
 
 
@@ -195,7 +195,7 @@ def test_history_that_dagster_lacks_is_reported_and_not_requested(
     ours.tick("planner")
     _later(ours)
     slices = ours.ledger.slices("orders")
-    keys = [piece.key for piece in slices]
+    keys = [slice_.key for slice_ in slices]
     assert len(keys) == 6
     ours.fill(slices[:3], *[table.name for table in TABLES])
     ours.fill(slices[3:4], "raw")
@@ -212,7 +212,7 @@ def test_history_that_dagster_lacks_is_reported_and_not_requested(
         again.run([keys[5]], dg.DagsterRunStatus.STARTED)
         for table in TABLES:
             held = empty.get_materialized_partitions(table_key(ours.stream, table.name))
-            assert held == {piece.key for piece in slices[: 4 if table.name == "raw" else 3]}
+            assert held == {slice_.key for slice_ in slices[: 4 if table.name == "raw" else 3]}
         assert keys[3] in _requested(repaired)
         assert not {*keys[:3], keys[4]} & {*_requested(repaired)}
         assert not again.tick("planner").run_requests
@@ -256,7 +256,7 @@ def test_a_new_instance_requests_nothing_of_history_while_the_lake_is_away(
     with dg.DagsterInstance.ephemeral() as empty:
         again = Ticking(ours.stream, empty, tmp_path)
         planned = again.tick("planner")
-        keys = [piece.key for piece in ours.ledger.slices("orders")]
+        keys = [slice_.key for slice_ in ours.ledger.slices("orders")]
         assert again.keys() == keys
         assert _requested(planned) == keys[2:]
 
@@ -410,7 +410,7 @@ def test_what_the_lake_holds_and_dagster_forgot_is_reported_and_not_asked_for(
     assert [r.tags["dagster/asset_partition_range_start"] for r in result.run_requests] == [slices[2].key]
     for table in TABLES:
         held = ours.instance.get_materialized_partitions(table_key(ours.stream, table.name))
-        assert held == {piece.key for piece in slices[:2]}
+        assert held == {slice_.key for slice_ in slices[:2]}
     again = ours.tick("repair")
     assert not again.asset_events
 
@@ -420,13 +420,13 @@ def test_what_dagster_forgot_is_told_as_the_run_told_it(ticking: Callable[..., T
     ours = ticking(records=10)
     ours.tick("planner")
     _later(ours)
-    [piece] = ours.ledger.slices("orders")
+    [slice_] = ours.ledger.slices("orders")
     first, last = 1_780_000_000_000_000, 1_780_000_060_000_000
     span = {"first_event_us": first, "last_event_us": last}
-    ours.fill([piece], "raw", rows=10)
-    ours.fill([piece], "events", rows=7, rejects_malformed=2, **span)
-    ours.fill([piece], "current", rows=7)
-    ours.fill([piece], "rejects", "dlq", rows=2)
+    ours.fill([slice_], "raw", rows=10)
+    ours.fill([slice_], "events", rows=7, rejects_malformed=2, **span)
+    ours.fill([slice_], "current", rows=7)
+    ours.fill([slice_], "rejects", "dlq", rows=2)
     told = {event.asset_key.path[-1]: event.metadata for event in ours.tick("repair").asset_events}
     assert {table: one["dagster/partition_row_count"].value for table, one in told.items()} == {
         "raw": 10,
@@ -438,7 +438,7 @@ def test_what_dagster_forgot_is_told_as_the_run_told_it(ticking: Callable[..., T
     for metadata in told.values():
         assert metadata["attempt"].value == 1
         assert metadata["partitions"].value == 2
-        assert metadata["lag_at_planning"].value == piece.lag
+        assert metadata["lag_at_planning"].value == slice_.lag
         assert metadata["delta_version"].value == 0
     for table in ("events", "current"):
         assert told[table]["rejects/malformed"].value == 2
@@ -452,9 +452,9 @@ def test_a_slice_that_cannot_be_shown_keeps_no_other_from_repair(
     ours = ticking()
     ours.tick("planner")
     _later(ours)
-    pieces = ours.ledger.slices("orders")
+    slices = ours.ledger.slices("orders")
     last = {"first_event_us": 0, "last_event_us": 253_402_300_799_999_999}
-    ours.fill(pieces[:1], *[table.name for table in TABLES], **last)
+    ours.fill(slices[:1], *[table.name for table in TABLES], **last)
     assert len(ours.tick("repair").asset_events) == len(TABLES)
 
     def fail(*_: object) -> None:
@@ -462,7 +462,7 @@ def test_a_slice_that_cannot_be_shown_keeps_no_other_from_repair(
 
     monkeypatch.setattr(repairing, "forgotten_events", fail)
     found = ours.tick("repair").run_requests
-    assert [request.tags["dagster/asset_partition_range_start"] for request in found] == [pieces[1].key]
+    assert [request.tags["dagster/asset_partition_range_start"] for request in found] == [slices[1].key]
 
 
 def test_a_slice_that_fails_again_and_again_is_asked_for_by_itself(
@@ -490,9 +490,9 @@ def test_what_was_decided_anew_since_it_was_folded_is_told_without_the_new_numbe
     ours = ticking(records=10)
     ours.tick("planner")
     _later(ours)
-    [piece] = ours.ledger.slices("orders")
-    ours.fill([piece], "raw", "current", rows=3)
-    ours.fill([piece], "events", rows=7, attempt=2, rejects_malformed=2)
+    [slice_] = ours.ledger.slices("orders")
+    ours.fill([slice_], "raw", "current", rows=3)
+    ours.fill([slice_], "events", rows=7, attempt=2, rejects_malformed=2)
     told = {event.asset_key.path[-1]: event.metadata for event in ours.tick("repair").asset_events}
     assert (told["current"]["attempt"].value, told["events"]["attempt"].value) == (1, 2)
     assert "rejects/malformed" not in told["current"]
@@ -528,10 +528,10 @@ def test_what_dagster_holds_and_the_lake_lost_is_asked_for(ticking: Callable[...
     ours = ticking(records=10)
     ours.tick("planner")
     _later(ours)
-    [piece] = ours.ledger.slices("orders")
+    [slice_] = ours.ledger.slices("orders")
     for table in TABLES:
         key = table_key(ours.stream, table.name)
-        ours.instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=piece.key))
+        ours.instance.report_runless_asset_event(dg.AssetMaterialization(key, partition=slice_.key))
     assert len(ours.tick("repair").run_requests) == 1
 
 
@@ -541,7 +541,7 @@ def test_repair_compares_all_slices_in_turn(ticking: Callable[..., Ticking], mon
     ours = ticking(records=80)
     ours.evaluate("planner")
     _later(ours)
-    keys = [piece.key for piece in ours.ledger.slices("orders")]
+    keys = [slice_.key for slice_ in ours.ledger.slices("orders")]
     assert len(keys) == 8
     seen = []
     for _ in range(3):
@@ -595,8 +595,8 @@ def test_two_ticks_at_once_plan_each_offset_once(
         list(pool.map(lambda _: ours.evaluate("planner"), range(6)))
     offsets = [
         (partition, offset)
-        for piece in ours.ledger.slices("orders")
-        for partition, r in piece.ranges.items()
+        for slice_ in ours.ledger.slices("orders")
+        for partition, r in slice_.ranges.items()
         for offset in range(r.start, r.end)
     ]
     assert sorted(offsets) == [(p, n) for p in (0, 1) for n in range(100)]
@@ -610,7 +610,7 @@ def test_the_planner_looks_back_until_dagster_holds_what_it_sees(
     monkeypatch.setattr(ticks, "LOOK_BACK", 1)
     ours = ticking(records=80)
     ours.evaluate("planner")
-    keys = [piece.key for piece in ours.ledger.slices("orders")]
+    keys = [slice_.key for slice_ in ours.ledger.slices("orders")]
     ours.tick("planner")
     assert ours.keys() == keys
     assert len(ours.keys()) == 8

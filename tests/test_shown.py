@@ -38,8 +38,8 @@ def test_of_few_partitions_all_are_shown() -> None:
 
 
 def reported(partitions: int, **changes: Any) -> SliceReport:
-    piece = Slice("orders", "orders", "A", 0, 7, {p: OffsetRange(0, 1) for p in range(partitions)}, datetime.now(UTC))
-    return SliceReport(piece, attempt=1, rows=10, delta_version=3, **changes)
+    slice_ = Slice("orders", "orders", "A", 0, 7, {p: OffsetRange(0, 1) for p in range(partitions)}, datetime.now(UTC))
+    return SliceReport(slice_, attempt=1, rows=10, delta_version=3, **changes)
 
 
 def test_of_offsets_that_are_not_shown_it_is_said_where_they_are() -> None:

@@ -108,5 +108,5 @@ def test_a_slice_keeps_what_a_loss_at_its_border_leaves(offsets: OffsetRange, lo
 
 
 def test_a_loss_of_another_generation_takes_nothing() -> None:
-    piece = a_slice({0: OffsetRange(0, 9)}, generation=1)
-    assert left_to_read(piece, [a_loss(0, OffsetRange(0, 5))]).ranges == {0: OffsetRange(0, 9)}
+    slice_ = a_slice({0: OffsetRange(0, 9)}, generation=1)
+    assert left_to_read(slice_, [a_loss(0, OffsetRange(0, 5))]).ranges == {0: OffsetRange(0, 9)}

@@ -214,11 +214,11 @@ def files_of_raw(bench: Bench) -> int:
     return len(bench.lake.table(bench.stream.name, "raw").file_uris())
 
 
-def most_tasks(bench: Bench, server: SparkConnect, piece: Slice) -> int:
+def most_tasks(bench: Bench, server: SparkConnect, slice_: Slice) -> int:
     """The most tasks of any stage that takes the slice into raw."""
     mark = f"Session_{bench.spark.session_id}_"  # type: ignore[attr-defined]
     before = {job["jobId"] for job in jobs_tagged(server, mark)}
-    raw.materialise(bench.work(piece))
+    raw.materialise(bench.work(slice_))
     [application] = rest(server, "applications")
     mine = {at for job in jobs_tagged(server, mark) if job["jobId"] not in before for at in job["stageIds"]}
     stages = rest(server, f"applications/{application['id']}/stages")
@@ -233,7 +233,7 @@ def test_a_second_try_of_a_run_keeps_what_the_first_committed(bench: Bench) -> N
 
     def seen(run: str, *slices: Slice) -> tuple[list[int], int]:
         reports = raw.materialise(bench.work(*slices, run=run))
-        assert [report.rows for report in reports] == [len(piece.ranges[0]) for piece in slices]
+        assert [report.rows for report in reports] == [len(slice_.ranges[0]) for slice_ in slices]
         return [report.attempt for report in reports], bench.lake.table(bench.stream.name, "raw").version()
 
     attempts, version = seen("a run", first)
@@ -251,8 +251,8 @@ def test_every_slice_repeated_in_any_order_is_there_once(bench: Bench) -> None:
     )
     spans = [((0, 10), (0, 1)), ((10, 20), (1, 3))]
     slices = [bench.plan(n, p0=span, p1=span, p2=late) for n, (span, late) in enumerate(spans)]
-    for piece in (slices[1], slices[0], slices[1]):
-        bench.materialise(piece)
+    for slice_ in (slices[1], slices[0], slices[1]):
+        bench.materialise(slice_)
     assert len(bench.rows("raw")) == 43
     assert origins(bench.rows("events")) == set(read_topic(bench.bootstrap, bench.stream.topic))
     row = bench.current().pop("x")
@@ -301,16 +301,16 @@ def test_sound_variants_are_events(taken: Taken) -> None:
 def test_a_range_run_is_one_commit_a_table_with_every_proof(taken: Taken) -> None:
     bench, slices = taken.bench, [*taken.slices.values()]
     assert bench.versions("current") == 1
-    assert bench.lake.commits(bench.stream.name, "current").records.keys() == {piece.key for piece in slices}
+    assert bench.lake.commits(bench.stream.name, "current").records.keys() == {slice_.key for slice_ in slices}
     for stage in ("raw", "events", "rejects"):
         assert bench.versions(stage) == 1
-        assert set(bench.lake.committed(bench.stream.name, stage)) == {piece.key for piece in slices}
+        assert set(bench.lake.committed(bench.stream.name, stage)) == {slice_.key for slice_ in slices}
         marks = read_rows(bench.lake.path(bench.stream.name, COMMITS), f"\"table\" = '{stage}'")
-        assert Counter(row["slice"] for row in marks) == Counter({piece.key: 1 for piece in slices})
+        assert Counter(row["slice"] for row in marks) == Counter({slice_.key: 1 for slice_ in slices})
     history = bench.lake.table(bench.stream.name, "raw").history(1)[0]
     said = json.loads(history["userMetadata"])["highwater"]
     assert [(s["slice"], s["ranges"]) for s in said["records"]] == [
-        (piece.key, {str(p): [span.start, span.end] for p, span in piece.ranges.items()}) for piece in slices
+        (slice_.key, {str(p): [span.start, span.end] for p, span in slice_.ranges.items()}) for slice_ in slices
     ]
     assert len(bench.lake.table(bench.stream.name, "raw").file_uris()) == 1
 
@@ -318,9 +318,9 @@ def test_a_range_run_is_one_commit_a_table_with_every_proof(taken: Taken) -> Non
 def test_a_slice_without_any_record_is_committed_and_proved(taken: Taken) -> None:
     """A range that holds only transaction markers has no rows; its proof stands all the same."""
     assert taken.rows("raw", NOTHING) == []
-    piece = taken.slices[NOTHING]
-    proof = taken.bench.lake.committed(taken.bench.stream.name, "raw", [piece.key])[piece.key]
-    assert (proof.rows, proof.piece.ranges) == (0, piece.ranges)
+    slice_ = taken.slices[NOTHING]
+    proof = taken.bench.lake.committed(taken.bench.stream.name, "raw", [slice_.key])[slice_.key]
+    assert (proof.rows, proof.slice_.ranges) == (0, slice_.ranges)
 
 
 def test_current_follows_events_and_repeats_nothing(taken: Taken) -> None:
@@ -339,23 +339,23 @@ def test_current_shows_what_its_commit_wrote_and_how_fresh_it_is(taken: Taken) -
         assert report.measures["write/bytes"] > 0
         # The events happened before they were sent.
         assert ("freshness_seconds" in report.measures) == (report.counts["events"] > 0)
-        assert report.piece.key not in brought or report.measures["freshness_seconds"] > 0
+        assert report.slice_.key not in brought or report.measures["freshness_seconds"] > 0
 
 
 def test_a_late_starter_cannot_overwrite_a_younger_commit(taken: Taken) -> None:
     """A query whose Connect client was killed once committed 12 s later, after the retry; replaceWhere is no fence."""
-    bench, piece = taken.bench, taken.slices["bytes"]
+    bench, slice_ = taken.bench, taken.slices["bytes"]
     before = taken.rows("raw", "bytes")
-    attempt = next(report.attempt for report in taken.reports["raw"] if report.piece == piece)
+    attempt = next(report.attempt for report in taken.reports["raw"] if report.slice_ == slice_)
     late = bench.spark.createDataFrame([], raw.COLUMNS)
     usual = bench.spark.conf.get(ADAPTIVE)
-    work, proof, looked = bench.work(piece), Proof(piece, 9, 0), Standing({}, -1)
+    work, proof, looked = bench.work(slice_), Proof(slice_, 9, 0), Standing({}, -1)
     with pytest.raises(SupersededAttemptError, match=f"found: attempt {attempt}"):
         commit.commit_rows(work, "raw", late, [proof], looked, files=1, spread="offset", tasks=1)
     held = bench.lake.commits(bench.stream.name, "raw")
     options = {"txnAppId": APP, "txnVersion": str(held.number), "userMetadata": "late"}
     path = bench.lake.path(bench.stream.name, "raw")
-    write_slices(path, late, [piece.key], options, replace=True, files=1, spread="offset", tasks=1)
+    write_slices(path, late, [slice_.key], options, replace=True, files=1, spread="offset", tasks=1)
     assert bench.lake.commits(bench.stream.name, "raw").version == held.version, "Delta skips the write"
     assert taken.rows("raw", "bytes") == before
     assert bench.spark.conf.get(ADAPTIVE) == usual, "queries that follow are planned as before"
@@ -380,9 +380,9 @@ def test_two_runs_of_a_slice_that_commit_at_once_leave_one_copy(
     for module in ("commit", "rejects"):
         monkeypatch.setattr(f"highwater.assets.{module}.commit_turn", together)
     bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"), Message(b"o3", b"garbled"))
-    piece = bench.plan(0, p0=(0, 3))
+    slice_ = bench.plan(0, p0=(0, 3))
     other = prepare(SparkSession.builder.remote(spark_server.remote).create())
-    works = [bench.work(piece), bench.work(piece, spark=other)]
+    works = [bench.work(slice_), bench.work(slice_, spark=other)]
 
     def run(materialise: Callable[[Work], list[SliceReport]], work: Work) -> SliceReport:
         try:
@@ -400,8 +400,8 @@ def test_two_runs_of_a_slice_that_commit_at_once_leave_one_copy(
         assert bench.versions(stage.TABLE) == 1
     close(other)
     assert len(met) == 2 * len((raw, events, rejects)), "no run took over without trying"
-    bench.materialise(piece)
-    see_one_copy(bench)
+    bench.materialise(slice_)
+    ensure_one_copy(bench)
 
 
 def _waited(run: Future[SliceReport]) -> bool:
@@ -409,7 +409,7 @@ def _waited(run: Future[SliceReport]) -> bool:
     return isinstance(run.exception(), BrokenBarrierError)
 
 
-def see_one_copy(bench: Bench) -> None:
+def ensure_one_copy(bench: Bench) -> None:
     """Of three records, of which the first is sound."""
     assert sorted(row["offset"] for row in bench.rows("raw")) == [0, 1, 2]
     assert [row["origin_offset"] for row in bench.rows("events")] == [0]
@@ -444,32 +444,32 @@ def test_a_record_is_classified_once_in_a_run(bench: Bench, monkeypatch: pytest.
     """Rejects come from what the events were told from, and equal what raw gives to a run that begins behind them."""
     bench.send(*[Message(b"o1", value) for value in BAD_VALUES.values()], order_message("o2", 1, customer_id="late"))
     bench.send(order_message("o3", 1), Message(b"o4", None))
-    piece = bench.plan(0, p0=(0, len(BAD_VALUES) + 3))
+    slice_ = bench.plan(0, p0=(0, len(BAD_VALUES) + 3))
 
     def refused(*_: object) -> None:
         raise AssertionError("records are classified a second time")
 
     with monkeypatch.context() as patched:
         patched.setattr(rejects, "judged", refused)
-        bench.materialise(piece)
+        bench.materialise(slice_)
     rows = bench.rows("rejects")
     assert len(rows) == len(BAD_VALUES) + 1
     drop = {"first_failed_at"}
-    one, two = ([{**row, **dict.fromkeys(drop)} for row in found] for found in (rows, bench.rejects_from_raw(piece)))
+    one, two = ([{**row, **dict.fromkeys(drop)} for row in found] for found in (rows, bench.rejects_from_raw(slice_)))
     assert sorted(one, key=repr) == sorted(two, key=repr)
 
 
 def test_what_another_run_decided_is_classified_again(bench: Bench) -> None:
     bench.send(order_message("o1", 1, amount="twelve"), order_message("o2", 1), order_message("o3", 1))
-    piece = bench.plan(0, p0=(0, 3))
-    mine = bench.work(piece, classified=Classified())
+    slice_ = bench.plan(0, p0=(0, 3))
+    mine = bench.work(slice_, classified=Classified())
     for stage in (raw, events):
         stage.materialise(mine)
     assert len(bench.rows("events")) == 2
     # Somebody else's run decides the slice before this one's rejects follow: no customer is known to it.
     shutil.rmtree(bench.lake.path(bench.stream.name, events.TABLE))
     customers(bench.lake, ["nobody"])
-    [theirs] = events.materialise(bench.work(piece))
+    [theirs] = events.materialise(bench.work(slice_))
     assert theirs.attempt > 1
     [report] = rejects.materialise(mine)
     assert (report.attempt, report.rows, report.note) == (theirs.attempt, 3, None)
@@ -480,9 +480,9 @@ def test_rejects_are_what_the_decision_left_although_events_were_decided_anew(be
     """Another run's decision comes between the look at the proofs and the query."""
     customers(bench.lake, ["c1", "c2"])
     bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"), Message(b"o3", b"garbled"))
-    piece = bench.plan(0, p0=(0, 3))
-    work = bench.work(piece)
-    bench.materialise(piece)
+    slice_ = bench.plan(0, p0=(0, 3))
+    work = bench.work(slice_)
+    bench.materialise(slice_)
     seen = Standing.read(work, "events")
     customers(bench.lake, [])
     events.materialise(work)
@@ -496,27 +496,27 @@ def test_rejects_are_what_the_decision_left_although_events_were_decided_anew(be
 
 def test_raw_that_changed_since_the_decision_makes_no_rejects(bench: Bench) -> None:
     bench.send(order_message("o1", 1))
-    piece = bench.plan(0, p0=(0, 1))
-    raw.materialise(bench.work(piece))
-    seen = Standing.read(bench.work(piece), "raw")
-    decision = Proof(piece, 1, 0, {"raw": 2, "rejects": 1})
+    slice_ = bench.plan(0, p0=(0, 1))
+    raw.materialise(bench.work(slice_))
+    seen = Standing.read(bench.work(slice_), "raw")
+    decision = Proof(slice_, 1, 0, {"raw": 2, "rejects": 1})
     with pytest.raises(SupersededAttemptError, match="another number of records"):
-        rejects._see_conserved(seen, [decision])
+        rejects._ensure_conserved(seen, [decision])
 
 
 def test_rejects_that_do_not_add_up_with_the_decision_fail_the_slice(bench: Bench) -> None:
     """Somebody takes an event out between the decision and its rejects: the record would be both lost and a reject."""
     bench.send(order_message("o1", 1), order_message("o2", 1, amount="x"))
-    piece = bench.plan(0, p0=(0, 2))
+    slice_ = bench.plan(0, p0=(0, 2))
     for stage in (raw, events):
-        stage.materialise(bench.work(piece))
+        stage.materialise(bench.work(slice_))
     bench.lake.table(bench.stream.name, "events").delete("key = 'o1'")
     with pytest.raises(UnbalancedError) as caught:
-        rejects.materialise(bench.work(piece))
+        rejects.materialise(bench.work(slice_))
     assert (caught.value.stored, caught.value.found) == (1, 2)
     table = bench.lake.table(bench.stream.name, "events")
     table.restore(table.version() - 1)
-    rejects.materialise(bench.work(piece))
+    rejects.materialise(bench.work(slice_))
     assert origins(bench.rows("events")) == {(0, 0)}
     assert origins(bench.rows("rejects")) == {(0, 1)}
 
@@ -524,13 +524,13 @@ def test_rejects_that_do_not_add_up_with_the_decision_fail_the_slice(bench: Benc
 def test_a_split_that_does_not_add_up_is_decided_anew(bench: Bench) -> None:
     """Each run took it over and failed as the one before, from events on too, as the remedy said."""
     bench.send(order_message("o1", 1), order_message("o2", 1, amount="x"))
-    piece = bench.plan(0, p0=(0, 2))
+    slice_ = bench.plan(0, p0=(0, 2))
     for stage in (raw, events):
-        stage.materialise(bench.work(piece))
+        stage.materialise(bench.work(slice_))
     bench.lake.table(bench.stream.name, "events").delete("key = 'o1'")
     with pytest.raises(UnbalancedError, match="decided anew"):
-        rejects.materialise(bench.work(piece))
-    assert bench.materialise(piece)["events"][0].note is None
+        rejects.materialise(bench.work(slice_))
+    assert bench.materialise(slice_)["events"][0].note is None
     assert origins(bench.rows("events")) == {(0, 0)}
     assert origins(bench.rows("rejects")) == {(0, 1)}
     assert bench.failing() == {}
@@ -544,19 +544,19 @@ def test_a_decision_is_of_one_version_of_the_reference_however_often_it_is_compu
     So events were written that their proof did not count, and no run could finish the slice.
     """
     bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"), order_message("o3", 1))
-    piece, other = bench.plan(0, p0=(0, 2)), bench.plan(1, p0=(2, 3))
-    raw.materialise(bench.work(piece))
-    see: Callable[..., None] = events._see_decidable
+    slice_, other = bench.plan(0, p0=(0, 2)), bench.plan(1, p0=(2, 3))
+    raw.materialise(bench.work(slice_))
+    see: Callable[..., None] = events._ensure_decidable
 
     def meanwhile(*given: object) -> None:
         see(*given)
         customers(bench.lake, ["c1", "c2"])
         raw.materialise(bench.work(other))
 
-    monkeypatch.setattr(events, "_see_decidable", meanwhile)
-    [report] = events.materialise(bench.work(piece))
+    monkeypatch.setattr(events, "_ensure_decidable", meanwhile)
+    [report] = events.materialise(bench.work(slice_))
     assert (report.rows, report.counts["events"], report.counts["rejects"]) == (1, 1, 1)
-    rejects.materialise(bench.work(piece))
+    rejects.materialise(bench.work(slice_))
     assert origins(bench.rows("events")) == {(0, 0)}
     assert origins(bench.rows("rejects")) == {(0, 1)}
 
@@ -565,36 +565,36 @@ def test_events_that_are_not_as_many_as_were_measured_fail_the_slice_until_it_is
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.send(order_message("o1", 1), order_message("o2", 1))
-    piece = bench.plan(0, p0=(0, 2))
-    raw.materialise(bench.work(piece))
+    slice_ = bench.plan(0, p0=(0, 2))
+    raw.materialise(bench.work(slice_))
     whole: Callable[..., Any] = events._Decision.rows_of
     with monkeypatch.context() as patch:
         patch.setattr(events._Decision, "rows_of", lambda *given: whole(*given).where("key = 'o1'"))
         with pytest.raises(UnbalancedError, match="decided anew") as caught:
-            events.materialise(bench.work(piece))
+            events.materialise(bench.work(slice_))
     assert (caught.value.stored, caught.value.found) == (2, 1)
-    bench.materialise(piece)
+    bench.materialise(slice_)
     assert origins(bench.rows("events")) == {(0, 0), (0, 1)}
     assert bench.failing() == {}
 
 
 def test_a_run_that_was_overtaken_takes_the_committed_split(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.send(order_message("o1", 1))
-    piece = bench.plan(0, p0=(0, 1))
-    raw.materialise(bench.work(piece))
+    slice_ = bench.plan(0, p0=(0, 1))
+    raw.materialise(bench.work(slice_))
     decide: Callable[..., object] = events._decide
 
     def overtaken(*given: object) -> object:
         monkeypatch.setattr(events, "_decide", decide)
-        events.materialise(bench.work(piece))
+        events.materialise(bench.work(slice_))
         return decide(*given)
 
     monkeypatch.setattr(events, "_decide", overtaken)
-    report = events.materialise(bench.work(piece))[0]
+    report = events.materialise(bench.work(slice_))[0]
     assert "another run was first" in str(report.note)
     assert bench.versions("events") == 1
-    rejects.materialise(bench.work(piece))
-    proofs = [bench.lake.committed(bench.stream.name, table)[piece.key] for table in ("events", "rejects")]
+    rejects.materialise(bench.work(slice_))
+    proofs = [bench.lake.committed(bench.stream.name, table)[slice_.key] for table in ("events", "rejects")]
     assert proofs[0].attempt == proofs[1].attempt == report.attempt
 
 
@@ -619,10 +619,10 @@ def test_of_two_slices_read_together_the_one_that_another_run_took_is_not_writte
 
 def test_rows_stay_when_kafka_no_longer_holds_them(bench: Bench) -> None:
     bench.send(order_message("o1", 1), order_message("o1", 2), order_message("o1", 3))
-    piece = bench.plan(0, p0=(0, 3))
-    raw.materialise(bench.work(piece))
+    slice_ = bench.plan(0, p0=(0, 3))
+    raw.materialise(bench.work(slice_))
     delete_before(bench, 2)
-    report = raw.materialise(bench.work(piece))[0]
+    report = raw.materialise(bench.work(slice_))[0]
     assert "kept" in str(report.note)
     assert report.rows == 3
     assert len(bench.rows("raw")) == 3
@@ -630,10 +630,10 @@ def test_rows_stay_when_kafka_no_longer_holds_them(bench: Bench) -> None:
 
 def test_expired_offsets_that_were_never_read_are_an_error_with_both_values(bench: Bench) -> None:
     bench.send(order_message("o1", 1), order_message("o1", 2), order_message("o1", 3))
-    piece = bench.plan(0, p0=(0, 3))
+    slice_ = bench.plan(0, p0=(0, 3))
     delete_before(bench, 2)
     with pytest.raises(OffsetsExpiredError) as caught:
-        raw.materialise(bench.work(piece))
+        raw.materialise(bench.work(slice_))
     assert (caught.value.stored, caught.value.found) == ("[0, 3)", "log start offset 2")
     assert "accept-loss" in caught.value.remedy
     assert bench.rows("raw") == []
@@ -683,24 +683,24 @@ def delete_before(bench: Bench, offset: int) -> None:
 
 def test_a_recreated_topic_is_not_read_as_the_planned_one(bench: Bench) -> None:
     bench.send(order_message("o1", 1))
-    piece = bench.plan(0, p0=(0, 1))
-    other = type(piece)(**{**vars(piece), "topic_id": "AAAAAAAAAAAAAAAAAAAAAA"})
+    slice_ = bench.plan(0, p0=(0, 1))
+    other = type(slice_)(**{**vars(slice_), "topic_id": "AAAAAAAAAAAAAAAAAAAAAA"})
     with pytest.raises(TopicRecreatedError) as caught:
         raw.materialise(bench.work(other))
     assert caught.value.stored == "AAAAAAAAAAAAAAAAAAAAAA"
-    assert caught.value.found == piece.topic_id
+    assert caught.value.found == slice_.topic_id
 
 
 def test_a_reference_table_that_is_away_makes_no_reject(bench: Bench) -> None:
     bench.send(order_message("o1", 1))
-    piece = bench.plan(0, p0=(0, 1))
-    raw.materialise(bench.work(piece))
+    slice_ = bench.plan(0, p0=(0, 1))
+    raw.materialise(bench.work(slice_))
     shutil.rmtree(bench.lake.reference("reference/customers"))
     with pytest.raises(DependencyAwayError, match="reference/customers"):
-        events.materialise(bench.work(piece))
+        events.materialise(bench.work(slice_))
     assert bench.rows("events") == []
     customers(bench.lake, ["c1"])
-    events.materialise(bench.work(piece))
+    events.materialise(bench.work(slice_))
     assert origins(bench.rows("events")) == {(0, 0)}
 
 
@@ -775,11 +775,11 @@ def test_as_many_tiers_as_anybody_declares_are_told_by_reason(spark: SparkSessio
 
 def test_an_older_decision_does_not_replace_what_follows_a_newer_one(bench: Bench) -> None:
     bench.send(order_message("o1", 1))
-    piece = bench.plan(0, p0=(0, 1))
-    older = {piece.key: Proof(piece, 1, 0, {"rejects": 0})}
+    slice_ = bench.plan(0, p0=(0, 1))
+    older = {slice_.key: Proof(slice_, 1, 0, {"rejects": 0})}
     with pytest.raises(SupersededAttemptError, match="decided anew"):
         rejects._follow_decision(
-            bench.work(piece), Standing(older, 0), Standing({piece.key: Proof(piece, 2, 0)}, 0), Clock()
+            bench.work(slice_), Standing(older, 0), Standing({slice_.key: Proof(slice_, 2, 0)}, 0), Clock()
         )
 
 
@@ -802,28 +802,28 @@ def test_the_proof_outlives_the_log_of_the_table(bench: Bench, tmp_path: Path) -
     raw.materialise(bench.work(slices[0]))
     # Each tenth commit would write one.
     bench.spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '2')")
-    for piece in slices[1:3]:
-        raw.materialise(bench.work(piece))
+    for slice_ in slices[1:3]:
+        raw.materialise(bench.work(slice_))
     aged = age(path / "_delta_log", timedelta(days=40))
-    for piece in slices[3:]:
-        raw.materialise(bench.work(piece))
+    for slice_ in slices[3:]:
+        raw.materialise(bench.work(slice_))
     left = {file.name for file in (path / "_delta_log").iterdir()}
     assert len(aged - left) >= 4, "Delta removed what was older than its retention"
     assert not any(proof.key in text for proof in slices[:2] for text in said_in(path / "_delta_log"))
     # Nobody has seen a table of this path: Spark, too, has nothing but what is left of the log.
     shutil.copytree(bench.lake.root, tmp_path / "aged")
     bench.lake = Lake(str(tmp_path / "aged"))
-    assert set(bench.lake.committed(bench.stream.name, "raw")) == {piece.key for piece in slices}
+    assert set(bench.lake.committed(bench.stream.name, "raw")) == {slice_.key for slice_ in slices}
     [again] = raw.materialise(bench.work(slices[0]))
     assert (again.attempt, again.note) == (2, None)
     path = Path(bench.lake.path(bench.stream.name, "raw"))
-    for piece, attempt in ((slices[0], 2), (slices[1], 1)):
-        late, proof = bench.spark.createDataFrame([], raw.COLUMNS), Proof(piece, 9, 0)
-        looked = Standing({piece.key: Proof(piece, attempt - 1, 0)}, 0)
+    for slice_, attempt in ((slices[0], 2), (slices[1], 1)):
+        late, proof = bench.spark.createDataFrame([], raw.COLUMNS), Proof(slice_, 9, 0)
+        looked = Standing({slice_.key: Proof(slice_, attempt - 1, 0)}, 0)
         with pytest.raises(SupersededAttemptError, match=f"found: attempt {attempt}"):
-            commit.commit_rows(bench.work(piece), "raw", late, [proof], looked, files=1, spread="offset", tasks=1)
+            commit.commit_rows(bench.work(slice_), "raw", late, [proof], looked, files=1, spread="offset", tasks=1)
     assert sorted((row["offset"], row["slice"]) for row in bench.rows("raw")) == [
-        (n, piece.key) for n, piece in enumerate(slices)
+        (n, slice_.key) for n, slice_ in enumerate(slices)
     ]
 
 
@@ -847,10 +847,10 @@ def test_a_field_that_is_added_to_a_stream_becomes_a_column(bench: Bench) -> Non
     fields = (*bench.stream.fields, Field("note", "string"))
     bench.stream = replace(bench.stream, fields=fields)
     later = [bench.plan(1, p0=(1, 2)), bench.plan(2, p0=(2, 3))]
-    for piece in later:
-        raw.materialise(bench.work(piece))
+    for slice_ in later:
+        raw.materialise(bench.work(slice_))
     with ThreadPoolExecutor(2) as both:
-        list(both.map(lambda piece: events.materialise(bench.work(piece)), later))
+        list(both.map(lambda slice_: events.materialise(bench.work(slice_)), later))
     for stage in (rejects, dlq, current):
         stage.materialise(bench.work(*later))
     assert {row["key"]: row["note"] for row in bench.rows("events")} == {"o1": None, "o2": "seen", "o3": "too"}

@@ -34,32 +34,32 @@ def look(scene: Scene) -> Behind:
     return found
 
 
-def judged(scene: Scene, piece: Slice, at: datetime, *, refused: bool = False) -> None:
-    one = Judgement(piece.key, "orders", "run", at, records=4, rejects=0, refused=refused)
-    scene.tables.ledger.breakers.settle("orders", [piece.key], lambda circuit, _: (circuit, [one]))
+def judged(scene: Scene, slice_: Slice, at: datetime, *, refused: bool = False) -> None:
+    one = Judgement(slice_.key, "orders", "run", at, records=4, rejects=0, refused=refused)
+    scene.tables.ledger.breakers.settle("orders", [slice_.key], lambda circuit, _: (circuit, [one]))
 
 
 def test_what_waits_is_counted_with_the_oldest_of_it_and_what_holds_it_up(scene: Scene) -> None:
-    pieces = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
-    assert look(scene).line == f"orders.accepted: nothing is sent yet; {pieces[0].key} is next, and is not decided yet"
+    slices = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
+    assert look(scene).line == f"orders.accepted: nothing is sent yet; {slices[0].key} is next, and is not decided yet"
     begin = datetime.now(UTC) - timedelta(seconds=1)
     for n in (0, 1, 3):
-        scene.decide(pieces[n], 2 * n, 2 * n + 1)
-    scene.tables.publish(pieces[0])
+        scene.decide(slices[n], 2 * n, 2 * n + 1)
+    scene.tables.publish(slices[0])
     told = look(scene)
-    assert (told.last, told.slices, told.records, told.anew) == (pieces[0].key, 2, 4, 0)
-    assert told.oldest == pieces[1].key
+    assert (told.last, told.slices, told.records, told.anew) == (slices[0].key, 2, 4, 0)
+    assert told.oldest == slices[1].key
     assert told.since is not None
     assert begin <= told.since <= datetime.now(UTC)
     assert told.age(told.since + timedelta(hours=1)) == timedelta(hours=1)
-    assert f"{pieces[1].key} is next; see that the sensor publisher is switched on" in told.line
-    scene.tables.publish(pieces[1])
+    assert f"{slices[1].key} is next; see that the sensor publisher is switched on" in told.line
+    scene.tables.publish(slices[1])
     told = look(scene)
-    assert (told.slices, told.records, told.oldest) == (1, 2, pieces[3].key)
-    assert told.held_up == f"{pieces[2].key} is next, and is not decided yet"
-    scene.decide(pieces[2], 4)
-    scene.tables.publish(*pieces[2:])
-    assert look(scene).line == f"orders.accepted: sent up to {pieces[3].key}, no accepted event waits"
+    assert (told.slices, told.records, told.oldest) == (1, 2, slices[3].key)
+    assert told.held_up == f"{slices[2].key} is next, and is not decided yet"
+    scene.decide(slices[2], 4)
+    scene.tables.publish(*slices[2:])
+    assert look(scene).line == f"orders.accepted: sent up to {slices[3].key}, no accepted event waits"
 
 
 def test_what_was_decided_anew_and_what_came_back_waits_too(scene: Scene) -> None:
@@ -128,21 +128,21 @@ def test_a_slice_that_is_written_down_after_its_events_and_was_sent_in_part_wait
     first, retried = scene.plan(0, p0=(0, 3)), scene.plan(0, tables.stream.tier_topics[0], p0=(0, 3))
     scene.decide(first, 0, 1, 2)
     tables.publish(first)
-    piece = first if anew else retried
-    scene.decide(piece, *((0, 1, 2) if anew else (5, 6, 7)), status="paid")
+    slice_ = first if anew else retried
+    scene.decide(slice_, *((0, 1, 2) if anew else (5, 6, 7)), status="paid")
     for point in (f"committed {scene.log.commits + 1}", f"before {scene.log.commits + 2}"):
         scene.log.breaks = point
         with pytest.raises(Broken):
-            tables.publish(piece)
+            tables.publish(slice_)
     now = look(scene)
-    assert (now.slices, now.records, now.anew, now.oldest) == ((0, 0, 1) if anew else (1, 3, 0)) + (piece.key,)
-    assert now.held_up.startswith(f"a batch of 1 records of {piece.key} is being sent, or broke off")
-    lines = explain(tables.ledger, tables.lake, tables.stream, piece.key, None).lines
+    assert (now.slices, now.records, now.anew, now.oldest) == ((0, 0, 1) if anew else (1, 3, 0)) + (slice_.key,)
+    assert now.held_up.startswith(f"a batch of 1 records of {slice_.key} is being sent, or broke off")
+    lines = explain(tables.ledger, tables.lake, tables.stream, slice_.key, None).lines
     part, why = [line.removeprefix("orders.accepted: ") for line in lines if line.startswith("orders.accepted")]
     assert part.startswith("3 sent, of attempt 1, settled " if anew else "2 sent, not sent to its end, settled ")
     what = "now not sent" if anew else "the rest is not sent"
     assert why == f"{what}: it is in the batch that is being sent, or that broke off"
-    tables.publish(piece)
+    tables.publish(slice_)
     assert look(scene).line == f"orders.accepted: sent up to {first.key}, no accepted event waits"
 
 
@@ -153,25 +153,25 @@ def test_explain_gives_a_cause_where_status_looks_up_no_more(
     """Of more slices than are looked up it is not said that none waits, nor that no more do."""
     monkeypatch.setattr(publication_status, "MOST_OPENED", 2)
     tables = scene.tables
-    pieces = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(8)]
-    for n, piece in enumerate(pieces):
-        scene.decide(piece, 2 * n)
-    tables.publish(*pieces[:6])
-    tables.publish(*pieces[6:])  # the two that are looked up because they were sent last
+    slices = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(8)]
+    for n, slice_ in enumerate(slices):
+        scene.decide(slice_, 2 * n)
+    tables.publish(*slices[:6])
+    tables.publish(*slices[6:])  # the two that are looked up because they were sent last
     assert look(scene).unopened == 0
     for n in (2, 0, 5, 1):  # the first and the last of them are looked up
         with monkeypatch.context() as patched:
             if joined and n in {1, 2}:  # written anew, as they were
                 patched.setattr(tables.ledger, "next_attempts", lambda keys: dict.fromkeys(keys, 1))
-            scene.decide(pieces[n], 2 * n)
+            scene.decide(slices[n], 2 * n)
     now = look(scene)
     assert (now.anew, now.unopened) == (0 if joined else 2, 2)
     some = "2 slices may have been decided anew since they were sent"
     more = "at least 2 slices were decided anew since they were sent; 2 more slices may have been decided anew"
-    assert f"{pieces[7].key}; {some if joined else more}" in now.line
+    assert f"{slices[7].key}; {some if joined else more}" in now.line
     [settled, why] = [
         line
-        for line in explain(tables.ledger, tables.lake, tables.stream, pieces[5].key, None).lines
+        for line in explain(tables.ledger, tables.lake, tables.stream, slices[5].key, None).lines
         if line.startswith("orders.accepted")
     ]
     assert "1 sent, of attempt 1" in settled
@@ -199,8 +199,8 @@ def test_explain_tells_what_became_of_a_slice(scene: Scene) -> None:
     tables = scene.tables
     first, second = scene.plan(0, p0=(0, 3)), scene.plan(1, p0=(3, 5))
 
-    def told(piece: Slice) -> list[str]:
-        lines = explain(tables.ledger, tables.lake, tables.stream, piece.key, None).lines
+    def told(slice_: Slice) -> list[str]:
+        lines = explain(tables.ledger, tables.lake, tables.stream, slice_.key, None).lines
         return [line.removeprefix("orders.accepted: ") for line in lines if line.startswith("orders.accepted")]
 
     scene.decide(second, 3, 4)
@@ -229,7 +229,7 @@ def test_explain_tells_what_became_of_a_slice(scene: Scene) -> None:
 
 
 def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    piece = scene.plan(0, p0=(0, 2))
+    slice_ = scene.plan(0, p0=(0, 2))
     stream = replace(scene.tables.stream, alerts=Alerts(published_late=timedelta(minutes=10)))
     asked = alerts.Asked(scene.tables.ledger, cast("Any", None), scene.tables.lake, stream)
     unsent = replace(stream, publishes=None)
@@ -237,7 +237,7 @@ def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(scene: Scene, m
         found = alerts._published_late(replace(asked, stream=declared))
         assert found is not None
         assert (found.over, found.value) == (False, value)
-    scene.decide(piece, 0, 1)
+    scene.decide(slice_, 0, 1)
     told_now = look(scene)
     for minutes, over in ((9, False), (11, True)):
         waited = replace(told_now, since=datetime.now(UTC) - timedelta(minutes=minutes))
@@ -280,7 +280,7 @@ def test_a_log_that_cannot_be_read_and_a_proof_of_another_format_are_told(
     def fails(*_: object, **__: object) -> None:
         raise OSError("a checkpoint is gone")
 
-    tables.publish(*tables.pieces.values())
+    tables.publish(*tables.slices.values())
     with monkeypatch.context() as patched:
         patched.setattr(type(table), "get_add_actions", fails)
         found = _waiting(tables.ledger, tables.lake, tables.stream)
@@ -302,8 +302,8 @@ def test_a_log_that_cannot_be_read_and_a_proof_of_another_format_are_told(
 
 
 def test_the_last_slice_is_told_where_ordinals_outgrow_their_digits(scene: Scene) -> None:
-    pieces = [scene.plan(9_999_999 + n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
-    for n, piece in enumerate(pieces):
-        scene.decide(piece, 2 * n, 2 * n + 1)
-    scene.tables.publish(*pieces)
+    slices = [scene.plan(9_999_999 + n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
+    for n, slice_ in enumerate(slices):
+        scene.decide(slice_, 2 * n, 2 * n + 1)
+    scene.tables.publish(*slices)
     assert look(scene).last == "orders@10000000"

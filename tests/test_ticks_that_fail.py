@@ -64,7 +64,7 @@ def ledger(tmp_path: Path) -> Ledger:
 @pytest.fixture
 def instance(ledger: Ledger, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     with instance_for_test(temp_dir=str(tmp_path)) as made:
-        made.add_dynamic_partitions(STREAM.partitions_name, [piece.key for piece in ledger.slices("orders")])
+        made.add_dynamic_partitions(STREAM.partitions_name, [slice_.key for slice_ in ledger.slices("orders")])
         yield made
 
 

@@ -72,7 +72,7 @@ class Scene:
     def __init__(self, folder: Path, topic: str = "orders") -> None:
         self.stream = make_stream(topic, publishes=Accepted(f"{topic}.accepted"))
         self.lake, self.topics = Lake(str(folder / "lake")), Topics()
-        self.piece = Slice("orders", topic, ID, 0, 0, {0: OffsetRange(0, 4)}, NOW - timedelta(minutes=1))
+        self.slice_ = Slice("orders", topic, ID, 0, 0, {0: OffsetRange(0, 4)}, NOW - timedelta(minutes=1))
         self.tier, self.parked, self.accepted = (
             self.stream.tier_topics[0],
             self.stream.parked_topic,
@@ -90,14 +90,14 @@ class Scene:
         return {f"origin_{n}": v for n, v in Origin(self.stream.topic, 0, 0, offset)._asdict().items()}
 
     def reject(self, offset: int, topic: str) -> dict[str, Any]:
-        return {"slice": self.piece.key, **self.origin(offset), "next_topic": topic, "published_at": NOW}
+        return {"slice": self.slice_.key, **self.origin(offset), "next_topic": topic, "published_at": NOW}
 
     def event(self, offset: int, state: str, revision: int) -> dict[str, Any]:
         told = {"state": state, "revision": revision, "published_at": NOW}
-        return {"slice": self.piece.key, **self.origin(offset), **told}
+        return {"slice": self.slice_.key, **self.origin(offset), **told}
 
     def envelope(self, offset: int, **changes: Any) -> list[Header]:
-        made = Envelope(self.stream.topic, 0, 0, offset, 0, 1, "unresolved", "why", self.piece.key, NOW)
+        made = Envelope(self.stream.topic, 0, 0, offset, 0, 1, "unresolved", "why", self.slice_.key, NOW)
         return replace(made, **changes).headers()
 
     def said(self, offset: int, *more: Header) -> list[Header]:
@@ -115,7 +115,7 @@ class Scene:
             made = pa.Table.from_pylist(rows, schema)
             write_deltalake(self.lake.path("orders", table), made, mode="overwrite", partition_by=["slice"])
         asked = kafka or cast("Kafka", self.topics)
-        return held_on_topics(asked, self.lake, self.stream, [self.piece])
+        return held_on_topics(asked, self.lake, self.stream, [self.slice_])
 
     def errors(self) -> dict[str, str]:
         return {one.topic: one.error.partition(": ")[2] for one in self.held() if one.error}
@@ -131,7 +131,7 @@ def test_what_was_sent_once_is_there_once(scene: Scene) -> None:
         f"{topic}: 1 records were sent of these slices, each once"
         for topic in (scene.tier, scene.parked, scene.accepted)
     ]
-    planned = scene.piece.planned_at
+    planned = scene.slice_.planned_at
     assert scene.topics.since == [round((planned - timedelta(hours=1)).timestamp() * 1000)] * 3
 
 
@@ -140,7 +140,7 @@ def test_what_a_table_tells_late_is_looked_for_from_its_plan_on(scene: Scene) ->
     for row in (*scene.rejects, *scene.sent):
         row["published_at"] = NOW + timedelta(hours=9)
     assert scene.errors() == {}
-    assert scene.topics.since[0] < scene.piece.planned_at.timestamp() * 1000
+    assert scene.topics.since[0] < scene.slice_.planned_at.timestamp() * 1000
 
 
 Plant = Callable[[Scene], None]

@@ -87,9 +87,9 @@ class Looks(Kafka):
 def planned(ledger: Ledger) -> Ledger:
     """Both partitions are planned to offset 40, and nothing is read yet."""
     generation = Generation("orders", "orders", "A", 0, {0: 0, 1: 0}, NOON)
-    piece = Slice("orders", "orders", "A", 0, 0, {0: OffsetRange(0, 40), 1: OffsetRange(0, 40)}, NOON)
+    slice_ = Slice("orders", "orders", "A", 0, 0, {0: OffsetRange(0, 40), 1: OffsetRange(0, 40)}, NOON)
     assert ledger.open_generation(generation)
-    assert ledger.add([piece], seen=generation)
+    assert ledger.add([slice_], seen=generation)
     return ledger
 
 
@@ -218,14 +218,14 @@ def test_the_run_of_a_planned_slice_records_what_expired(
     planned: Ledger, changes: dict[str, Any], in_raw: bool, second: str, lost: bool
 ) -> None:
     """Only what expired before it was planned was recorded: a planned slice failed until a person came."""
-    [piece], fault = planned.slices("orders", "orders"), topic(led(10, 50), led(0, 50))
+    [slice_], fault = planned.slices("orders", "orders"), topic(led(10, 50), led(0, 50))
     kafka = Looks(fault, {"expired": fault, "sound": WHOLE, "absent": None}[second])
     stream: Any = replace(STREAM, **changes)
-    work: Any = SimpleNamespace(stream=stream, slices=[piece], ledger=planned, kafka=kafka, log=lambda _: None)
-    left = raw._left(work, cast("Any", SimpleNamespace(proofs={piece.key: None} if in_raw else {})), ())
+    work: Any = SimpleNamespace(stream=stream, slices=[slice_], ledger=planned, kafka=kafka, log=lambda _: None)
+    left = raw._left(work, cast("Any", SimpleNamespace(proofs={slice_.key: None} if in_raw else {})), ())
     found = [(one.partition, one.offsets, one.accepted_by) for one in planned.losses()]
     assert found == ([(0, OffsetRange(0, 10), "on_expired=record")] if lost else [])
-    assert left[piece.key].ranges == {0: OffsetRange(10 if lost else 0, 40), 1: OffsetRange(0, 40)}
+    assert left[slice_.key].ranges == {0: OffsetRange(10 if lost else 0, 40), 1: OffsetRange(0, 40)}
 
 
 SLICE_FAULTS = {
@@ -239,11 +239,11 @@ SLICE_FAULTS = {
 @pytest.mark.parametrize("name", SLICE_FAULTS)
 def test_a_run_fails_for_good_only_where_two_looks_agree(planned: Ledger, name: str) -> None:
     """One look failed the run of a slice that was never read, with a remedy that gives its records up."""
-    (fault, error), [piece] = SLICE_FAULTS[name], planned.slices("orders", "orders")
+    (fault, error), [slice_] = SLICE_FAULTS[name], planned.slices("orders", "orders")
 
     def read(*shown: TopicState | None) -> None:
-        work: Any = SimpleNamespace(stream=STREAM, slices=[piece], ledger=planned, kafka=Looks(*shown))
-        raw._not_to_be_had(work, {piece.key: piece}, cast("Any", SimpleNamespace(proofs={})))
+        work: Any = SimpleNamespace(stream=STREAM, slices=[slice_], ledger=planned, kafka=Looks(*shown))
+        raw._not_to_be_had(work, {slice_.key: slice_}, cast("Any", SimpleNamespace(proofs={})))
 
     with pytest.raises(error):
         read(fault, fault)
@@ -262,12 +262,12 @@ def test_a_tier_that_is_absent_once_is_not_made_anew(
     """`accept-loss` of a tier that one broker did not know yet made it anew, and recorded as lost what waits there."""
     [tier] = STREAM.tier_topics[:1]
     generation = Generation("orders", tier, "A", 0, {0: 0}, NOON)
-    piece = Slice("orders", tier, "A", 0, 0, {0: OffsetRange(0, 40)}, NOON)
+    slice_ = Slice("orders", tier, "A", 0, 0, {0: OffsetRange(0, 40)}, NOON)
     assert ledger.open_generation(generation)
-    assert ledger.add([piece], seen=generation)
+    assert ledger.add([slice_], seen=generation)
     held = replace(topic(led(0, 50)), topic=tier)
     made: list[str] = []
-    monkeypatch.setattr(accepting_losses, "make_anew", lambda *given: made.append(given[-1]))
+    monkeypatch.setattr(accepting_losses, "recreate_topic", lambda *given: made.append(given[-1]))
 
     def accept_tier(*shown: TopicState | None) -> Acceptance:
         asked, lake = accepting_losses.Asked(topic=tier, sure=True, by="ann"), Lake(str(tmp_path / "lake"))
@@ -283,9 +283,9 @@ def test_publication_takes_no_topic_for_gone_by_one_look() -> None:
     """A broker that did not know a topic yet ended the publication of rejects, with a remedy that gives records up."""
     vanished = TopicVanishedError("orders.parked is gone", remedy="create it")
     with pytest.raises(DependencyAwayError):
-        dlq_topics._see_none_gone(Looks(WHOLE), ["orders.parked"], lambda _: vanished)
+        dlq_topics._ensure_none_gone(Looks(WHOLE), ["orders.parked"], lambda _: vanished)
     with pytest.raises(TopicVanishedError):
-        dlq_topics._see_none_gone(Looks(None), ["orders.parked"], lambda _: vanished)
+        dlq_topics._ensure_none_gone(Looks(None), ["orders.parked"], lambda _: vanished)
 
 
 def test_the_audit_takes_no_topic_for_gone_by_one_look(monkeypatch: pytest.MonkeyPatch) -> None:

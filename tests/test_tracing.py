@@ -59,8 +59,8 @@ def test_a_record_of_a_slice_whose_key_was_retired_is_found(tmp_path: Path) -> N
     write_raw(lake, [5, 6, 7])
     ledger.retired.retire("orders", [PIECE.key], datetime.now(UTC))
     [found] = locate(ledger, cast("Any", None), lake, make_stream("orders"), "orders", 0, 5)
-    assert found.piece is not None
-    assert found.piece.key == PIECE.key
+    assert found.slice_ is not None
+    assert found.slice_.key == PIECE.key
     assert found.to_plain()["commits"] == {"raw": 1}
     assert "committed to raw by attempt 1" in found.lines
 
@@ -153,8 +153,8 @@ def test_what_was_not_read_says_why(bootstrap: str, topic: TopicFactory, tmp_pat
     assert scene.run("locate", "nobodys", "0", "0").exit_code == PERMANENT
     producer.abort_transaction(30)
 
-    [piece] = scene.slices()
-    shown = scene.run("explain", piece.key)
+    [slice_] = scene.slices()
+    shown = scene.run("explain", slice_.key)
     assert shown.exit_code == 0, shown.output
     assert "not whole: raw, events, rejects, dlq, current still to be written" in shown.output
     assert "15 offsets" in shown.output
@@ -194,12 +194,12 @@ def test_leases_and_rejects_by_reason_are_told(tmp_path: Path) -> None:
 
     stream, ledger = make_stream("orders"), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     lake = Lake(str(tmp_path / "lake"))
-    pieces = [
+    slices = [
         Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, n, {0: OffsetRange(9 * n, 9 * n + 9)}, datetime.now(UTC))
         for n in (0, 1)
     ]
-    ledger.add(pieces)
-    key, other = (piece.key for piece in pieces)
+    ledger.add(slices)
+    key, other = (slice_.key for slice_ in slices)
     parked, tier = stream.parked_topic, stream.tier_topics[0]
     rows = [
         (key, "malformed", parked),
@@ -209,7 +209,7 @@ def test_leases_and_rejects_by_reason_are_told(tmp_path: Path) -> None:
     ]
     schema = pa.schema([(name, pa.string()) for name in ("slice", "reason", "next_topic")])
     found = [dict(zip(schema.names, row, strict=True)) for row in rows]
-    plant(lake.path("orders", "rejects"), pa.Table.from_pylist(found, schema), [Proof(pieces[0], 1, 3)])
+    plant(lake.path("orders", "rejects"), pa.Table.from_pylist(found, schema), [Proof(slices[0], 1, 3)])
     with (
         ledger.lease("commit orders/raw", seconds=60),
         ledger.lease("merge orders/current", seconds=60),

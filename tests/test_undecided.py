@@ -15,7 +15,7 @@ from highwater.unprocessed_offsets import Undecided, undecided
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
-def piece(ordinal: int, generation: int = 1, **ranges: tuple[int, int]) -> Slice:
+def slice_(ordinal: int, generation: int = 1, **ranges: tuple[int, int]) -> Slice:
     taken = {int(name[1:]): OffsetRange(*bounds) for name, bounds in ranges.items()}
     return Slice("orders", "orders", "a", generation, ordinal, taken, NOW)
 
@@ -29,7 +29,7 @@ def planned(last: Slice | None, losses: list[Loss], **starts: int | None) -> Pla
     return Planned.of(opened, last, losses)
 
 
-OLD, DONE, OPEN = piece(0, 0, p0=(0, 40)), piece(1, p0=(50, 60), p1=(0, 8)), piece(2, p0=(60, 70), p1=(8, 8))
+OLD, DONE, OPEN = slice_(0, 0, p0=(0, 40)), slice_(1, p0=(50, 60), p1=(0, 8)), slice_(2, p0=(60, 70), p1=(8, 8))
 LOST = [lost(1, 0, 60, 63), lost(1, 0, 70, 75)]
 # Of generation 0 one slice was never decided, of generation 1 the newest.
 FOUND = undecided(planned(OPEN, LOST, p0=50, p1=0, p2=None), [OLD, OPEN], LOST)
@@ -78,7 +78,7 @@ def test_no_two_spans_hold_one_origin(
     slices, losses, at = list[Slice](), list[Loss](), 0
     for ordinal, (hole, length) in enumerate(gaps):
         losses += [lost(1, 0, at, at + hole)] if hole else []
-        slices.append(piece(ordinal, p0=(at + hole, at + hole + length)))
+        slices.append(slice_(ordinal, p0=(at + hole, at + hole + length)))
         at += hole + length
     last = slices[min(seen, len(slices) - 1)]
     waiting = [one for one in slices if one.ordinal not in decided]

@@ -26,29 +26,29 @@ def world(tmp_path: Path) -> World:
     return found
 
 
-def taken_over(world: World, piece: Slice) -> str | None:
+def taken_over(world: World, slice_: Slice) -> str | None:
     """Why the decision on a slice stays; None where it is made anew."""
     world.write()
-    work = Work(STREAM, [piece], NOTHING, world.lake, world.ledger, NOTHING, print)
+    work = Work(STREAM, [slice_], NOTHING, world.lake, world.ledger, NOTHING, print)
     read, standing, published = (Standing.read(work, table) for table in ("raw", "events", "dlq"))
-    return events._unfinished(work, read, standing, published).get(piece.key)
+    return events._unfinished(work, read, standing, published).get(slice_.key)
 
 
 def test_a_split_that_adds_up_is_finished(world: World) -> None:
     assert "attempt 2 is taken over: current still" in str(taken_over(world, world.second))
 
 
-def lose_an_event(world: World, piece: Slice) -> None:
-    world.rows["events"].remove(world.at("events", piece, (0, 0)))
+def lose_an_event(world: World, slice_: Slice) -> None:
+    world.rows["events"].remove(world.at("events", slice_, (0, 0)))
 
 
-def add_a_reject(world: World, piece: Slice) -> None:
-    world.rows["rejects"].append({**world.of("rejects")[0], "slice": piece.key})
+def add_a_reject(world: World, slice_: Slice) -> None:
+    world.rows["rejects"].append({**world.of("rejects")[0], "slice": slice_.key})
 
 
-def read_fewer_before_rejects(world: World, piece: Slice) -> None:
-    del world.proofs["rejects"][piece.key]
-    world.rows["raw"].remove(world.at("raw", piece, (0, 0)))
+def read_fewer_before_rejects(world: World, slice_: Slice) -> None:
+    del world.proofs["rejects"][slice_.key]
+    world.rows["raw"].remove(world.at("raw", slice_, (0, 0)))
 
 
 @pytest.mark.parametrize("damage", [lose_an_event, add_a_reject, read_fewer_before_rejects])

@@ -66,9 +66,9 @@ def hours(count: float) -> timedelta:
 
 def test_a_horizon_outlasts_a_run_with_its_retries() -> None:
     """6 h, three times, and 20 minutes: 18 h 20 min."""
-    Horizon().see_enough(hours(18) + timedelta(minutes=20))
+    Horizon().ensure_enough(hours(18) + timedelta(minutes=20))
     with pytest.raises(ConfigurationError) as caught:
-        Horizon().see_enough(hours(18))
+        Horizon().ensure_enough(hours(18))
     assert caught.value.stored == "18 h"
     assert caught.value.found == ("6 h of the longest run x (1 + 2 retries) + 0.3333 h of waiting for leases = 18.33 h")
 
@@ -176,7 +176,7 @@ class Deployment:
             Slice("orders", "orders", "A" * 22, 0, n, {0: OffsetRange(n, n + 1)}, begin + timedelta(minutes=n))
             for n in range(slices)
         ]
-        self.keys = [piece.key for piece in self.slices]
+        self.keys = [slice_.key for slice_ in self.slices]
         self.ledger.add(self.slices)
         self.half = self.keys[7]
         for table in ("raw", "events", "rejects", "current"):

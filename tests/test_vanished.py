@@ -38,7 +38,7 @@ from highwater.orchestration.sensing.retries import plan_tier
 from highwater.plans import Generation, Loss, Publication
 from highwater.resources import dlq_topics
 from highwater.resources.deleted_topics import parked_lost, vanished
-from highwater.resources.dlq_topics import ensure, see_no_drift
+from highwater.resources.dlq_topics import ensure, ensure_no_drift
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -108,7 +108,7 @@ def told(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
             ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=lambda: kafka)
         )
         with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
-            keys = [piece.key for piece in ledger.slices("orders")]
+            keys = [slice_.key for slice_ in ledger.slices("orders")]
             instance.add_dynamic_partitions(STREAM.partitions_name, keys)
             found = ticks.retry(instance, resources, STREAM)
             tick: Any = found.error or found.message
@@ -161,13 +161,13 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_made_anew_at_once(
     """The remedy was to create it, which makes it a recreated one; and no text gave what was planned."""
     kafka: Any = Topics({name: one for name, one in WHOLE.items() if name != "orders"})
     lake = Lake(str(tmp_path / "lake"))
-    [piece] = ledger.slices("orders", "orders")
+    [slice_] = ledger.slices("orders", "orders")
     resources = SimpleNamespace(ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=lambda: kafka))
     instance: Any = None
 
     def read() -> None:
-        work: Any = SimpleNamespace(stream=STREAM, slices=[piece], ledger=ledger, kafka=kafka, lake=lake)
-        raw._not_to_be_had(work, {piece.key: piece}, SimpleNamespace(proofs={}))  # type: ignore[arg-type]
+        work: Any = SimpleNamespace(stream=STREAM, slices=[slice_], ledger=ledger, kafka=kafka, lake=lake)
+        raw._not_to_be_had(work, {slice_.key: slice_}, SimpleNamespace(proofs={}))  # type: ignore[arg-type]
 
     def status() -> None:
         [error] = topic_status(kafka, STREAM, ledger.planned("orders", "orders")).errors
@@ -184,7 +184,7 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_made_anew_at_once(
     with pytest.raises(TopicVanishedError) as caught:
         ways[shown]()
     error = caught.value
-    assert error.problem == f"{'' if shown != 'raw' else piece.key + ': '}topic orders of stream orders is gone"
+    assert error.problem == f"{'' if shown != 'raw' else slice_.key + ': '}topic orders of stream orders is gone"
     near = "" if shown == "accept-loss" else "; nearest names: orders.v2"
     assert (error.stored, error.found) == ("topic ID A, planned to 0: 5", f"no such topic{near}")
     first, _, then = error.remedy.partition("only if the old one is given up")
@@ -218,7 +218,7 @@ def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledg
     assert isinstance(_dlq(ledger, kafka, STREAM)[-1].error, TopicVanishedError)
 
 
-@pytest.mark.parametrize("look", [ensure, see_no_drift])
+@pytest.mark.parametrize("look", [ensure, ensure_no_drift])
 def test_the_ledger_is_asked_of_absent_topics_alone(
     look: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,7 +264,7 @@ def test_a_tier_that_vanished_is_made_anew_by_its_acceptance_alone(
     assert set(ensure(scene.kafka, stream, gone)) == {tier, stream.parked_topic}
     scene.admin.delete_topics([tier])[tier].result(30)
     wait_until(lambda: tier not in scene.kafka.topics(), 30, "the tier's end")
-    for asked in (ensure, see_no_drift):
+    for asked in (ensure, ensure_no_drift):
         with pytest.raises(TopicVanishedError, match=tier):
             asked(scene.kafka, stream, gone)
     assert tier not in scene.kafka.topics(), "publication has not made it anew"

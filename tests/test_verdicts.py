@@ -35,7 +35,7 @@ def test_a_slice_whose_records_are_each_in_one_place_is_accounted_for() -> None:
         ({"rejects": replace(REJECTS, rows=3)}, "10 raw, and 11 in"),
         ({"rejects": replace(REJECTS, attempt=2)}, "rejects belong to attempt 2, events to attempt 3"),
         ({"raw": replace(RAW, rows=13)}, "raw holds 13 rows for 12 offsets"),
-        ({"events": replace(EVENTS, piece=replace(PIECE, ranges={}))}, "different offsets"),
+        ({"events": replace(EVENTS, slice_=replace(PIECE, ranges={}))}, "different offsets"),
         ({"raw": None}, "not in raw"),
         ({"events": None, "rejects": None}, "not in events, rejects"),
     ],

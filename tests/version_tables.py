@@ -237,8 +237,8 @@ def _proof(stream: Stream, key: str, width: int, partitions: int) -> Proof:
     parsed = SliceKey.parse(key)
     reach = OffsetRange(width * parsed.ordinal, width * (parsed.ordinal + 1))
     ranges = dict.fromkeys(range(partitions), reach)
-    piece = Slice(stream.name, parsed.topic, "A" * 22, 0, parsed.ordinal, ranges, BEGIN)
-    return Proof(piece, 1, rows=1, counts={})
+    slice_ = Slice(stream.name, parsed.topic, "A" * 22, 0, parsed.ordinal, ranges, BEGIN)
+    return Proof(slice_, 1, rows=1, counts={})
 
 
 def _numbers() -> list[tuple[str, Any]]:

@@ -50,7 +50,7 @@ _WHOLE: Row = {"value": b"{}", "headers": [{"key": "trace", "value": b"1"}]}
 Place = tuple[int, int]
 
 
-def piece(ordinal: int, topic: str = "orders", **ranges: tuple[int, int]) -> Slice:
+def slice_(ordinal: int, topic: str = "orders", **ranges: tuple[int, int]) -> Slice:
     """A slice: `piece(0, p0=(0, 6))`; those of a tier are planned an hour later."""
     at = NOON + timedelta(hours=0 if topic == "orders" else 1)
     return Slice("orders", topic, ID, 0, ordinal, {int(n[1:]): OffsetRange(*r) for n, r in ranges.items()}, at)
@@ -58,7 +58,7 @@ def piece(ordinal: int, topic: str = "orders", **ranges: tuple[int, int]) -> Sli
 
 def like_first(ordinal: int, more: Mapping[int, OffsetRange] | None = None) -> Slice:
     """A slice whose sixth offset of partition 0 is a marker, and whose second of partition 1 was aborted."""
-    made = piece(ordinal, p0=(6 * ordinal, 6 * ordinal + 6), p1=(4 * ordinal, 4 * ordinal + 4))
+    made = slice_(ordinal, p0=(6 * ordinal, 6 * ordinal + 6), p1=(4 * ordinal, 4 * ordinal + 4))
     return replace(made, ranges={**made.ranges, **(more or {})})
 
 
@@ -68,13 +68,13 @@ def _further(ordinal: int, widths: Sequence[int]) -> dict[int, OffsetRange]:
     return {p: OffsetRange(start, start + 1) for p, start in starts.items()}
 
 
-def _ends(pieces: Iterable[Slice]) -> dict[int, int]:
-    return {p: r.end for one in pieces for p, r in one.ranges.items()}
+def _ends(slices: Iterable[Slice]) -> dict[int, int]:
+    return {p: r.end for one in slices for p, r in one.ranges.items()}
 
 
 FIRST = like_first(0)
 # Its second offset is a marker.
-RETRIED = piece(0, TIER, p0=(0, 4))
+RETRIED = slice_(0, TIER, p0=(0, 4))
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,9 @@ class World:
         widths = widths or [2] * copies
         self.copies = [like_first(ordinal, _further(ordinal, widths)) for ordinal in range(copies)]
         end = {p: r.end for p, r in self.copies[-1].ranges.items()}
-        self.second = piece(copies, p0=(end[0], end[0] + 2), p1=(end[1], end[1]))
-        self.pieces = [*self.copies, self.second, RETRIED]
-        self.keys = [one.key for one in self.pieces]
+        self.second = slice_(copies, p0=(end[0], end[0] + 2), p1=(end[1], end[1]))
+        self.slices = [*self.copies, self.second, RETRIED]
+        self.keys = [one.key for one in self.slices]
         self.lake = Lake(str(folder / "lake"))
         self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
         self.rows: dict[str, list[Row]] = {table: [] for table in tables}
@@ -158,7 +158,7 @@ class World:
         starts = dict.fromkeys(range(max([2, *widths])), 0)
         for topic in ("orders", TIER):
             self.ledger.open_generation(Generation("orders", topic, ID, 0, starts, NOON))
-        self.ledger.add(self.pieces)
+        self.ledger.add(self.slices)
         for one in self.copies:
             self._day = one.ordinal
             self._like_first(one, f".{one.ordinal}" if one.ordinal else "")
@@ -172,7 +172,7 @@ class World:
         if stream.publishes:
             self.rows["published"] = [*_sent(self.rows["events"])]
         self.minutes = {key: {minute_of(row) for row in self.of("events", slice=key)} for key in self.keys}
-        for one in self.pieces:
+        for one in self.slices:
             self._prove(one)
         self.topics = Topics(
             committed={

@@ -34,7 +34,7 @@ from highwater.envelope import (
 from highwater.erasing import moment_of
 from highwater.publishing import Known, Late, State
 from highwater.resources.delta import query, query_all
-from highwater.resources.small_tables import storage, write_anew
+from highwater.resources.small_tables import rewrite_table, storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -144,7 +144,7 @@ def write(lake: Lake, stream: str, portions: Iterable[Sequence[Mapping[str, Any]
     Raises:
         DependencyAwayError: the storage is away.
     """
-    write_anew(lake.path(stream, TABLE), schema(), portions, json.dumps(ends))
+    rewrite_table(lake.path(stream, TABLE), schema(), portions, json.dumps(ends))
 
 
 def opened(lake: Lake, stream: Stream) -> Before | None:
@@ -173,9 +173,9 @@ class Before:
     table: DeltaTable
     main: str
 
-    def concerns(self, piece: Slice) -> bool:
+    def concerns(self, slice_: Slice) -> bool:
         """Whether some of a slice's events may have been sent: of a tier's it is not told by its offsets."""
-        return piece.topic != self.main or concerned([piece], self._ends)
+        return slice_.topic != self.main or concerned([slice_], self._ends)
 
     @cached_property
     def _ends(self) -> Mapping[str, Mapping[str, int]]:
@@ -220,7 +220,7 @@ def refused(work: Work, keys: Sequence[str], rejected: DataFrame) -> list[Row]:
     from pyspark.sql import functions as F
 
     before = opened(work.lake, work.stream)
-    concerning = [piece.key for piece in work.slices if before is not None and before.concerns(piece)]
+    concerning = [slice_.key for slice_ in work.slices if before is not None and before.concerns(slice_)]
     mine = [key for key in keys if key in concerning]
     if not mine:
         return []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 REJECTS = "rejects"
 
 
-def see_admitted(work: Work, slices: Sequence[Slice], standing: Collection[str] = ()) -> None:
+def ensure_admitted(work: Work, slices: Sequence[Slice], standing: Collection[str] = ()) -> None:
     """See that these slices may be decided now; it may be as the probe.
 
     Slices that a person accepted always may. Those of tiers wait until the breaker is closed, and those that stand:
@@ -39,9 +39,9 @@ def see_admitted(work: Work, slices: Sequence[Slice], standing: Collection[str] 
     breakers, now = work.ledger.breakers, datetime.now(UTC)
     if not slices or breakers.circuit(work.stream.name).closed:
         return
-    accepted = breakers.accepted([piece.key for piece in slices])
-    asked = [piece for piece in slices if piece.key not in accepted]
-    main = [piece.key for piece in asked if piece.topic == work.stream.topic and piece.key not in standing]
+    accepted = breakers.accepted([slice_.key for slice_ in slices])
+    asked = [slice_ for slice_ in slices if slice_.key not in accepted]
+    main = [slice_.key for slice_ in asked if slice_.topic == work.stream.topic and slice_.key not in standing]
 
     def decide(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
         found = None if len(main) < len(asked) and not circuit.closed else admit(circuit, main, now)
@@ -62,7 +62,7 @@ def _open(work: Work, circuit: Circuit, slices: Sequence[Slice]) -> BreakerOpenE
     )
 
 
-def see_within_limit(
+def ensure_within_limit(
     work: Work, slices: Sequence[Slice], standing: Mapping[str, Proof], measured: Mapping[str, Mapping[str, int]]
 ) -> None:
     """Tell the breaker how slices would be split, before anything of it is committed.
@@ -80,7 +80,7 @@ def see_within_limit(
         RejectsOverLimitError: one of them is over the limit; none of them is to be committed.
     """
     main = sorted((p for p in slices if p.topic == work.stream.topic), key=attrgetter("ordinal"))
-    accepted = work.ledger.breakers.accepted([piece.key for piece in main])
+    accepted = work.ledger.breakers.accepted([slice_.key for slice_ in main])
     reasons = work.ledger.breakers.accepted_reasons(work.stream.name)
     seen = {p.key: _counted(p, standing, measured.get(p.key, {}), reasons) for p in main}
     cases = [_case(key, one) for key, one in seen.items() if key not in accepted]
@@ -99,7 +99,7 @@ def see_within_limit(
             _judgement(work, case, seen[case.key][2], known.get(case.key), now, case.key in refused) for case in told
         ]
 
-    circuit = work.ledger.breakers.settle(work.stream.name, [piece.key for piece in main], decide)
+    circuit = work.ledger.breakers.settle(work.stream.name, [slice_.key for slice_ in main], decide)
     if refused:
         raise _over(work, circuit, [case for case in cases if case.key in refused], len(slices), reasons)
 
@@ -121,9 +121,9 @@ def end_probe(
         RejectsOverLimitError: the probe is over the limit, and the cool-down begins again.
     """
     probe = work.ledger.breakers.circuit(work.stream.name).probe
-    if probe is None or probe not in {piece.key for piece in slices}:
+    if probe is None or probe not in {slice_.key for slice_ in slices}:
         return
-    see_within_limit(work, slices, standing, measured)
+    ensure_within_limit(work, slices, standing, measured)
     now = datetime.now(UTC)
     circuit = work.ledger.breakers.settle(work.stream.name, (), lambda circuit, _: (done(circuit, probe, now), ()))
     work.log(f"breaker: {circuit.text}")
@@ -133,14 +133,14 @@ _Counted = tuple[int, int, dict[str, int]]
 
 
 def _counted(
-    piece: Slice,
+    slice_: Slice,
     standing: Mapping[str, Proof],
     counts: Mapping[str, int],
     accepted: Mapping[str, AcceptedReason],
 ) -> _Counted:
     """Records, rejects, and rejects by reason of a slice, as the breaker counts them."""
-    before = standing[piece.key].counts if piece.key in standing else {}
-    left_out = {f"{REJECTS}_{reason}" for reason, one in accepted.items() if piece.ordinal >= one.from_ordinal}
+    before = standing[slice_.key].counts if slice_.key in standing else {}
+    left_out = {f"{REJECTS}_{reason}" for reason, one in accepted.items() if slice_.ordinal >= one.from_ordinal}
 
     def rejects(found: Mapping[str, int]) -> int:
         return found.get(REJECTS, 0) - sum(found.get(name, 0) for name in left_out)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from highwater.resources.small_tables import folders_with_files, remove_folder, write_anew
+from highwater.resources.small_tables import folders_with_files, remove_folder, rewrite_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ def stage(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> str:
     """
     name = f"{datetime.now(UTC):{_MOMENT}}-{uuid.uuid4().hex}"
     path = work.lake.path(work.stream.name, f"{FOLDER}/{name}")
-    write_anew(path, _schema(), _portions(work.kafka, topic, ranges), f"ranges of {topic}, while a run reads them")
+    rewrite_table(path, _schema(), _portions(work.kafka, topic, ranges), f"ranges of {topic}, while a run reads them")
     return path
 
 

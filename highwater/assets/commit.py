@@ -81,7 +81,7 @@ class Batch(Protocol):
     def spread(self) -> str:
         """The column that spreads a slice over files."""
 
-    def proof(self, piece: Slice, attempt: int) -> Proof:
+    def proof(self, slice_: Slice, attempt: int) -> Proof:
         """The proof that goes with a slice's rows."""
 
     def files(self, keys: Sequence[str]) -> int:
@@ -90,7 +90,7 @@ class Batch(Protocol):
     def tasks(self, keys: Sequence[str]) -> int:
         """How many tasks read the rows of these slices; 1 where Spark holds them."""
 
-    def refused(self, piece: Slice, standing: Proof | None) -> str | None:
+    def refused(self, slice_: Slice, standing: Proof | None) -> str | None:
         """Why the slice keeps what stands, or None if its new rows may replace that."""
 
     def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
@@ -126,7 +126,7 @@ def commit_until_settled(
         SupersededAttemptError: other writers were first again and again.
     """
     clock, notes = Clock(), dict(kept)
-    pending = [piece for piece in work.slices if piece.key not in notes]
+    pending = [slice_ for slice_ in work.slices if slice_.key not in notes]
     if not pending:
         return reports(work, table, standing.proofs, notes, clock, standing.version)
     batch = prepare(work, pending, clock)
@@ -139,7 +139,7 @@ def commit_until_settled(
 
 
 def _refusals(batch: Batch, pending: Sequence[Slice], standing: Standing) -> dict[str, str]:
-    found = {piece.key: batch.refused(piece, standing.proofs.get(piece.key)) for piece in pending}
+    found = {slice_.key: batch.refused(slice_, standing.proofs.get(slice_.key)) for slice_ in pending}
     return {key: reason for key, reason in found.items() if reason is not None}
 
 
@@ -149,7 +149,7 @@ def _settle(
     """Commit what has no note yet; slices that others committed meanwhile get a note instead."""
     seen = standing
     for tries in range(1, TRIES + 1):
-        pending = [piece for piece in work.slices if piece.key not in notes]
+        pending = [slice_ for slice_ in work.slices if slice_.key not in notes]
         if not pending:
             return seen.proofs, seen.version
         try:
@@ -173,22 +173,22 @@ def _settle(
 
 def _taken_over(pending: Sequence[Slice], before: Standing, now: Standing) -> dict[str, str]:
     return {
-        piece.key: f"attempt {now.attempt(piece.key)} of another run was first and is taken over"
-        for piece in pending
-        if now.attempt(piece.key) != before.attempt(piece.key)
+        slice_.key: f"attempt {now.attempt(slice_.key)} of another run was first and is taken over"
+        for slice_ in pending
+        if now.attempt(slice_.key) != before.attempt(slice_.key)
     }
 
 
 def _commit(
     work: Work, table: str, seen: Standing, batch: Batch, pending: Sequence[Slice]
 ) -> tuple[dict[str, Proof], int]:
-    keys = [piece.key for piece in pending]
+    keys = [slice_.key for slice_ in pending]
     attempts = work.ledger.next_attempts(keys)
-    proofs = {piece.key: batch.proof(piece, attempts[piece.key]) for piece in pending}
+    proofs = {slice_.key: batch.proof(slice_, attempts[slice_.key]) for slice_ in pending}
     work.log(f"{table}: committing {len(keys)} slices")
-    with batch.around_commit(keys) as see_held, commit_turn(work, table):
+    with batch.around_commit(keys) as ensure_held, commit_turn(work, table):
         work.before_commit()
-        see_held()
+        ensure_held()
         version = commit_rows(
             work,
             table,
@@ -308,7 +308,7 @@ def commit_turn(work: Work, table: str, wait: float = 10 * LEASE_SECONDS) -> Abs
     return work.ledger.lease(f"commit {work.stream.name}/{table}", seconds=LEASE_SECONDS, wait=wait)
 
 
-def have_table(work: Work, table: str, columns: str, searched: Sequence[str]) -> None:
+def ensure_table(work: Work, table: str, columns: str, searched: Sequence[str]) -> None:
     """Create a table of the stream if it is absent, or add what columns it lacks; such a commit takes the lock too.
 
     What a dead run left open is settled, so that the caller's first look finds its records.
@@ -356,7 +356,9 @@ def reports(
     """
     rows = work.lake.rows_of(work.stream.name, table, work.keys)
     cost = write_cost(work, table, version) if set(work.keys) - notes.keys() else {}
-    found = [report_of(piece, proofs[piece.key], rows.get(piece.key), version, clock, notes) for piece in work.slices]
+    found = [
+        report_of(slice_, proofs[slice_.key], rows.get(slice_.key), version, clock, notes) for slice_ in work.slices
+    ]
     found = [one if one.note is not None else replace(one, measures=cost) for one in found]
     log_reports(work, found, clock)
     return found
@@ -369,7 +371,7 @@ def log_reports(work: Work, found: Sequence[SliceReport], clock: Clock) -> None:
         work.log(f"committed {len(done)} slices, {sum(done):,} rows, {sum(done) / seconds:,.0f} rows/s")
     for report in found:
         if report.note is not None:
-            work.log(f"{report.piece.key}: {report.note}")
+            work.log(f"{report.slice_.key}: {report.note}")
 
 
 # What a commit says of itself in Delta's log, by the names under which Dagster plots it.
@@ -391,15 +393,15 @@ def write_cost(work: Work, table: str, version: int) -> dict[str, float]:
 
 
 def report_of(
-    piece: Slice, proof: Proof, rows: int | None, version: int, clock: Clock, notes: Mapping[str, str]
+    slice_: Slice, proof: Proof, rows: int | None, version: int, clock: Clock, notes: Mapping[str, str]
 ) -> SliceReport:
     """What the commit record says of a slice, with the rows that the table has; those of the record if None."""
     return SliceReport(
-        piece=piece,
+        slice_=slice_,
         attempt=proof.attempt,
         rows=(proof.rows if rows is None else rows) or 0,
         delta_version=version,
         counts=dict(proof.counts),
         seconds=dict(clock.seconds),
-        note=notes.get(piece.key),
+        note=notes.get(slice_.key),
     )

@@ -34,13 +34,13 @@ class Twice:
     Args:
         stream: its declaration.
         events: the table, at the version that is published.
-        pieces: the slices of the batch, in the order of publication.
+        slices: the slices of the batch, in the order of publication.
         decisions: their proofs in events.
     """
 
     stream: Stream
     events: DeltaTable
-    pieces: Sequence[Slice]
+    slices: Sequence[Slice]
     decisions: Mapping[str, Proof]
 
     def any(self) -> bool:
@@ -58,7 +58,7 @@ class Twice:
         prints = event_json.fingerprints(event_json.values(self.stream, rows))
         origins = [*map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))]
         slices, ms = rows["slice"].to_pylist(), rows[MILLISECONDS].to_pylist()
-        place = {piece.key: at for at, piece in enumerate(self.pieces)}
+        place = {slice_.key: at for at, slice_ in enumerate(self.slices)}
         judged = {**known, **self._judged_elsewhere(book, sorted(set(slices) - place.keys()))}
         ordered = sorted(zip(slices, origins, prints, ms, strict=True), key=lambda one: (place.get(one[0], -1), one[1]))
         found = []
@@ -76,7 +76,7 @@ class Twice:
 
     @property
     def _twice(self) -> str:
-        mine = slice_is_one_of([piece.key for piece in self.pieces])
+        mine = slice_is_one_of([slice_.key for slice_ in self.slices])
         return f"""
             mine AS (SELECT key, version, event_time FROM e WHERE {mine}),
             near AS (SELECT * FROM e x LEFT SEMI JOIN mine y ON {_SAME} WHERE {self._times}),
@@ -93,12 +93,12 @@ class Twice:
     @property
     def _times(self) -> str:
         spans = []
-        for piece in self.pieces:
-            counts = self.decisions[piece.key].counts
+        for slice_ in self.slices:
+            counts = self.decisions[slice_.key].counts
             if "first_event_us" in counts and "last_event_us" in counts:
                 first, last = (_timestamp(counts[name]) for name in ("first_event_us", "last_event_us"))
                 spans.append(f"event_time BETWEEN {first} AND {last}")
-            elif self.decisions[piece.key].rows:
+            elif self.decisions[slice_.key].rows:
                 return "true"
         return f"({' OR '.join(spans)})" if spans else "false"
 

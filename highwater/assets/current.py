@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from highwater.assets import commit, events
-from highwater.assets.commit import Clock, commit_turn, have_table, log_reports, require_newer, target_of, write_cost
+from highwater.assets.commit import Clock, commit_turn, ensure_table, log_reports, require_newer, target_of, write_cost
 from highwater.assets.events import require
 from highwater.assets.evolution import adapt_types, with_added_fields
 from highwater.assets.fields import sql_type
@@ -107,7 +107,7 @@ def materialise(work: Work) -> list[SliceReport]:
         DependencyAwayError: Spark, the ledger or the lake is away; nothing was committed, or the next run completes it.
     """
     work = with_added_fields(work)
-    have_table(work, TABLE, columns(work.stream), SEARCHED)
+    ensure_table(work, TABLE, columns(work.stream), SEARCHED)
     adapt_types(work, TABLE, columns(work.stream))
     clock = Clock()
     for tries in range(1, TRIES + 1):
@@ -147,16 +147,16 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
     merged = {proof.key for proof in behind}
     found = [
         SliceReport(
-            piece=piece,
-            attempt=decided.attempt(piece.key),
-            rows=decided.proofs[piece.key].rows or 0,
+            slice_=slice_,
+            attempt=decided.attempt(slice_.key),
+            rows=decided.proofs[slice_.key].rows or 0,
             delta_version=version,
-            counts=dict(decided.proofs[piece.key].counts),
+            counts=dict(decided.proofs[slice_.key].counts),
             seconds=dict(clock.seconds),
-            note=None if piece.key in merged else "already followed the events",
-            measures={**cost, **_freshness(decided.proofs[piece.key])} if piece.key in merged else {},
+            note=None if slice_.key in merged else "already followed the events",
+            measures={**cost, **_freshness(decided.proofs[slice_.key])} if slice_.key in merged else {},
         )
-        for piece in work.slices
+        for slice_ in work.slices
     ]
     log_reports(work, found, clock)
     return found

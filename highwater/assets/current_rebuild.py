@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import current, events
-from highwater.assets.commit import commit_turn, have_table, target_of
+from highwater.assets.commit import commit_turn, ensure_table, target_of
 from highwater.assets.current import TABLE
 from highwater.assets.evolution import adapt_types, with_added_fields
 from highwater.assets.parsing import quoted
@@ -194,7 +194,7 @@ def rebuild(work: Work) -> int:
     """
     Look.take(work)  # before a table is made: without events there is nothing to make
     work = with_added_fields(work)
-    have_table(work, TABLE, current.columns(work.stream), current.SEARCHED)
+    ensure_table(work, TABLE, current.columns(work.stream), current.SEARCHED)
     adapt_types(work, TABLE, current.columns(work.stream))
     for tries in range(1, current.TRIES + 1):
         try:

@@ -35,7 +35,7 @@ def seen_now(work: Work) -> dict[str, int]:
     return {} if last is None else {SEEN: microseconds(last)}
 
 
-def with_given_up(
+def with_discarded(
     work: Work, rows: DataFrame, tiers: Sequence[Slice], seen: Mapping[str, Mapping[str, int]]
 ) -> DataFrame:
     """Rows with their origins get `GIVEN_UP`.
@@ -51,8 +51,8 @@ def with_given_up(
     """
     from pyspark.sql import functions as F
 
-    moments = {piece.key: seen[piece.key][SEEN] for piece in tiers if SEEN in seen[piece.key]}
-    found = _given_up(work, rows, moments) if moments else []
+    moments = {slice_.key: seen[slice_.key][SEEN] for slice_ in tiers if SEEN in seen[slice_.key]}
+    found = _exhausted(work, rows, moments) if moments else []
     if not found:
         return rows.withColumn(GIVEN_UP, F.lit(False))  # noqa: FBT003 - a literal column
     names = ", ".join(f"{name} {kind}" for name, kind in zip(ORIGIN, ("STRING", "INT", "INT", "BIGINT"), strict=True))
@@ -61,7 +61,7 @@ def with_given_up(
     return told.withColumn(GIVEN_UP, F.coalesce(GIVEN_UP, F.lit(False)))  # noqa: FBT003 - a literal column
 
 
-def _given_up(work: Work, rows: DataFrame, moments: Mapping[str, int]) -> list[tuple[str | int, ...]]:
+def _exhausted(work: Work, rows: DataFrame, moments: Mapping[str, int]) -> list[tuple[str | int, ...]]:
     """For each slice the origins that were given up by then, and that it may hold."""
     from pyspark.sql import functions as F
 

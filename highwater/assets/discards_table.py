@@ -46,7 +46,7 @@ def keep(ledger: Ledger, lake: Lake, stream: str) -> int:
     Raises:
         DependencyAwayError: the ledger or the storage is away.
     """
-    if _told(lake, stream) == ledger.discards_told(stream):
+    if _told(lake, stream) == ledger.discards_reported(stream):
         return 0  # both only grow: so a million of them are not read for each slice
     there = read(lake, stream)
     ledger.discard(stream, there)

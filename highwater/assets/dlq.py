@@ -16,10 +16,10 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import raw, rejects
-from highwater.assets.commit import Clock, Standing, commit_rows, commit_turn, have_table, reports, require_newer
+from highwater.assets.commit import Clock, Standing, commit_rows, commit_turn, ensure_table, reports, require_newer
 from highwater.assets.dlq_marks import PREFIX, delete_marks, group_name
 from highwater.assets.dlq_sending import Alike, Reject, Sending
-from highwater.assets.events import ORIGIN_COLUMNS, require, see_held
+from highwater.assets.events import ORIGIN_COLUMNS, ensure_held, require
 from highwater.assets.origins import DLQ as TABLE
 from highwater.assets.origins import MILLISECONDS, TIMESTAMP, covering
 from highwater.assets.parked_references import came_as, originals_of
@@ -86,19 +86,19 @@ def materialise(work: Work) -> list[SliceReport]:
     require_newer(decisions, {p.key: standing.attempt(p.key) for p in open_})
     clock, version = Clock(), standing.version
     if open_:
-        have_table(work, TABLE, COLUMNS, SEARCHED)
+        ensure_table(work, TABLE, COLUMNS, SEARCHED)
         with clock.phase("publish"):
-            rejected = [piece for piece in open_ if decisions[piece.key].rows]
+            rejected = [slice_ for slice_ in open_ if decisions[slice_.key].rows]
             gone = partial(vanished, work.ledger, work.stream)
             topics = ensure(work.kafka, work.stream, gone) if rejected else {}
-            sent = dict.fromkeys([piece.key for piece in open_], 0)
+            sent = dict.fromkeys([slice_.key for slice_ in open_], 0)
             read = decided.version
-            for piece in rejected:
-                sent[piece.key], read = _publish(work, piece, decisions[piece.key], topics)
+            for slice_ in rejected:
+                sent[slice_.key], read = _publish(work, slice_, decisions[slice_.key], topics)
         with clock.phase("commit"), delta_errors("what was published of " + ", ".join(p.key for p in open_)):
-            version = _commit(work, [decisions[piece.key] for piece in open_], sent, standing, read)
-        delete_marks(work, {piece.key: decisions[piece.key].attempt for piece in rejected})
-    done = {piece.key for piece in open_}
+            version = _commit(work, [decisions[slice_.key] for slice_ in open_], sent, standing, read)
+        delete_marks(work, {slice_.key: decisions[slice_.key].attempt for slice_ in rejected})
+    done = {slice_.key for slice_ in open_}
     notes = {key: _why_nothing(decisions[key]) for key in work.keys if key not in done}
     return reports(work, TABLE, decisions, notes, clock, version)
 
@@ -111,37 +111,37 @@ def _why_nothing(decision: Proof) -> str:
     return "already published" if decision.rows else "nothing was rejected"
 
 
-def _publish(work: Work, piece: Slice, decision: Proof, topics: Mapping[str, Shape]) -> tuple[int, int]:
+def _publish(work: Work, slice_: Slice, decision: Proof, topics: Mapping[str, Shape]) -> tuple[int, int]:
     """Send what is not sent yet of a slice's rejects.
 
     Returns:
         How many were sent of this decision in all, and the version of rejects that tells where to.
     """
-    name, group = f"{PREFIX}{piece.key}", group_name(piece.key, decision.attempt)
+    name, group = f"{PREFIX}{slice_.key}", group_name(slice_.key, decision.attempt)
     least = min(topic.room for topic in topics.values())
     parked = work.stream.parked_topic
     # What is sent next is read beside: first while Kafka is waited for, then while a portion goes out.
     with uncollected(), ThreadPoolExecutor(1, "rejects") as beside:
-        likely = beside.submit(_Waiting, work, piece, decision)
+        likely = beside.submit(_Waiting, work, slice_, decision)
         with Transactions(work.kafka, name, parked, most_bytes=least, group=group) as transactions:
             mark = transactions.mark()
             # From now on no other run publishes the slice. One that did may have sent records elsewhere than rejects
             # told: what was read before stands only if nobody wrote since.
-            waiting = _as_it_stands(likely) or _Waiting(work, piece, decision)
-            _see_whole(piece, decision, waiting.rejects)
-            sent = _sent(work, piece, decision, mark)
+            waiting = _as_it_stands(likely) or _Waiting(work, slice_, decision)
+            _ensure_whole(slice_, decision, waiting.rejects)
+            sent = _sent(work, slice_, decision, mark)
             total = len(waiting)
-            _record_sent(work, piece, decision, sent)
+            _record_sent(work, slice_, decision, sent)
             if sent < total:
-                work.log(f"{piece.key}: publishing {total - sent:,} of {total:,} rejects")
+                work.log(f"{slice_.key}: publishing {total - sent:,} of {total:,} rejects")
             sending = Sending(work, decision, waiting.version, topics, transactions)
             ahead = waiting.portions(sent)
             for portion in ahead:
                 following = beside.submit(ahead.prepare)
-                before, sent = Mark(decision.attempt, sent, piece.identity), sent + len(portion)
+                before, sent = Mark(decision.attempt, sent, slice_.identity), sent + len(portion)
                 sending.send(portion, before, replace(before, sent=sent))
-                _record_sent(work, piece, decision, sent)
-                work.log(f"{piece.key}: {sent:,} of {total:,} rejects published")
+                _record_sent(work, slice_, decision, sent)
+                work.log(f"{slice_.key}: {sent:,} of {total:,} rejects published")
                 following.result()
     return total, sending.version
 
@@ -154,7 +154,7 @@ def _as_it_stands(likely: Future[_Waiting]) -> _Waiting | None:
     return found if found.stands() else None
 
 
-def _still_decided(work: Work, piece: Slice, decision: Proof) -> DeltaTable:
+def _still_decided(work: Work, slice_: Slice, decision: Proof) -> DeltaTable:
     """Rejects as they are now, with the decision in them; what is read of them from here on is of this version.
 
     Raises:
@@ -163,55 +163,55 @@ def _still_decided(work: Work, piece: Slice, decision: Proof) -> DeltaTable:
         DependencyAwayError: the table is gone, or could not be read.
     """
     table = work.lake.table_at(work.stream.name, rejects.TABLE)
-    held = proofs_in(table, [piece.key])
-    see_held(work, rejects.TABLE, [piece.key], held)
-    if held[piece.key].attempt != decision.attempt:
+    held = proofs_in(table, [slice_.key])
+    ensure_held(work, rejects.TABLE, [slice_.key], held)
+    if held[slice_.key].attempt != decision.attempt:
         raise SupersededAttemptError(
-            f"{piece.key} was decided anew while it was to be published",
+            f"{slice_.key} was decided anew while it was to be published",
             stored=f"attempt {decision.attempt}",
-            found=f"attempt {held[piece.key].attempt}",
+            found=f"attempt {held[slice_.key].attempt}",
             remedy="nothing: the run that decided it publishes it",
         )
     return table
 
 
-def _see_whole(piece: Slice, decision: Proof, found: int) -> None:
+def _ensure_whole(slice_: Slice, decision: Proof, found: int) -> None:
     if found != decision.rows:
         raise UnbalancedError(
-            f"{piece.key}: the table of rejects holds another number of rows than its commit recorded",
+            f"{slice_.key}: the table of rejects holds another number of rows than its commit recorded",
             stored=decision.rows,
             found=found,
             remedy="materialise the slice again from rejects on; nothing of it was sent now",
         )
 
 
-def _record_sent(work: Work, piece: Slice, decision: Proof, sent: int) -> None:
+def _record_sent(work: Work, slice_: Slice, decision: Proof, sent: int) -> None:
     """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""
     publication = Publication(decision.attempt, sent, datetime.now(UTC))
-    work.ledger.record_publication(work.stream.name, piece.key, publication)
+    work.ledger.record_publication(work.stream.name, slice_.key, publication)
 
 
-def _sent(work: Work, piece: Slice, decision: Proof, mark: Mark | None) -> int:
+def _sent(work: Work, slice_: Slice, decision: Proof, mark: Mark | None) -> int:
     """How many were sent already, by Kafka's mark or, where that expired, by the ledger's copy of it.
 
     Raises:
         ConfigurationError: the mark is of another plan under the same key.
         SupersededAttemptError: a later decision was published meanwhile.
     """
-    if mark is not None and mark.identity != piece.identity:
+    if mark is not None and mark.identity != slice_.identity:
         raise ConfigurationError(
-            f"{piece.key}: the rejects of another plan were published under this key",
+            f"{slice_.key}: the rejects of another plan were published under this key",
             stored=f"mark of {mark.identity}, {mark.sent} sent",
-            found=f"this plan is {piece.identity}",
+            found=f"this plan is {slice_.identity}",
             remedy="another ledger plans this topic, or the ledger was lost: restore it, or highwater rebuild-ledger "
-            f"{piece.stream}; if the lake is lost too, highwater rebuild-all {piece.stream}, both into an empty ledger",
+            f"{slice_.stream}; with a lost lake, highwater rebuild-all {slice_.stream}. Both need an empty ledger",
         )
-    kept = work.ledger.publications([piece.key]).get(piece.key)
+    kept = work.ledger.publications([slice_.key]).get(slice_.key)
     known = [(m.attempt, m.sent) for m in (mark, kept) if m is not None]
     latest = max((attempt for attempt, _ in known), default=0)
     if latest > decision.attempt:
         raise SupersededAttemptError(
-            f"{piece.key} was decided and published anew meanwhile",
+            f"{slice_.key} was decided and published anew meanwhile",
             stored=f"attempt {latest}",
             found=f"attempt {decision.attempt}",
             remedy="nothing: the publication of the later decision stands",
@@ -226,11 +226,11 @@ class _Waiting:
         As `_still_decided`.
     """
 
-    def __init__(self, work: Work, piece: Slice, decision: Proof) -> None:
-        self._work, self._piece = work, piece
-        self._table = _still_decided(work, piece, decision)
+    def __init__(self, work: Work, slice_: Slice, decision: Proof) -> None:
+        self._work, self._piece = work, slice_
+        self._table = _still_decided(work, slice_, decision)
         self._held_by = work.lake.table(work.stream.name, TABLE)
-        mine = f"{slice_is_one_of([piece.key])}"
+        mine = f"{slice_is_one_of([slice_.key])}"
         # `octet_length` takes text alone here.
         size = "CAST(coalesce(octet_length(encode(value, 'hex')), 0) / 2 AS BIGINT)"
         # A table that an older Highwater wrote has no such column until its next slice.

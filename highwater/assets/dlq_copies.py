@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import MOST_COUNT, ORIGIN, ORIGIN_TYPES
-from highwater.resources.small_tables import write_anew
+from highwater.resources.small_tables import rewrite_table
 from highwater.resources.spark_tables import rows_at
 
 if TYPE_CHECKING:
@@ -67,15 +67,15 @@ def write(lake: Lake, stream: str, portions: Iterable[Sequence[Mapping[str, Any]
     Raises:
         DependencyAwayError: the storage is away.
     """
-    write_anew(lake.path(stream, TABLE), schema(), portions, json.dumps(ends))
+    rewrite_table(lake.path(stream, TABLE), schema(), portions, json.dumps(ends))
 
 
 def concerned(slices: Sequence[Slice], ends: Mapping[str, Mapping[str, int]]) -> bool:
     """Whether a slice holds offsets of which there may be copies."""
     return any(
-        len(offsets) and offsets.start < ends.get(piece.topic, {}).get(str(partition), 0)
-        for piece in slices
-        for partition, offsets in piece.ranges.items()
+        len(offsets) and offsets.start < ends.get(slice_.topic, {}).get(str(partition), 0)
+        for slice_ in slices
+        for partition, offsets in slice_.ranges.items()
     )
 
 

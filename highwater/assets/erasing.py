@@ -229,7 +229,7 @@ def erase(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
         _from_rejects(work, digest, decided, taken)
     if not decided:
         return
-    mine = replace(work, slices=[piece for piece in work.slices if piece.key in decided])
+    mine = replace(work, slices=[slice_ for slice_ in work.slices if slice_.key in decided])
     rejects.materialise(mine)
     dlq.materialise(mine)
     if work.stream.versioned:
@@ -281,12 +281,12 @@ def _from_events(work: Work, digest: str, taken: Mapping[str, Erased]) -> dict[s
     attempts = work.ledger.next_attempts(open_)
     table = work.lake.table_at(work.stream.name, events.TABLE, standing.version)
     spans = _spans(table, digest, open_)
-    pieces = {piece.key: piece for piece in work.slices}
+    slices = {slice_.key: slice_ for slice_ in work.slices}
     proofs = []
     for key in open_:
         counts = _without(key, standing.proofs[key].counts, taken[key].rows)
-        told = {**counts, **spans.get(key, {}), **_readable(work, pieces[key], standing.version)}
-        proofs.append(Proof(standing.proofs[key].piece, attempts[key], counts["events"], told))
+        told = {**counts, **spans.get(key, {}), **_readable(work, slices[key], standing.version)}
+        proofs.append(Proof(standing.proofs[key].slice_, attempts[key], counts["events"], told))
     gone = origins_of(table, digest, open_)
     publication_log.forget(work, gone)
     rows = _renumbered(_rest(work, events.TABLE, standing, digest, open_), attempts)
@@ -304,12 +304,12 @@ def origins_of(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str,
     return found
 
 
-def _readable(work: Work, piece: Slice, events_version: int) -> dict[str, int]:
+def _readable(work: Work, slice_: Slice, events_version: int) -> dict[str, int]:
     """Versions in place of those that the decision saw: maintenance may have removed these long ago.
 
     Only whoever computes rejects anew reads them. What the decision saw in the ledger stays: by it, it was judged.
     """
-    now = seen_now(work, piece, events_version)
+    now = seen_now(work, slice_, events_version)
     return {name: now[name] for name in (SEEN, DLQ_SEEN) if name in now}
 
 

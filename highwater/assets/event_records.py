@@ -36,13 +36,13 @@ class EventRecords:
     Args:
         stream: its declaration.
         events: the table, at the version that is published.
-        pieces: the slices, in the order of publication.
+        slices: the slices, in the order of publication.
         decisions: their proofs in events.
     """
 
     stream: Stream
     events: DeltaTable
-    pieces: Sequence[Slice]
+    slices: Sequence[Slice]
     decisions: Mapping[str, Proof]
     _ahead: tuple[Future[pa.Table | None], Iterator[pa.Table]] | None = field(default=None, repr=False)
     _asked: Future[bool] | None = field(default=None, repr=False)
@@ -50,12 +50,12 @@ class EventRecords:
     @property
     def rows(self) -> int:
         """Events of the slices."""
-        return sum(self.decisions[piece.key].rows or 0 for piece in self.pieces)
+        return sum(self.decisions[slice_.key].rows or 0 for slice_ in self.slices)
 
     @property
     def twice(self) -> Twice:
         """The search for copies of the events."""
-        return Twice(self.stream, self.events, self.pieces, self.decisions)
+        return Twice(self.stream, self.events, self.slices, self.decisions)
 
     def any_twice(self) -> bool:
         """Whether a version of theirs came more than once, in any slice."""
@@ -82,7 +82,7 @@ class EventRecords:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        place = {piece.key: at for at, piece in enumerate(self.pieces)}
+        place = {slice_.key: at for at, slice_ in enumerate(self.slices)}
         for where in self._cuts():
             rows = self._read(where)
             if len(place) > 1:  # within a slice they come in their order
@@ -92,10 +92,10 @@ class EventRecords:
     def _cuts(self) -> Iterator[str]:
         """Conditions that pick the events window by window, in their order."""
         if self.rows <= WINDOW:
-            yield slice_is_one_of([piece.key for piece in self.pieces])
+            yield slice_is_one_of([slice_.key for slice_ in self.slices])
             return
-        for piece in self.pieces:
-            mine = slice_is_one_of([piece.key])
+        for slice_ in self.slices:
+            mine = slice_is_one_of([slice_.key])
             asked = f"SELECT {_ORIGIN} FROM t WHERE {mine} ORDER BY {_ORIGIN}"
             origins = query_arrow({"t": self.events}, asked)
             for start in range(0, len(origins), WINDOW):

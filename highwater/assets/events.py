@@ -10,12 +10,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import raw
-from highwater.assets.breaker_gate import end_probe, see_admitted, see_within_limit
-from highwater.assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, have_table, let_go
+from highwater.assets.breaker_gate import end_probe, ensure_admitted, ensure_within_limit
+from highwater.assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, ensure_table, let_go
 from highwater.assets.dlq_copies import COPIED_AT
 from highwater.assets.evolution import adapt_types, evolve
 from highwater.assets.fields import sql_type
-from highwater.assets.ordered_holds import HOLDS, counted_holds, end_holds, holding, rejected_anyway, see_none_held
+from highwater.assets.ordered_holds import HOLDS, counted_holds, end_holds, ensure_none_held, holding, rejected_anyway
 from highwater.assets.origins import (
     DLQ,
     TIMESTAMP,
@@ -40,7 +40,7 @@ from highwater.assets.parsing import (
     version_of,
     version_type,
 )
-from highwater.assets.retraction_guard import exposed, kept, see_kept
+from highwater.assets.retraction_guard import ensure_kept, exposed, kept
 from highwater.assets.work import SliceReport, Work, nothing
 from highwater.envelope import ORIGIN
 from highwater.errors import SliceHeldError, SupersededAttemptError, TemporaryError, UnbalancedError
@@ -120,23 +120,23 @@ def materialise(work: Work) -> list[SliceReport]:
         RejectsOverLimitError: too many records of a slice would be rejected; no slice of the main topic was committed.
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
-    have_table(work, TABLE, columns(work.stream), searched(work.stream))
+    ensure_table(work, TABLE, columns(work.stream), searched(work.stream))
     read = require(work, raw.TABLE)
     work = evolve(work, raw_rows(work, work.slices, read.version), TABLE)
     adapt_types(work, TABLE, columns(work.stream))
     tiers = tier_slices(work, work.slices)
-    main = [piece for piece in work.slices if piece not in tiers]
+    main = [slice_ for slice_ in work.slices if slice_ not in tiers]
     found = [report for together in _taken(work, main) for report in _materialise(replace(work, slices=together), read)]
-    for piece in tiers:
+    for slice_ in tiers:
         with work.ledger.lease(retries_lease(work.stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
-            found += _materialise(replace(work, slices=[piece], before_commit=lease.check), read)
-    return sorted(found, key=lambda report: work.keys.index(report.piece.key))
+            found += _materialise(replace(work, slices=[slice_], before_commit=lease.check), read)
+    return sorted(found, key=lambda report: work.keys.index(report.slice_.key))
 
 
 def _taken(work: Work, main: Sequence[Slice]) -> list[Sequence[Slice]]:
     """Slices of the main topic as they are decided together: all at once, or one after another."""
     if work.stream.ordered:
-        return [[piece] for piece in sorted(main, key=attrgetter("ordinal"))]
+        return [[slice_] for slice_ in sorted(main, key=attrgetter("ordinal"))]
     return [main] if main else []
 
 
@@ -150,11 +150,11 @@ def _materialise(work: Work, read: Standing) -> list[SliceReport]:
     # What was never decided was never published either.
     published = Standing.read(work, DLQ) if standing.proofs else Standing({}, -1)
     kept = _undecidable(read, work.keys, standing) | _unfinished(work, read, standing, published)
-    see_admitted(work, [piece for piece in work.slices if piece.key not in kept], standing.proofs)
+    ensure_admitted(work, [slice_ for slice_ in work.slices if slice_.key not in kept], standing.proofs)
     found = commit_until_settled(work, TABLE, standing, kept, partial(_decide, standing, published, read))
-    _see_as_measured(work, found)
+    _ensure_as_measured(work, found)
     if work.classified is not None:
-        work.classified.committed({report.piece.key: report.attempt for report in found if report.note is None})
+        work.classified.committed({report.slice_.key: report.attempt for report in found if report.note is None})
     end_holds(work)
     return found
 
@@ -166,11 +166,11 @@ def require(work: Work, table: str) -> Standing:
         TemporaryError: a slice is not in it.
     """
     standing = Standing.read(work, table)
-    see_held(work, table, work.keys, standing.proofs)
+    ensure_held(work, table, work.keys, standing.proofs)
     return standing
 
 
-def see_held(work: Work, table: str, keys: Sequence[str], held: Mapping[str, Proof]) -> None:
+def ensure_held(work: Work, table: str, keys: Sequence[str], held: Mapping[str, Proof]) -> None:
     """See that slices stand in an upstream table, by the proofs that were read there.
 
     Raises:
@@ -262,7 +262,7 @@ def _unfinishable(
     return found
 
 
-def _see_as_measured(work: Work, found: Sequence[SliceReport]) -> None:
+def _ensure_as_measured(work: Work, found: Sequence[SliceReport]) -> None:
     """Hold the rows that were written against what was measured before (I5).
 
     Raises:
@@ -271,10 +271,10 @@ def _see_as_measured(work: Work, found: Sequence[SliceReport]) -> None:
     for report in found:
         expected = report.counts["events"]
         if report.note is None and report.rows != expected:
-            if Standing.read(work, TABLE).attempt(report.piece.key) != report.attempt:
+            if Standing.read(work, TABLE).attempt(report.slice_.key) != report.attempt:
                 continue  # somebody committed since, and the rows are of that
             raise UnbalancedError(
-                f"{report.piece.key}: another number of events was written than was decided",
+                f"{report.slice_.key}: another number of events was written than was decided",
                 stored=expected,
                 found=report.rows,
                 remedy="materialise the slice again from events on: it is decided anew",
@@ -301,9 +301,9 @@ class _Decision:
     exposed: Collection[str]
     spread: str = "origin_offset"
 
-    def proof(self, piece: Slice, attempt: int) -> Proof:
-        counts = dict(self.measured[piece.key]) if piece.key in self.measured else _nothing()
-        return Proof(piece, attempt, rows=counts["events"], counts={**counts, **self.seen[piece.key]})
+    def proof(self, slice_: Slice, attempt: int) -> Proof:
+        counts = dict(self.measured[slice_.key]) if slice_.key in self.measured else _nothing()
+        return Proof(slice_, attempt, rows=counts["events"], counts={**counts, **self.seen[slice_.key]})
 
     def files(self, keys: Sequence[str]) -> int:
         return raw.files_for([self.measured[key]["events"] if key in self.measured else 0 for key in keys])
@@ -312,8 +312,8 @@ class _Decision:
         del keys
         return 1
 
-    def refused(self, piece: Slice, standing: Proof | None) -> str | None:
-        del piece, standing
+    def refused(self, slice_: Slice, standing: Proof | None) -> str | None:
+        del slice_, standing
         return None
 
     def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
@@ -335,13 +335,13 @@ class _Decision:
 
         return self.rows.where(is_rejected() & F.col("anew"))
 
-    def see_kept(self, keys: Sequence[str]) -> None:
+    def ensure_kept(self, keys: Sequence[str]) -> None:
         """See that all that was sent of slices stays an event."""
-        see_kept(self.work, keys, self._accepted, self._rejected_now)
+        ensure_kept(self.work, keys, self._accepted, self._rejected_now)
 
     def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
         mine = [key for key in keys if key in self.exposed]
-        return kept(self.work, lambda: self.see_kept(mine)) if mine else nullcontext(nothing)
+        return kept(self.work, lambda: self.ensure_kept(mine)) if mine else nullcontext(nothing)
 
     def release(self) -> None:
         if self.work.classified is None:
@@ -373,7 +373,7 @@ def _decide(
     from pyspark.sql import functions as F
 
     with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("judge"):
-        seen = {piece.key: seen_now(work, piece, standing.version) for piece in slices}
+        seen = {slice_.key: seen_now(work, slice_, standing.version) for slice_ in slices}
         # Spark may compute the split more than once until it is committed: all that it reads is of one version.
         version = work.lake.table_at(work.stream.name, raw.TABLE).version()
         rows = with_origins(work, raw_rows(work, slices, version), slices, seen, published.proofs)
@@ -382,21 +382,21 @@ def _decide(
         told = with_superseded(work, judged(work, fated).withColumn("reason", reason), slices)
         rows = _needed(work.stream, told).persist()
         if work.classified is not None:
-            work.classified.keep(rows, {piece.key: published.attempt(piece.key) for piece in slices})
+            work.classified.keep(rows, {slice_.key: published.attempt(slice_.key) for slice_ in slices})
         try:
             told_of = {row["slice"]: row.asDict() for row in _measure(work.stream, rows).collect()}
             # Before it is looked what was sent: of the others nothing is sent after that look.
             open_ = exposed(work, standing.proofs)
-            _see_as_read(work, read, {piece.key: told_of.get(piece.key, {}).get("raw", 0) for piece in slices})
+            _ensure_as_read(work, read, {slice_.key: told_of.get(slice_.key, {}).get("raw", 0) for slice_ in slices})
             made = _Decision(work, rows, {key: _plain(row) for key, row in told_of.items()}, seen, open_)
-            _see_decidable(made, standing, slices, told_of)
+            _ensure_decidable(made, standing, slices, told_of)
         except BaseException:
             let_go(rows.unpersist, work)
             raise
         return made
 
 
-def _see_as_read(work: Work, read: Standing, found: Mapping[str, int]) -> None:
+def _ensure_as_read(work: Work, read: Standing, found: Mapping[str, int]) -> None:
     """See that a split is of what raw held when it was looked at: rows may go by their age, or be read anew, meanwhile.
 
     Raises:
@@ -414,7 +414,7 @@ def _see_as_read(work: Work, read: Standing, found: Mapping[str, int]) -> None:
             )
 
 
-def _see_decidable(
+def _ensure_decidable(
     made: _Decision, standing: Standing, slices: Sequence[Slice], told_of: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """See that nothing speaks against a split before it is committed; the breaker, which remembers, is asked last.
@@ -423,12 +423,12 @@ def _see_decidable(
     """
     work, judged = made.work, rejected_anyway(told_of, made.measured)
     try:
-        see_none_held(work, standing.proofs, told_of)
+        ensure_none_held(work, standing.proofs, told_of)
     except SliceHeldError:
         end_probe(work, slices, standing.proofs, judged)
         raise
-    made.see_kept([piece.key for piece in slices])
-    see_within_limit(work, slices, standing.proofs, judged)
+    made.ensure_kept([slice_.key for slice_ in slices])
+    ensure_within_limit(work, slices, standing.proofs, judged)
 
 
 def raw_rows(work: Work, slices: Sequence[Slice], version: int) -> DataFrame:

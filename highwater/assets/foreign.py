@@ -60,7 +60,7 @@ def _ends(
     ledger: Ledger, stream: Stream, closed: Sequence[Generation], losses: Sequence[Loss]
 ) -> dict[int, Mapping[int, int]]:
     """Where the plans of generations ended that are not planned any more."""
-    last = {piece.generation: piece for piece in ledger.slices(stream.name, stream.topic)} if closed else {}
+    last = {slice_.generation: slice_ for slice_ in ledger.slices(stream.name, stream.topic)} if closed else {}
     return {one.number: Planned.of(one, last.get(one.number), losses).ends for one in closed}
 
 

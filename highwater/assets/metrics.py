@@ -118,18 +118,18 @@ def _reports(
     newest = newest_of(work.stream, table)
     return [
         SliceReport(
-            piece=piece,
-            attempt=proofs[piece.key].attempt,
-            rows=proofs[piece.key].rows or 0,
+            slice_=slice_,
+            attempt=proofs[slice_.key].attempt,
+            rows=proofs[slice_.key].rows or 0,
             delta_version=version,
-            counts=dict(proofs[piece.key].counts),
+            counts=dict(proofs[slice_.key].counts),
             seconds=dict(clock.seconds),
-            note=notes.get(piece.key),
+            note=notes.get(slice_.key),
             samples=newest,
             plot=drawn(newest),
             measures=measures_of(newest),
         )
-        for piece in work.slices
+        for slice_ in work.slices
     ]
 
 

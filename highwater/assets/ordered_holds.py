@@ -39,7 +39,7 @@ def counted_holds(alive: Column) -> tuple[Column, Column]:
     return F.count_if(that).alias(HOLDS), first.alias(FIRST)
 
 
-def see_none_held(work: Work, standing: Mapping[str, Proof], measured: Mapping[str, Mapping[str, Any]]) -> None:
+def ensure_none_held(work: Work, standing: Mapping[str, Proof], measured: Mapping[str, Mapping[str, Any]]) -> None:
     """See that no record holds a slice that is about to be decided; a hold is kept in the ledger.
 
     A slice that stands in events keeps its rows, and what follows it may follow: it is refused, and no hold is kept.

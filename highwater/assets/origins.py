@@ -40,13 +40,13 @@ Seen = Mapping[str, Mapping[str, int]]
 
 def tier_slices(work: Work, slices: Sequence[Slice]) -> list[Slice]:
     """Those of the slices that hold retries."""
-    return [piece for piece in slices if piece.topic != work.stream.topic]
+    return [slice_ for slice_ in slices if slice_.topic != work.stream.topic]
 
 
-def seen_now(work: Work, piece: Slice, events_version: int) -> dict[str, int]:
+def seen_now(work: Work, slice_: Slice, events_version: int) -> dict[str, int]:
     """What the decision of a slice rests on beside the slice itself; for one of the main topic what was taken back."""
     taken_back = reclaims.seen_now(work)
-    if piece.topic == work.stream.topic:
+    if slice_.topic == work.stream.topic:
         return taken_back
     return {SEEN: events_version, **taken_back, **discards.seen_now(work), **foreign.seen_now(work)}
 
@@ -84,13 +84,13 @@ def with_origins(
     from pyspark.sql import DataFrame as Frame
     from pyspark.sql import functions as F
 
-    theirs = [piece for piece in slices if piece.topic in work.stream.foreign_topics]
+    theirs = [slice_ for slice_ in slices if slice_.topic in work.stream.foreign_topics]
     if not theirs:
         return _ours(work, raw, slices, seen, published)
-    frames = [_theirs(work, raw.where(F.col("slice") == piece.key), piece, seen, published) for piece in theirs]
+    frames = [_theirs(work, raw.where(F.col("slice") == slice_.key), slice_, seen, published) for slice_ in theirs]
     if len(theirs) < len(slices):
-        rest = [piece for piece in slices if piece not in theirs]
-        mine = raw.where(slice_is_one_of([piece.key for piece in rest]))
+        rest = [slice_ for slice_ in slices if slice_ not in theirs]
+        mine = raw.where(slice_is_one_of([slice_.key for slice_ in rest]))
         frames.append(_ours(work, mine, rest, seen, published))
     return balanced(Frame.unionByName, frames)
 
@@ -129,13 +129,13 @@ def _ours(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen, publi
     )
 
 
-def _theirs(work: Work, raw: DataFrame, piece: Slice, seen: Seen, published: Collection[str]) -> DataFrame:
+def _theirs(work: Work, raw: DataFrame, slice_: Slice, seen: Seen, published: Collection[str]) -> DataFrame:
     """Rows of a slice of a foreign topic. Where a record carries our envelope, that is what counts."""
     from pyspark.sql import functions as F
 
     told = raw.withColumns(foreign.named()).withColumn("enveloped", _has(envelope.ORIGIN_TOPIC))
-    told = _with_problem(work, told, F.col("enveloped"), foreign.problem(), [piece], seen, published)
-    read = foreign.with_reader(work, told, seen[piece.key])
+    told = _with_problem(work, told, F.col("enveloped"), foreign.problem(), [slice_], seen, published)
+    read = foreign.with_reader(work, told, seen[slice_.key])
     namespace, sound = F.lit(work.stream.namespace), F.col(PROBLEM).isNull()
     place, from_us = _place(), _from_headers()
     place |= {"origin_topic": F.concat(namespace, "topic"), "retries": F.lit(1)}
@@ -284,7 +284,7 @@ def with_fate(work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Seen, 
     from pyspark.sql import functions as F
 
     tiers = tier_slices(work, slices)
-    counting = discards.with_given_up(work, reclaims.with_stale(work, rows, slices, seen), tiers, seen)
+    counting = discards.with_discarded(work, reclaims.with_stale(work, rows, slices, seen), tiers, seen)
     told = _with_held(work, counting, published)
     held = with_copies(work, told, slices, [*HELD])
     if not tiers:
@@ -363,10 +363,10 @@ def _accepted_elsewhere(work: Work, tiers: Sequence[Slice], seen: Seen) -> DataF
     path = work.lake.path(work.stream.name, "events")
     yes = F.lit(True).alias("accepted")  # noqa: FBT003 - a literal column
     found = [
-        rows_at(work.spark, path, seen[piece.key][SEEN])
-        .where(F.col("slice") != piece.key)
-        .select(F.lit(piece.key).alias("slice"), *ORIGIN, yes)
+        rows_at(work.spark, path, seen[slice_.key][SEEN])
+        .where(F.col("slice") != slice_.key)
+        .select(F.lit(slice_.key).alias("slice"), *ORIGIN, yes)
         .distinct()
-        for piece in tiers
+        for slice_ in tiers
     ]
     return balanced(Frame.unionByName, found)

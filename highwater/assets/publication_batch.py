@@ -14,7 +14,7 @@ from highwater.assets.publication_window import Window
 from highwater.assets.publication_window import schema as window_schema
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import UnbalancedError
-from highwater.publishing import Judged, Known, Late, State, judge, lets_go, second_deliveries, see_none_retracted
+from highwater.publishing import Judged, Known, Late, State, ensure_none_retracted, judge, lets_go, second_deliveries
 from highwater.resources.delta import query_all, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class Batch:
     _held: list[Window] = field(default_factory=list)
 
     @property
-    def pieces(self) -> Sequence[Slice]:
+    def slices(self) -> Sequence[Slice]:
         """The slices, in the order of publication."""
-        return self.records.pieces
+        return self.records.slices
 
     @property
     def events(self) -> DeltaTable:
@@ -86,16 +86,16 @@ class Batch:
             else:
                 found.clear()
             yield window
-        self._see_all(count)
+        self._ensure_all(count)
         last = self._gone(seen, missing)
         if size <= HELD_BYTES:
             self._held = [*found, last]
         yield last
 
-    def _see_all(self, count: int) -> None:
+    def _ensure_all(self, count: int) -> None:
         if count != self.records.rows:
             raise UnbalancedError(
-                f"{', '.join(piece.key for piece in self.pieces)}: the table of events holds another number of rows "
+                f"{', '.join(slice_.key for slice_ in self.slices)}: the table of events holds another number of rows "
                 "than its commits recorded",
                 stored=self.records.rows,
                 found=count,
@@ -125,7 +125,7 @@ class Batch:
         rows = window.rows
         sent = window.told(lambda one: one.goes_out, pa.bool_())
         numbers = pc.add(pc.cumulative_sum(pc.cast(sent, pa.int64())), number - 1)
-        keys = [piece.key for piece in self.pieces]
+        keys = [slice_.key for slice_ in self.slices]
         attempts = pa.array([self.records.decisions[key].attempt for key in keys], pa.int32())
         columns: dict[str, Any] = {
             "slice": rows["slice"],
@@ -169,17 +169,17 @@ class Batch:
     @cached_property
     def _standing(self) -> dict[str, Proof]:
         """What is published of the slices, in full or in part."""
-        return self.book.standing([piece.key for piece in self.pieces])
+        return self.book.standing([slice_.key for slice_ in self.slices])
 
     @cached_property
     def _late(self) -> dict[str, Late | None]:
         """Why an event of each slice would be late of which nothing is known."""
         published = complete(self._standing)
         return {
-            piece.key: Late.RETRIED
-            if piece.topic != self.work.stream.topic
-            else (Late.CORRECTED if piece.key in published else None)
-            for piece in self.pieces
+            slice_.key: Late.RETRIED
+            if slice_.topic != self.work.stream.topic
+            else (Late.CORRECTED if slice_.key in published else None)
+            for slice_ in self.slices
         }
 
     @cached_property
@@ -217,7 +217,7 @@ class Batch:
     def _anew(self) -> list[str]:
         """The slices of whose origins some may have been sent before a lost lake was begun anew."""
         before = self.book.before
-        return [] if before is None else [piece.key for piece in self.pieces if before.concerns(piece)]
+        return [] if before is None else [slice_.key for slice_ in self.slices if before.concerns(slice_)]
 
     @cached_property
     def _passed(self) -> Mapping[tuple[str, int, int], int]:
@@ -226,9 +226,9 @@ class Batch:
 
     def _moved(self) -> list[str]:
         """Conditions that pick the events that another slice may have sent: those of tiers, and those taken back."""
-        tiers = [piece.key for piece in self.pieces if piece.topic != self.work.stream.topic]
+        tiers = [slice_.key for slice_ in self.slices if slice_.topic != self.work.stream.topic]
         found = [slice_is_one_of(tiers)] if tiers else []
-        seen = [piece.key for piece in self.pieces if self.records.decisions[piece.key].counts.get(reclaims.SEEN)]
+        seen = [slice_.key for slice_ in self.slices if self.records.decisions[slice_.key].counts.get(reclaims.SEEN)]
         main = [key for key in seen if key not in tiers]
         if not main:
             return found
@@ -258,18 +258,18 @@ class Batch:
             {"slice": key, **dict(zip(ORIGIN, origin, strict=True))} for key, origin in sorted(missing)
         ]
         verdicts = [Judged(State.GONE, 0, None) for _ in rows]
-        for piece in self.pieces:
+        for slice_ in self.slices:
             gone = {
                 origin: one
                 for origin, one in self._known.items()
-                if one.slice_key == piece.key and one.state is State.SENT and origin not in seen
+                if one.slice_key == slice_.key and one.state is State.SENT and origin not in seen
             }
-            gone |= self._refused(piece.key)
+            gone |= self._refused(slice_.key)
             if not gone:
                 continue
-            allowed = lets_go(self._leaves.get(piece.key), [one.at for one in gone.values()])
-            see_none_retracted(piece.key, gone, allowed=allowed)
-            rows += self._retractions(piece, gone)
+            allowed = lets_go(self._leaves.get(slice_.key), [one.at for one in gone.values()])
+            ensure_none_retracted(slice_.key, gone, allowed=allowed)
+            rows += self._retractions(slice_, gone)
             verdicts += [Judged(State.RETRACTED, gone[one].revision + 1, Late.CORRECTED) for one in sorted(gone)]
         which = pa.array(range(len(rows)), pa.int32())
         return Window(pa.Table.from_pylist(rows, window_schema()), verdicts, which)
@@ -285,21 +285,21 @@ class Batch:
     @cached_property
     def _leaves(self) -> dict[str, datetime]:
         """Slices of which a person allows that what was sent is retracted, with the time."""
-        found = self.work.ledger.breakers.accepted([piece.key for piece in self.pieces])
+        found = self.work.ledger.breakers.accepted([slice_.key for slice_ in self.slices])
         return {key: one.accepted_at for key, one in found.items()}
 
     @cached_property
     def _rejects(self) -> DeltaTable | None:
         return self.work.lake.table(self.work.stream.name, rejects.TABLE)
 
-    def _retractions(self, piece: Slice, gone: Mapping[Origin, Known]) -> list[dict[str, Any]]:
+    def _retractions(self, slice_: Slice, gone: Mapping[Origin, Known]) -> list[dict[str, Any]]:
         """The records that retract events, with the keys that these have as rejects."""
         assert self._rejects is not None, "what is retracted is among the rejects"
-        asked = f"SELECT {_ORIGIN}, {MILLISECONDS}, key FROM t WHERE {slice_is_one_of([piece.key])}"
+        asked = f"SELECT {_ORIGIN}, {MILLISECONDS}, key FROM t WHERE {slice_is_one_of([slice_.key])}"
         rows = {Origin.of_row(row): row for row in query_all({"t": self._rejects}, asked)}
         # What is no reject either was lost by somebody else: that is never told to readers.
-        see_none_retracted(piece.key, gone.keys() - rows.keys(), allowed=False)
-        return [{**rows[one], "slice": piece.key, "key": rows[one]["key"] or b""} for one in sorted(gone)]
+        ensure_none_retracted(slice_.key, gone.keys() - rows.keys(), allowed=False)
+        return [{**rows[one], "slice": slice_.key, "key": rows[one]["key"] or b""} for one in sorted(gone)]
 
 
 def _origins(rows: pa.Table) -> Iterator[Origin]:

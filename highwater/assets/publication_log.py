@@ -201,7 +201,7 @@ def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
         rows = _rows(table, [key])
         kept = rows.filter(_is_none_of(rows, origins[key]))
         if len(kept) < len(rows):
-            found[key] = replace(_proof(proof.piece, proof.attempt, kept), extra=proof.extra)
+            found[key] = replace(_proof(proof.slice_, proof.attempt, kept), extra=proof.extra)
             parts.append(kept)
     if found:
         # A batch is written down in the same turn, so none begins between this look and the commit.
@@ -300,7 +300,7 @@ class Book:
         self._taken_up: pa.Table | None = None
         # What is settled of the one before, until it is committed.
         self._settled: _Settled | None = None
-        self._see_same_topic()
+        self._ensure_same_topic()
 
     @property
     def _path_of_sending(self) -> str:
@@ -333,7 +333,7 @@ class Book:
         """The version that was read or written last."""
         return int(self._table.version())
 
-    def _see_same_topic(self) -> None:
+    def _ensure_same_topic(self) -> None:
         path = self._work.lake.path(self._work.stream.name, TABLE)
         anew = f"to send everything to it, delete the table {path} and start the sensor again"
         if self.sending.topic != self._topic:
@@ -404,7 +404,7 @@ class Book:
         self.commit_settled()
         self._write_down([], self.sending)
 
-    def have_sending(self) -> None:
+    def ensure_sending_table(self) -> None:
         """Create `_sending` where it was lost; the caller has seen that no batch that broke off was in it."""
         if self._sending is None and self.sending.attempt:
             self._write_down([], self.sending)
@@ -429,7 +429,7 @@ class Book:
         self.commit_settled()
         self._write_down([self._taken_up], self.sending)
 
-    def settle(self, sent: int, pieces: Mapping[str, Slice]) -> None:
+    def settle(self, sent: int, slices: Mapping[str, Slice]) -> None:
         """Take over what was sent of the batch that is written down.
 
         It is committed as the next batch is written down, by `commit_settled`, or when the table is asked for it: what
@@ -440,7 +440,7 @@ class Book:
 
         Args:
             sent: records of it that were sent, by the mark.
-            pieces: its slices.
+            slices: its slices.
         """
         import pyarrow.compute as pc
 
@@ -460,7 +460,7 @@ class Book:
                 stood = schema().empty_table() if before is None else self._rows([key])
                 at = attempt if whole else before.attempt if before else INCOMPLETE
                 lost |= self._lost(mine, stood)
-                settled[key] = pieces[key], at, self._merged(mine, stood)
+                settled[key] = slices[key], at, self._merged(mine, stood)
             if not whole:
                 break
         if lost:
@@ -549,14 +549,14 @@ class Book:
         rows = query(self._whole, f"SELECT slice, fingerprint FROM t WHERE {_LEFT_OUT}")
         others = {str(row["slice"]) for row in rows if row["fingerprint"] in lost} - settled.keys()
         proofs = self.standing([*others]) if others else {}
-        stood = {key: (one.piece, one.attempt, self._rows([key])) for key, one in proofs.items()}
+        stood = {key: (one.slice_, one.attempt, self._rows([key])) for key, one in proofs.items()}
         found = {}
-        for key, (piece, attempt, mine) in {**settled, **stood}.items():
+        for key, (slice_, attempt, mine) in {**settled, **stood}.items():
             told = zip(mine["state"].to_pylist(), mine["fingerprint"].to_pylist(), strict=True)
             stays = [state != State.AGAIN.value or print_ not in lost for state, print_ in told]
             if not all(stays):
                 at = attempt if attempt == INCOMPLETE else LOOK_AGAIN
-                found[key] = piece, at, mine.filter(pa.array(stays, pa.bool_()))
+                found[key] = slice_, at, mine.filter(pa.array(stays, pa.bool_()))
         return found
 
     @staticmethod
@@ -643,7 +643,7 @@ def _rank(one: Known) -> tuple[bool, int]:
     return one.state is not State.AGAIN, one.revision
 
 
-def _proof(piece: Slice, attempt: int, rows: pa.Table) -> Proof:
+def _proof(slice_: Slice, attempt: int, rows: pa.Table) -> Proof:
     import pyarrow.compute as pc
 
     def of(state: State) -> int:
@@ -656,4 +656,4 @@ def _proof(piece: Slice, attempt: int, rows: pa.Table) -> Proof:
         "late": len(rows) - rows["late"].null_count,
         "revisions": int(pc.sum(rows["revision"]).as_py() or 0),
     }
-    return Proof(piece, attempt, len(rows), counts)
+    return Proof(slice_, attempt, len(rows), counts)

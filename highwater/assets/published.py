@@ -62,7 +62,7 @@ def materialise(work: Work) -> list[SliceReport]:
         DependencyAwayError: Kafka or the lake is away; what was sent so far is known and not sent again.
     """
     decided = require(work, events.TABLE)
-    _see_done(work, decided)
+    _ensure_done(work, decided)
     before = publication_log.proofs(work.lake, work.stream, work.keys)
     require_newer(decided.proofs, {key: proof.attempt for key, proof in before.items()})
     run = _Run(work, decided)
@@ -72,7 +72,7 @@ def materialise(work: Work) -> list[SliceReport]:
     return run.reports(before)
 
 
-def _see_done(work: Work, decided: Standing) -> None:
+def _ensure_done(work: Work, decided: Standing) -> None:
     """See that the slices are done up to their publication to the DLQ: only then is it known what is an event.
 
     Raises:
@@ -120,14 +120,14 @@ class _Run:
         name = f"highwater.pub.{publishes.topic}"
         # What is sent next is read, by two of them, while Kafka is waited for; the third writes down what is sent.
         with ThreadPoolExecutor(3, "publication") as beside:
-            likely = self._batches([piece for piece in work.slices if not self.stands(piece.key, before)])[0]
+            likely = self._batches([slice_ for slice_ in work.slices if not self.stands(slice_.key, before)])[0]
             likely.read_ahead(beside)
             target = ensure_accepted(work.kafka, work.stream)
             with Transactions(work.kafka, name, publishes.topic, most_bytes=target.room) as transactions:
                 self.book = book = publication_log.Book(work, _topic_id(work, publishes.topic))
                 last = self._settle(book, transactions.mark())
                 ordered, waits = self._in_order(book)
-                found = [likely if one.pieces == likely.pieces else one for one in self._batches(ordered)]
+                found = [likely if one.slices == likely.slices else one for one in self._batches(ordered)]
                 for number, (one, following) in enumerate(zip_longest(found, found[1:]), last + 1):
                     batch = Batch(work, book, one)
                     with uncollected():
@@ -142,46 +142,46 @@ class _Run:
                 remedy=f"the sensor publisher requests slices in their order; or materialise {waits} first",
             )
 
-    def _batches(self, pieces: Sequence[Slice]) -> list[EventRecords]:
+    def _batches(self, slices: Sequence[Slice]) -> list[EventRecords]:
         """The slices as they are published together."""
         work, proofs = self.work, self.decided.proofs
         decided = work.lake.table_at(work.stream.name, events.TABLE, self.decided.version)
-        rows = {piece.key: proofs[piece.key].rows or 0 for piece in pieces}
-        together = batches(pieces, rows, ROWS_A_BATCH, SLICES_A_BATCH)
+        rows = {slice_.key: proofs[slice_.key].rows or 0 for slice_ in slices}
+        together = batches(slices, rows, ROWS_A_BATCH, SLICES_A_BATCH)
         return [EventRecords(work.stream, decided, some, proofs) for some in together]
 
     def _settle(self, book: publication_log.Book, mark: Mark | None) -> int:
         """Take over what was sent of the batch that a run before has written down; returns the last number given."""
         work, batch = self.work, book.sending.attempt
         kept = work.ledger.publications([book.sending.topic]).get(book.sending.topic)
-        _see_same_table(work, book, mark, kept)
-        book.have_sending()
+        _ensure_same_table(work, book, mark, kept)
+        book.ensure_sending_table()
         known = [(one.attempt, one.sent) for one in (mark, kept) if one is not None]
         if book.sending.slices:
             count = max((count for attempt, count in known if attempt == batch), default=0)
             keys = [*book.sending.slices]
             work.log(f"a batch broke off with {count:,} of {book.sending.total:,} records sent: {', '.join(keys)}")
-            book.settle(count, {piece.key: piece for piece in work.ledger.get(keys)})
+            book.settle(count, {slice_.key: slice_ for slice_ in work.ledger.get(keys)})
         return max([batch, *(attempt for attempt, _ in known)])
 
     def _in_order(self, book: publication_log.Book) -> tuple[list[Slice], str | None]:
         work = self.work
         proofs = publication_log.complete(book.standing(work.keys))
-        asked = [piece for piece in work.slices if not self.stands(piece.key, proofs)]
+        asked = [slice_ for slice_ in work.slices if not self.stands(slice_.key, proofs)]
         following = work.ledger.slices(
             work.stream.name, work.stream.topic, after=book.last_published(), limit=len(asked) + 1
         )
         return in_order(asked, work.stream.topic, following, {*proofs})
 
     def _begin(self, batch: Batch, number: int) -> None:
-        attempts = {piece.key: self.decided.attempt(piece.key) for piece in batch.pieces}
+        attempts = {slice_.key: self.decided.attempt(slice_.key) for slice_ in batch.slices}
         batch.book.begin(batch.written_down(), attempts, number)
 
     def _send(self, batch: Batch, transactions: Transactions, target: Shape, beside: Executor) -> None:
         """Send a batch. While the client sends a portion, the next one is made; beside the last one it is settled."""
-        book, pieces, count = batch.book, {piece.key: piece for piece in batch.pieces}, 0
+        book, slices, count = batch.book, {slice_.key: slice_ for slice_ in batch.slices}, 0
         sending, recorded = book.sending, None
-        first, last = batch.pieces[0].key, batch.pieces[-1].key
+        first, last = batch.slices[0].key, batch.slices[-1].key
         parts = (part for window in batch.outgoing() for part in portions(window))
         ahead = Ahead((part, Outgoing(part, sending.topic, target.partitions)) for part in parts)
 
@@ -189,7 +189,7 @@ class _Run:
             if count + len(portion) < sending.total:
                 ahead.prepare()
             else:  # it is committed after the portion is
-                book.settle(sending.total, pieces)
+                book.settle(sending.total, slices)
 
         for portion, made in ahead:
             mark = Mark(sending.attempt, count + len(portion), book.identity)
@@ -204,7 +204,7 @@ class _Run:
             self.sent_now.update(portion.by_slice())
             self.work.log(f"{count:,} of {sending.total:,} events sent of {first} .. {last}")
         if recorded is None:  # none of it goes out
-            book.settle(0, pieces)
+            book.settle(0, slices)
         else:
             recorded.result()
 
@@ -224,7 +224,7 @@ class _Run:
 
             def meanwhile() -> None:
                 written.result()
-                self._see_standing(batch)
+                self._ensure_standing(batch)
                 lease.check()
                 prepare()
 
@@ -233,7 +233,7 @@ class _Run:
             finally:
                 wait([written])  # nothing is written once the lock is let go
 
-    def _see_standing(self, batch: Batch) -> None:
+    def _ensure_standing(self, batch: Batch) -> None:
         """See that a batch is of the decisions that stand, once it is written down: those that come later see it.
 
         Raises:
@@ -242,11 +242,11 @@ class _Run:
         table = self.work.lake.table_at(self.work.stream.name, events.TABLE)
         if table.version() == self.decided.version:
             return  # nobody committed since; proofs take longer to read, and decisions wait for the lock meanwhile
-        pieces = {piece.key: piece for piece in batch.pieces}
-        now = proofs_in(table, [*pieces])
-        moved = [key for key in pieces if key not in now or now[key].attempt != self.decided.attempt(key)]
+        slices = {slice_.key: slice_ for slice_ in batch.slices}
+        now = proofs_in(table, [*slices])
+        moved = [key for key in slices if key not in now or now[key].attempt != self.decided.attempt(key)]
         if moved:
-            batch.book.settle(0, pieces)
+            batch.book.settle(0, slices)
             batch.book.commit_settled()
             raise SupersededAttemptError(
                 f"{', '.join(moved)}: decided anew before anything was sent of the decision that was read",
@@ -264,15 +264,15 @@ class _Run:
         proofs = before if self.book is None else publication_log.complete(self.book.standing(self.work.keys))
         return [
             SliceReport(
-                piece=piece,
-                attempt=proofs[piece.key].attempt,
-                rows=proofs[piece.key].rows or 0,
+                slice_=slice_,
+                attempt=proofs[slice_.key].attempt,
+                rows=proofs[slice_.key].rows or 0,
                 delta_version=-1 if self.book is None else self.book.version,
-                counts={**proofs[piece.key].counts, "sent_now": self.sent_now[piece.key]},
+                counts={**proofs[slice_.key].counts, "sent_now": self.sent_now[slice_.key]},
                 seconds=dict(self.clock.seconds),
-                note="already published" if self.stands(piece.key, before) else None,
+                note="already published" if self.stands(slice_.key, before) else None,
             )
-            for piece in self.work.slices
+            for slice_ in self.work.slices
         ]
 
 
@@ -335,7 +335,7 @@ def _own_headers(judged: Judged | None) -> list[Header]:
     return found
 
 
-def _see_same_table(work: Work, book: publication_log.Book, mark: Mark | None, kept: Publication | None) -> None:
+def _ensure_same_table(work: Work, book: publication_log.Book, mark: Mark | None, kept: Publication | None) -> None:
     """See that the marks count what this table has written down.
 
     Raises:

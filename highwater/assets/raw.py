@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.assets import client_reads, erasures_table
-from highwater.assets.commit import Clock, Standing, commit_until_settled, have_table
+from highwater.assets.commit import Clock, Standing, commit_until_settled, ensure_table
 from highwater.assets.work import SliceReport, Work, nothing
 from highwater.balancing import balanced
 from highwater.envelope import LEAST_MILLISECONDS, MOST_MILLISECONDS
@@ -101,7 +101,7 @@ def materialise(work: Work) -> list[SliceReport]:
             cannot give a slice that was never read.
         DependencyAwayError: Kafka, Spark or the lake is away; nothing was committed.
     """
-    have_table(work, TABLE, COLUMNS, SEARCHED)
+    ensure_table(work, TABLE, COLUMNS, SEARCHED)
     standing = Standing.read(work, TABLE)
     mine = _committed_by(work.run, standing)
     left = _left(work, standing, mine)
@@ -125,7 +125,7 @@ def _left(work: Work, standing: Standing, mine: Collection[str]) -> dict[str, Sl
     """
     for _ in range(TRIES):
         losses = work.ledger.losses(work.stream.name)
-        left = {piece.key: left_to_read(piece, losses) for piece in work.slices if piece.key not in mine}
+        left = {slice_.key: left_to_read(slice_, losses) for slice_ in work.slices if slice_.key not in mine}
         if work.stream.on_expired != "record" or not _record_expired(work, left, standing):
             break
     return left
@@ -136,22 +136,22 @@ def _record_expired(work: Work, left: Mapping[str, Slice], standing: Standing) -
 
     Another run may record the same, or the planner go on meanwhile; then nothing is stored, and it is worked out again.
     """
-    never_read = [piece for key, piece in left.items() if key not in standing.proofs and piece.offsets]
+    never_read = [slice_ for key, slice_ in left.items() if key not in standing.proofs and slice_.offsets]
     found = False
-    for topic in sorted({piece.topic for piece in never_read}):
+    for topic in sorted({slice_.topic for slice_ in never_read}):
         planned = work.ledger.planned(work.stream.name, topic)
         try:
-            expired = expired_slices(work.kafka, topic, [piece for piece in never_read if piece.topic == topic])
+            expired = expired_slices(work.kafka, topic, [slice_ for slice_ in never_read if slice_.topic == topic])
         except TopicAbsentError:
             continue  # there is an error for it, with its remedy
         losses = [
             Loss(
                 stream=work.stream.name,
                 topic=topic,
-                generation=one.piece.generation,
+                generation=one.slice_.generation,
                 partition=partition,
                 offsets=offsets,
-                reason=f"expired: deleted before its slice {one.piece.key} was read",
+                reason=f"expired: deleted before its slice {one.slice_.key} was read",
                 accepted_by=RECORDED_BY_DECLARATION,
                 recorded_at=datetime.now(UTC),
             )
@@ -207,12 +207,12 @@ def _not_to_be_had(work: Work, left: Mapping[str, Slice], standing: Standing) ->
     The remedy of a slice that was never read destroys something: two looks agree on its problem, with all leaders.
     """
     generations = {topic: work.ledger.generations(work.stream.name, topic) for topic in {s.topic for s in work.slices}}
-    wanted = [piece for piece in left.values() if piece.offsets]
+    wanted = [slice_ for slice_ in left.values() if slice_.offsets]
     overtaken_ = {s.key: problem for s in wanted if (problem := _overtaken(work.stream, s, generations[s.topic]))}
-    sound = [piece for piece in wanted if piece.key not in overtaken_]
-    states = {topic: _state(work, topic) for topic in {piece.topic for piece in wanted}}
+    sound = [slice_ for slice_ in wanted if slice_.key not in overtaken_]
+    states = {topic: _state(work, topic) for topic in {slice_.topic for slice_ in wanted}}
     found = _problems(work, sound, states)
-    unread = [piece for piece in sound if piece.key in found and piece.key not in standing.proofs]
+    unread = [slice_ for slice_ in sound if slice_.key in found and slice_.key not in standing.proofs]
     if unread:
         _ensure_all_led(unread, states)
         states |= {s.topic: _again(work, s.topic) for s in unread if not isinstance(states[s.topic], HighwaterError)}
@@ -224,7 +224,7 @@ def _not_to_be_had(work: Work, left: Mapping[str, Slice], standing: Standing) ->
     for key, problem in problems.items():
         if key not in standing.proofs:
             raise problem
-    _see_led([piece for piece in sound if piece.key not in problems], states)
+    _ensure_led([slice_ for slice_ in sound if slice_.key not in problems], states)
     return {key: f"rows kept as they are: {problem}" for key, problem in problems.items()}
 
 
@@ -232,7 +232,7 @@ def _problems(
     work: Work, slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]
 ) -> dict[str, HighwaterError]:
     found = {s.key: problem for s in slices if (problem := _problem(work.stream, s, states[s.topic])) is not None}
-    return found | _replaced(work, [piece for piece in slices if piece.key not in found], states)
+    return found | _replaced(work, [slice_ for slice_ in slices if slice_.key not in found], states)
 
 
 def _ensure_all_led(slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]) -> None:
@@ -241,11 +241,11 @@ def _ensure_all_led(slices: Sequence[Slice], states: Mapping[str, TopicState | H
     Raises:
         DependencyAwayError: one has none, so nothing can be called lost.
     """
-    for piece in slices:
-        state = states[piece.topic]
+    for slice_ in slices:
+        state = states[slice_.topic]
         if not isinstance(state, HighwaterError) and state.unled:
             raise DependencyAwayError(
-                f"{piece.key}: partitions {', '.join(map(str, state.unled))} of {piece.topic} have no leader",
+                f"{slice_.key}: partitions {', '.join(map(str, state.unled))} of {slice_.topic} have no leader",
                 remedy="see that every partition has a leader; it is tried again",
             )
 
@@ -258,12 +258,12 @@ def _ensure_agreed(
     Raises:
         DependencyAwayError: they did not.
     """
-    for piece in slices:
-        if type(first[piece.key]) is not type(second.get(piece.key)):
+    for slice_ in slices:
+        if type(first[slice_.key]) is not type(second.get(slice_.key)):
             raise DependencyAwayError(
-                f"{piece.key}: two looks at {piece.topic} disagree",
-                stored=f"first: {first[piece.key].problem}",
-                found=f"then: {second[piece.key].problem if piece.key in second else 'nothing is missing'}",
+                f"{slice_.key}: two looks at {slice_.topic} disagree",
+                stored=f"first: {first[slice_.key].problem}",
+                found=f"then: {second[slice_.key].problem if slice_.key in second else 'nothing is missing'}",
                 remedy="nothing was decided; it is tried again",
             )
 
@@ -279,28 +279,28 @@ def _replaced(
         DependencyAwayError: Kafka holds a later epoch, and could not be asked what stands in it.
     """
     found: dict[str, HighwaterError] = {}
-    for topic in {piece.topic for piece in slices}:
-        state, mine = states[topic], [piece for piece in slices if piece.topic == topic]
+    for topic in {slice_.topic for slice_ in slices}:
+        state, mine = states[topic], [slice_ for slice_ in slices if slice_.topic == topic]
         if isinstance(state, HighwaterError):
             continue
         farthest = {
-            p: piece.recorded[p]
-            for piece in sorted(mine, key=attrgetter("ordinal"))
-            for p, r in piece.ranges.items()
+            p: slice_.recorded[p]
+            for slice_ in sorted(mine, key=attrgetter("ordinal"))
+            for p, r in slice_.ranges.items()
             if r
         }
         history = compare(work.kafka, state, farthest, seconds=LONGEST_COMPARISON)
         if history.unsure:
             raise DependencyAwayError(
-                f"{', '.join(piece.key for piece in mine)}: " + next(iter(history.unsure.values())),
+                f"{', '.join(slice_.key for slice_ in mine)}: " + next(iter(history.unsure.values())),
                 remedy="see that every partition has a leader; it is tried again",
             )
-        errors = {piece.key: _diverged(work.stream, piece, history.diverged) for piece in mine}
+        errors = {slice_.key: _diverged(work.stream, slice_, history.diverged) for slice_ in mine}
         found.update({key: error for key, error in errors.items() if error is not None})
     return found
 
 
-def _see_led(slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]) -> None:
+def _ensure_led(slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]) -> None:
     """See that every partition that is to be read has a leader.
 
     Spark would wait for one. An election that is not clean gives it one with other records, and Spark would read these
@@ -309,34 +309,34 @@ def _see_led(slices: Sequence[Slice], states: Mapping[str, TopicState | Highwate
     Raises:
         DependencyAwayError: one has none; runs of slices that do not need it go on.
     """
-    for piece in slices:
-        state = states[piece.topic]
+    for slice_ in slices:
+        state = states[slice_.topic]
         partitions = {} if isinstance(state, HighwaterError) else state.partitions
-        unled = [p for p, r in sorted(piece.ranges.items()) if len(r) and p in partitions and not partitions[p].known]
+        unled = [p for p, r in sorted(slice_.ranges.items()) if len(r) and p in partitions and not partitions[p].known]
         if unled:
             # Without `of`: that Kafka were left alone would hold up all other partitions.
             raise DependencyAwayError(
-                f"{piece.key}: partitions {', '.join(map(str, unled))} of {piece.topic} have no leader",
+                f"{slice_.key}: partitions {', '.join(map(str, unled))} of {slice_.topic} have no leader",
                 remedy="see that a broker that holds them in sync runs; it is tried again",
             )
 
 
-def _diverged(stream: Stream, piece: Slice, diverged: Mapping[int, int]) -> HighwaterError | None:
+def _diverged(stream: Stream, slice_: Slice, diverged: Mapping[int, int]) -> HighwaterError | None:
     for partition, at in sorted(diverged.items()):
-        offsets = piece.ranges.get(partition)
+        offsets = slice_.ranges.get(partition)
         if offsets is not None and len(offsets) and at < offsets.end:
             return TopicTruncatedError(
-                f"{piece.key}: other records stand under planned offsets of {piece.topic} partition {partition}",
-                stored=f"{offsets} in leader epoch {piece.epochs.get(partition)}",
+                f"{slice_.key}: other records stand under planned offsets of {slice_.topic} partition {partition}",
+                stored=f"{offsets} in leader epoch {slice_.epochs.get(partition)}",
                 found=f"records of a later epoch from offset {at}",
-                remedy=f"highwater accept-divergence {_for_command(stream, piece)} lets the slice take what is left",
+                remedy=f"highwater accept-divergence {_for_command(stream, slice_)} lets the slice take what is left",
             )
     return None
 
 
-def _for_command(stream: Stream, piece: Slice) -> str:
+def _for_command(stream: Stream, slice_: Slice) -> str:
     """The slice's stream and topic as a command takes them."""
-    return stream.name + option_for(stream, piece.topic)
+    return stream.name + option_for(stream, slice_.topic)
 
 
 def _state(work: Work, topic: str) -> TopicState | HighwaterError:
@@ -353,47 +353,47 @@ def _again(work: Work, topic: str) -> TopicState | HighwaterError:
         return error
 
 
-def _problem(stream: Stream, piece: Slice, state: TopicState | HighwaterError) -> HighwaterError | None:
+def _problem(stream: Stream, slice_: Slice, state: TopicState | HighwaterError) -> HighwaterError | None:
     if isinstance(state, HighwaterError):
-        told = f"{piece.key}: {state.problem}"
+        told = f"{slice_.key}: {state.problem}"
         return type(state)(told, stored=state.stored, found=state.found, remedy=state.remedy)
-    if state.topic_id != piece.topic_id:
+    if state.topic_id != slice_.topic_id:
         return TopicRecreatedError(
-            f"{piece.key}: topic {piece.topic} is not the one that was planned",
-            stored=piece.topic_id,
+            f"{slice_.key}: topic {slice_.topic} is not the one that was planned",
+            stored=slice_.topic_id,
             found=state.topic_id,
-            remedy=f"highwater accept-loss {_for_command(stream, piece)} opens a new generation for the new topic",
+            remedy=f"highwater accept-loss {_for_command(stream, slice_)} opens a new generation for the new topic",
         )
-    for partition, offsets in sorted(piece.ranges.items()):
-        problem = _range_problem(stream, piece, partition, offsets, state)
+    for partition, offsets in sorted(slice_.ranges.items()):
+        problem = _range_problem(stream, slice_, partition, offsets, state)
         if problem is not None:
             return problem
     return None
 
 
-def _overtaken(stream: Stream, piece: Slice, generations: Sequence[Generation]) -> HighwaterError | None:
-    found = overtaken(piece, generations)
+def _overtaken(stream: Stream, slice_: Slice, generations: Sequence[Generation]) -> HighwaterError | None:
+    found = overtaken(slice_, generations)
     if found is None:
         return None
     partition, later = found
-    offsets = piece.ranges[partition]
+    offsets = slice_.ranges[partition]
     return TopicTruncatedError(
-        f"{piece.key}: {piece.topic} partition {partition} holds other records under these offsets now",
-        stored=f"{offsets} of generation {piece.generation}",
+        f"{slice_.key}: {slice_.topic} partition {partition} holds other records under these offsets now",
+        stored=f"{offsets} of generation {slice_.generation}",
         found=f"generation {later.number} begins at {later.starts[partition]}",
         remedy=(
-            f"highwater accept-loss {_for_command(stream, piece)} lets a slice that was never read take what is left"
+            f"highwater accept-loss {_for_command(stream, slice_)} lets a slice that was never read take what is left"
         ),
     )
 
 
 def _range_problem(
-    stream: Stream, piece: Slice, partition: int, offsets: OffsetRange, state: TopicState
+    stream: Stream, slice_: Slice, partition: int, offsets: OffsetRange, state: TopicState
 ) -> HighwaterError | None:
     found = state.partitions.get(partition)
     if not len(offsets):
         return None
-    where = f"{piece.key}: {piece.topic} partition {partition}"
+    where = f"{slice_.key}: {slice_.topic} partition {partition}"
     if found is None or found.last_stable is None:
         return None  # nothing is known; without a leader it is not read, and of one that is gone Spark's read fails
     if found.log_start is not None and found.log_start > offsets.start:
@@ -401,14 +401,14 @@ def _range_problem(
             f"{where}: offsets were deleted before they were read",
             stored=f"{offsets}",
             found=f"log start offset {found.log_start}",
-            remedy=f"highwater accept-loss {_for_command(stream, piece)} --partition {partition} records the loss",
+            remedy=f"highwater accept-loss {_for_command(stream, slice_)} --partition {partition} records the loss",
         )
     if found.last_stable < offsets.end:
         return TopicTruncatedError(
             f"{where} ends before the planned end",
             stored=offsets.end,
             found=f"last stable offset {found.last_stable}",
-            remedy=f"find out which broker lost its log; highwater accept-loss {_for_command(stream, piece)} "
+            remedy=f"find out which broker lost its log; highwater accept-loss {_for_command(stream, slice_)} "
             f"--partition {partition} records what is gone",
         )
     return None
@@ -428,9 +428,9 @@ class _Read:
     run: str = ""
     release_rows: Callable[[], None] = nothing
 
-    def proof(self, piece: Slice, attempt: int) -> Proof:
-        lost = piece.offsets - self.left[piece.key].offsets
-        return Proof(piece, attempt, rows=None, counts={"lost": lost} if lost else {}, past=True, run=self.run)
+    def proof(self, slice_: Slice, attempt: int) -> Proof:
+        lost = slice_.offsets - self.left[slice_.key].offsets
+        return Proof(slice_, attempt, rows=None, counts={"lost": lost} if lost else {}, past=True, run=self.run)
 
     def files(self, keys: Sequence[str]) -> int:
         return files_for([self.left[key].offsets for key in keys])
@@ -442,10 +442,10 @@ class _Read:
         most = _records_a_task(sum(ranges))
         return sum(math.ceil(offsets / most) for offsets in ranges)
 
-    def refused(self, piece: Slice, standing: Proof | None) -> str | None:
+    def refused(self, slice_: Slice, standing: Proof | None) -> str | None:
         if standing is None or standing.rows is None or self.again is None:
             return None
-        found, recorded = self.again.get(piece.key, 0), records(standing)
+        found, recorded = self.again.get(slice_.key, 0), records(standing)
         if found >= recorded:
             return None
         return f"rows kept as they are: Kafka would give {found} records, the commit recorded {recorded}"
@@ -482,7 +482,7 @@ def _read(
 
     Only where rows stand already are the records counted first, and held meanwhile: fewer must not replace more (I10).
     """
-    mine = {piece.key: left[piece.key] for piece in slices}
+    mine = {slice_.key: left[slice_.key] for slice_ in slices}
     with ExitStack() as opened, delta_errors(f"topic {work.stream.topic}"), clock.phase("read"):
         source = _ByClient(work, opened) if options is None else _BySpark(work, options)
         rows = _rows(work, [*mine.values()], source)
@@ -540,8 +540,8 @@ def _rows(work: Work, slices: Sequence[Slice], source: _BySpark | _ByClient) -> 
     from pyspark.sql import DataFrame as Frame
 
     groups: dict[tuple[str, int], list[Slice]] = {}
-    for piece in slices:
-        groups.setdefault((piece.topic, piece.generation), []).append(_marked(work, piece))
+    for slice_ in slices:
+        groups.setdefault((slice_.topic, slice_.generation), []).append(_marked(work, slice_))
     frames = [_topic_rows(work, group, source) for group in groups.values()]
     return _without_erased(work, balanced(Frame.unionByName, frames))
 
@@ -558,18 +558,20 @@ def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
     return rows.where(f"{last} IS NULL OR timestamp_ms > {last}")
 
 
-def _marked(work: Work, piece: Slice) -> Slice:
+def _marked(work: Work, slice_: Slice) -> Slice:
     """The slice with a fingerprint of each range's last record, where its plan had no answer in time.
 
     It tells what changes during the read; of the time before it leader epochs tell alone.
     """
     unmarked = {
         p: offsets
-        for p, offsets in piece.ranges.items()
-        if len(offsets) and (p not in piece.marks or piece.marks[p].offset not in offsets)
+        for p, offsets in slice_.ranges.items()
+        if len(offsets) and (p not in slice_.marks or slice_.marks[p].offset not in offsets)
     }
     return (
-        replace(piece, marks={**piece.marks, **fingerprints(work.kafka, piece.topic, unmarked)}) if unmarked else piece
+        replace(slice_, marks={**slice_.marks, **fingerprints(work.kafka, slice_.topic, unmarked)})
+        if unmarked
+        else slice_
     )
 
 
@@ -579,7 +581,7 @@ def _fenced(slices: Sequence[Slice], ms: str) -> str:
     The look before the read cannot see a log that is replaced, or a topic that is made anew, while it is read.
     """
     ordered = sorted(slices, key=attrgetter("ordinal"))
-    marks = {p: mark for piece in ordered for p, mark in piece.marks.items() if mark.offset in piece.ranges[p]}
+    marks = {p: mark for slice_ in ordered for p, mark in slice_.marks.items() if mark.offset in slice_.ranges[p]}
     if not marks:
         return "value"
     at = _literal_map({p: mark.offset for p, mark in marks.items()})

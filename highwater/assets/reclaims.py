@@ -49,7 +49,7 @@ def with_stale(
     """
     from pyspark.sql import functions as F
 
-    taken = [row for piece in slices for row in _taken_back(work, piece, seen[piece.key].get(SEEN, 0))]
+    taken = [row for slice_ in slices for row in _reclaimed(work, slice_, seen[slice_.key].get(SEEN, 0))]
     if not taken:
         return rows.withColumn(STALE, F.lit(False))  # noqa: FBT003 - a literal column
     names = ", ".join(f"{name} {kind}" for name, kind in zip(ORIGIN, ("STRING", "INT", "INT", "BIGINT"), strict=True))
@@ -60,10 +60,10 @@ def with_stale(
     return told.withColumn(NUMBER, F.when(main, F.col(_TAKEN)).otherwise(F.col(NUMBER))).drop(_TAKEN)
 
 
-def _taken_back(work: Work, piece: Slice, acts: int) -> list[tuple[str | int, ...]]:
+def _reclaimed(work: Work, slice_: Slice, acts: int) -> list[tuple[str | int, ...]]:
     """For each origin that was taken back by then, and that the slice may hold, its number."""
     if not acts:
         return []
-    main = piece.topic == work.stream.topic
-    found = work.ledger.reclaims.of(work.stream.name, acts=acts, slice_key=piece.key if main else None)
-    return [(piece.key, *origin, number) for origin, number in numbers(found).items()]
+    main = slice_.topic == work.stream.topic
+    found = work.ledger.reclaims.of(work.stream.name, acts=acts, slice_key=slice_.key if main else None)
+    return [(slice_.key, *origin, number) for origin, number in numbers(found).items()]

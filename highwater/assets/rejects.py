@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from highwater.assets import events, raw
-from highwater.assets.commit import Clock, Standing, commit_rows, commit_turn, have_table, reports, require_newer
+from highwater.assets.commit import Clock, Standing, commit_rows, commit_turn, ensure_table, reports, require_newer
 from highwater.assets.dlq_copies import COPIED_AT
 from highwater.assets.events import origin_columns, require
 from highwater.assets.evolution import with_added_fields
@@ -50,7 +50,7 @@ def materialise(work: Work) -> list[SliceReport]:
         DependencyAwayError: Spark, the lake or the reference table is away; nothing was committed.
     """
     work = with_added_fields(work)
-    have_table(work, TABLE, COLUMNS, SEARCHED)
+    ensure_table(work, TABLE, COLUMNS, SEARCHED)
     for tries in range(1, TRIES + 1):
         try:
             found = _follow_decision(work, require(work, events.TABLE), Standing.read(work, TABLE), Clock())
@@ -75,14 +75,14 @@ def _follow_decision(work: Work, decided: Standing, standing: Standing, clock: C
     version = standing.version
     if open_:
         read = require(work, raw.TABLE)
-        _see_conserved(read, [decisions[key] for key in open_])
+        _ensure_conserved(read, [decisions[key] for key in open_])
         rows = _rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
         with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)):
             version = _commit(work, rows, [decisions[key] for key in open_], standing)
     proofs = {key: _proof(decisions[key]) for key in work.keys}
     notes = {key: "already followed the decision" for key in work.keys if key not in open_}
     found = reports(work, TABLE, proofs, notes, clock, version)
-    _see_balanced(found, decisions)
+    _ensure_balanced(found, decisions)
     return found
 
 
@@ -100,7 +100,7 @@ def _proof(decision: Proof) -> Proof:
     return replace(decision, rows=decision.counts["rejects"])
 
 
-def _see_conserved(read: Standing, decisions: Sequence[Proof]) -> None:
+def _ensure_conserved(read: Standing, decisions: Sequence[Proof]) -> None:
     """See that raw is what was decided of: rejects are what the decision left over of it (I5).
 
     Raises:
@@ -119,17 +119,17 @@ def _see_conserved(read: Standing, decisions: Sequence[Proof]) -> None:
             )
 
 
-def _see_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Proof]) -> None:
+def _ensure_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Proof]) -> None:
     """Hold the rows that were written against the decision (I5).
 
     Raises:
         UnbalancedError: the rejects are not what the decision left: somebody changed raw or events beside Highwater.
     """
     for report in found:
-        expected = decisions[report.piece.key].counts["rejects"]
+        expected = decisions[report.slice_.key].counts["rejects"]
         if report.rows != expected:
             raise UnbalancedError(
-                f"{report.piece.key}: raw minus events leaves another number of rejects than was decided",
+                f"{report.slice_.key}: raw minus events leaves another number of rejects than was decided",
                 stored=expected,
                 found=report.rows,
                 remedy="materialise the slice again from events on: it is decided anew, unless its rejects began to be "
@@ -212,16 +212,16 @@ def _left_over(
 ) -> DataFrame:
     from pyspark.sql import functions as F
 
-    pieces = [d.piece for d in decisions]
+    slices = [d.slice_ for d in decisions]
     mine = slice_is_one_of([d.key for d in decisions])
     name = work.stream.name
     accepted = rows_at(work.spark, work.lake.path(name, events.TABLE), events_version).where(mine)
     read = rows_at(work.spark, work.lake.path(name, raw.TABLE), raw_version).where(mine)
     seen = {d.key: d.counts for d in decisions}
-    origins = with_origins(work, read, pieces, seen, published.proofs)
-    fated = with_fate(work, origins, pieces, seen, published)
+    origins = with_origins(work, read, slices, seen, published.proofs)
+    fated = with_fate(work, origins, slices, seen, published)
     alive = fated.where(~is_tombstone(work.stream) & ~F.col("elsewhere"))
-    return first_of_each(work, alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti"), pieces)
+    return first_of_each(work, alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti"), slices)
 
 
 def _next_topic(stream: Stream, parked: Sequence[str] = ()) -> Column:

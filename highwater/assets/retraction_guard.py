@@ -12,7 +12,7 @@ from highwater.assets.commit import LEASE_SECONDS
 from highwater.assets.publication_log import SENDING, TABLE, proofs, under_way
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import LeaseHeldError, SupersededAttemptError
-from highwater.publishing import State, lets_go, see_none_retracted
+from highwater.publishing import State, ensure_none_retracted, lets_go
 from highwater.resources.delta import open_table
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MOST_RETRACTED = 1_000
 ABANDONED_SECONDS = 600
 
 
-def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame, refused: DataFrame) -> None:
+def ensure_kept(work: Work, keys: Sequence[str], accepted: DataFrame, refused: DataFrame) -> None:
     """See that a new decision of slices accepts all that was sent of them, or may have been, before it is committed.
 
     Args:
@@ -52,7 +52,7 @@ def see_kept(work: Work, keys: Sequence[str], accepted: DataFrame, refused: Data
     leaves = work.ledger.breakers.accepted([*found])
     for key, origins in found.items():
         leave = leaves[key].accepted_at if key in leaves else None
-        see_none_retracted(key, origins, allowed=lets_go(leave, origins.values()))
+        ensure_none_retracted(key, origins, allowed=lets_go(leave, origins.values()))
 
 
 def _gone(work: Work, keys: Sequence[str], accepted: DataFrame) -> list[Row]:

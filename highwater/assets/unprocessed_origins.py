@@ -58,7 +58,7 @@ def _last(work: Work, known: Sequence[Generation], generations: Sequence[Generat
     if len(known) == len(generations):
         return work.ledger.last(*where)
     planned = reversed(work.ledger.slices(*where))
-    return next((piece for piece in planned if piece.generation == known[-1].number), None)
+    return next((slice_ for slice_ in planned if slice_.generation == known[-1].number), None)
 
 
 def _keys(work: Work, table: str, version: int) -> set[str]:
@@ -98,7 +98,7 @@ def with_early(
     """
     from pyspark.sql import functions as F
 
-    looked = {piece.key: _undecided(work, seen[piece.key]) for piece in tiers}
+    looked = {slice_.key: _undecided(work, seen[slice_.key]) for slice_ in tiers}
     undecided_of = {key: found for key, found in looked.items() if found is not None}
     topic, generation, partition, offset = named.values()
     spans = [(key, *span) for key, found in undecided_of.items() for span in found.spans]

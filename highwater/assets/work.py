@@ -64,7 +64,7 @@ class Work:
     @property
     def keys(self) -> list[str]:
         """The keys of the slices, in their order."""
-        return [piece.key for piece in self.slices]
+        return [slice_.key for slice_ in self.slices]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class SliceReport:
     """What a stage made of one slice.
 
     Args:
-        piece: the slice.
+        slice_: the slice.
         attempt: the attempt whose commit stands in the table now.
         rows: rows of the slice in the stage's table.
         counts: further numbers by name, for example rejects by reason.
@@ -85,7 +85,7 @@ class SliceReport:
         measures: further numbers that are no counts, each of which plots from slice to slice.
     """
 
-    piece: Slice
+    slice_: Slice
     attempt: int
     rows: int
     delta_version: int

@@ -19,7 +19,7 @@ Opened = Callable[[], AbstractContextManager["dg.DagsterInstance | None"]]
 _COPY = "set it to the whole path of a folder with a copy of dagster.yaml, as make up does"
 
 
-def see_home(home: str) -> None:
+def ensure_home(home: str) -> None:
     """See that DAGSTER_HOME is one that Dagster takes.
 
     Raises:
@@ -79,7 +79,7 @@ def dagster_instance() -> Iterator[dg.DagsterInstance | None]:
     if not home:
         yield None
         return
-    see_home(home)
+    ensure_home(home)
     import dagster as dg
     from sqlalchemy.exc import SQLAlchemyError
 

@@ -24,8 +24,8 @@ def lake_guard(ledger: Ledger, lake: Lake, stream: Stream) -> Guard:
     """The breaker of the lake's storage."""
 
     def probe() -> None:
-        see_lake_there(ledger, lake)
-        lake.see_answering(stream.name)
+        ensure_lake_there(ledger, lake)
+        lake.ensure_answering(stream.name)
 
     return Guard(ledger.breakers, LAKE, probe)
 
@@ -45,7 +45,7 @@ def guards_of(table: str, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stre
     return [lake_guard(ledger, lake, stream), *lookups, *brokers]
 
 
-def see_kafka_awake(ledger: Ledger, now: datetime) -> None:
+def ensure_kafka_awake(ledger: Ledger, now: datetime) -> None:
     """See that runs which read from Kafka are worth a request.
 
     Raises:
@@ -85,7 +85,7 @@ def came_back(ledger: Ledger, stream: Stream) -> datetime | None:
     return max(times, default=None)
 
 
-def see_lake_there(ledger: Ledger, lake: Lake) -> None:
+def ensure_lake_there(ledger: Ledger, lake: Lake) -> None:
     """See that the lake's folder is there, if anything was ever committed to it: a mount may be gone.
 
     Without this a lake that was moved away would be taken for an empty one (I15), and begun anew beside itself. Object

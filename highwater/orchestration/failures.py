@@ -65,7 +65,7 @@ def safe_text(error: Exception) -> str:
 
 
 @contextmanager
-def told_to_dagster(tries_so_far: int, stop: Callable[[], None]) -> Iterator[None]:
+def translate_errors(tries_so_far: int, stop: Callable[[], None]) -> Iterator[None]:
     """Say errors in Dagster's words, and end the work outside when the block ends early.
 
     The step has no retry policy, the retry is asked for here: Dagster 1.13 takes a policy as leave to try a step again

@@ -128,7 +128,7 @@ class Step:
         )
 
     def _run_facets(self, reports: Sequence[SliceReport], error: BaseException | None) -> dict[str, RunFacet]:
-        slices, left_out = _plain(self.slices, {report.piece.key: report for report in reports})
+        slices, left_out = _plain(self.slices, {report.slice_.key: report for report in reports})
         found: dict[str, RunFacet] = {"highwater_slices": SlicesRunFacet(slices, left_out, producer=PRODUCER)}
         if self.parent is not None:
             run, job = self.parent

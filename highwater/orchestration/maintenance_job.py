@@ -12,7 +12,7 @@ from pydantic import Field
 from highwater.errors import PermanentError
 from highwater.log_fields import fields
 from highwater.orchestration.asset_keys import table_key
-from highwater.orchestration.failures import NOT_TRIED_AGAIN, TRIES_AGAIN, safe_text, told_to_dagster, wait_seconds
+from highwater.orchestration.failures import NOT_TRIED_AGAIN, TRIES_AGAIN, safe_text, translate_errors, wait_seconds
 from highwater.orchestration.jobs import job_of_one_op
 from highwater.orchestration.run_tags import STREAM_TAG
 from highwater.orchestration.stream_assets import work_of
@@ -42,7 +42,7 @@ def maintenance_job(streams: "Mapping[str, Stream]") -> dg.JobDefinition:
     about += "files and rows, retires slice keys. The report is an observation of each table."
 
     def maintain(context: dg.OpExecutionContext, asked: Any) -> None:
-        with told_to_dagster(context.retry_number, context.resources.spark.interrupt):
+        with translate_errors(context.retry_number, context.resources.spark.interrupt):
             chosen = [declared(streams, name) for name in asked.streams] or list(streams.values())
             if len(chosen) == 1:
                 context.instance.add_run_tags(context.run_id, {STREAM_TAG: chosen[0].name})

@@ -35,23 +35,23 @@ def of_slice(report: SliceReport, together: int = 1) -> Metadata:
     try:
         return _of_slice(report, together)
     except Exception as error:  # noqa: BLE001 - whatever a record's content does to a page
-        problem = f"the metadata of {report.piece.key} could not be written: {type(error).__name__}: {error}"
+        problem = f"the metadata of {report.slice_.key} could not be written: {type(error).__name__}: {error}"
         return {"metadata_error": dg.MetadataValue.text(problem), "attempt": dg.MetadataValue.int(report.attempt)}
 
 
 def _of_slice(report: SliceReport, together: int) -> Metadata:
     found: Metadata = {
-        **_offsets(report.piece),
+        **_offsets(report.slice_),
         "dagster/partition_row_count": dg.MetadataValue.int(report.rows),
         "attempt": dg.MetadataValue.int(report.attempt),
-        "planned_at": dg.MetadataValue.timestamp(report.piece.planned_at),
+        "planned_at": dg.MetadataValue.timestamp(report.slice_.planned_at),
         **_counts(report.counts),
         **_event_span(report),
         **{name: dg.MetadataValue.float(number) for name, number in report.measures.items()},
         **_seconds(report.seconds, together),
     }
-    if report.piece.lag is not None:
-        found["lag_at_planning"] = dg.MetadataValue.int(report.piece.lag)
+    if report.slice_.lag is not None:
+        found["lag_at_planning"] = dg.MetadataValue.int(report.slice_.lag)
     if report.delta_version >= 0:
         found["delta_version"] = dg.MetadataValue.int(report.delta_version)
     if report.note:
@@ -71,9 +71,9 @@ def sample_table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
     return dg.MetadataValue.table(records, dg.TableSchema([dg.TableColumn(name, "string") for name in rows[0]]))
 
 
-def offset_table(piece: Slice) -> dg.TableMetadataValue:
+def offset_table(slice_: Slice) -> dg.TableMetadataValue:
     """The ranges of a slice, one row a Kafka partition: of those with most offsets, where there are many."""
-    most = sorted(piece.ranges.items(), key=lambda one: -len(one[1]))[:MOST_SHOWN]
+    most = sorted(slice_.ranges.items(), key=lambda one: -len(one[1]))[:MOST_SHOWN]
     rows = [
         dg.TableRecord({"partition": p, "start": r.start, "end": r.end, "offsets": len(r)}) for p, r in sorted(most)
     ]
@@ -81,11 +81,11 @@ def offset_table(piece: Slice) -> dg.TableMetadataValue:
     return dg.MetadataValue.table(rows, dg.TableSchema(columns))
 
 
-def _offsets(piece: Slice) -> Metadata:
+def _offsets(slice_: Slice) -> Metadata:
     """The ranges of a slice, how many there are, and that some are not shown, where that is so."""
-    found: Metadata = {"offsets": offset_table(piece), "partitions": dg.MetadataValue.int(len(piece.ranges))}
-    if len(piece.ranges) > MOST_SHOWN:
-        told = f"the {MOST_SHOWN} with most offsets; highwater explain '{piece.key}' shows all {len(piece.ranges):,}"
+    found: Metadata = {"offsets": offset_table(slice_), "partitions": dg.MetadataValue.int(len(slice_.ranges))}
+    if len(slice_.ranges) > MOST_SHOWN:
+        told = f"the {MOST_SHOWN} with most offsets; highwater explain '{slice_.key}' shows all {len(slice_.ranges):,}"
         found["partitions_shown"] = dg.MetadataValue.text(told)
     return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from highwater.orchestration.asset_keys import topic_key, topic_spec
-from highwater.orchestration.failures import told_to_dagster
+from highwater.orchestration.failures import translate_errors
 from highwater.orchestration.metadata import MOST_SHOWN, Metadata
 from highwater.resources.deleted_topics import state_of
 
@@ -103,7 +103,7 @@ def topic_asset(stream: "Stream") -> dg.AssetsDefinition:
         required_resource_keys={"kafka", "ledger"},
     )
     def observe(context: dg.AssetExecutionContext) -> Iterator[dg.ObserveResult]:
-        with told_to_dagster(context.op_execution_context.retry_number, lambda: None):
+        with translate_errors(context.op_execution_context.retry_number, lambda: None):
             found = look(context.resources.kafka.open(), context.resources.ledger.open(), stream)
         silent = {position.partition: "no leader" for position in found if position.last_stable is None}
         yield dg.ObserveResult(asset_key=topic_key(stream), metadata=of_topic(found, silent))

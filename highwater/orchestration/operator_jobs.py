@@ -12,7 +12,7 @@ from highwater.decisions import Decision, asked_values
 from highwater.errors import ConfigurationError
 from highwater.log_fields import fields
 from highwater.orchestration.asset_keys import table_key
-from highwater.orchestration.failures import told_to_dagster
+from highwater.orchestration.failures import translate_errors
 from highwater.orchestration.jobs import job_of_one_op
 from highwater.orchestration.operations.deciding import decided
 from highwater.orchestration.resources import settings
@@ -397,7 +397,7 @@ def _operator_job(
 
     def operate(context: dg.OpExecutionContext, asked: Any) -> None:
         interrupt = context.resources.spark.interrupt if spark else nothing
-        with fields(stream=asked.stream), told_to_dagster(context.retry_number, interrupt):
+        with fields(stream=asked.stream), translate_errors(context.retry_number, interrupt):
             stream = declared(streams, asked.stream)
             context.instance.add_run_tags(context.run_id, {STREAM_TAG: stream.name})
             run = Run(context, stream)

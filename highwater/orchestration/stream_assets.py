@@ -9,14 +9,14 @@ from highwater.errors import ConfigurationError, UnknownSliceError
 from highwater.log_fields import fields, of_slices
 from highwater.orchestration import metadata
 from highwater.orchestration.asset_keys import BY_NAME, Table, table_key, topic_key
-from highwater.orchestration.checking.blocking import see_not_blocked
-from highwater.orchestration.dependencies import guards_of, see_lake_there
-from highwater.orchestration.failures import told_to_dagster
+from highwater.orchestration.checking.blocking import ensure_not_blocked
+from highwater.orchestration.dependencies import ensure_lake_there, guards_of
+from highwater.orchestration.failures import translate_errors
 from highwater.orchestration.lineage import lineage_of
 from highwater.orchestration.partitions import slices_of
 from highwater.orchestration.resources import schemas
 from highwater.orchestration.run_tags import STREAM_TAG
-from highwater.orchestration.sensing.ordered_processing import see_in_turn
+from highwater.orchestration.sensing.ordered_processing import ensure_in_turn
 from highwater.orchestration.sensing.step_breaker import watched
 from highwater.resources.guards import guarded
 from highwater.routing import reads
@@ -71,22 +71,22 @@ def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", tabl
     """
     tries = context.op_execution_context.retry_number
     named = fields(stream=stream.name, table=table.name, **of_slices(context.partition_keys))
-    with named, told_to_dagster(tries, context.resources.spark.interrupt if table.spark else nothing):
-        see_not_blocked(context.instance, stream, table.name, context.partition_keys)
+    with named, translate_errors(tries, context.resources.spark.interrupt if table.spark else nothing):
+        ensure_not_blocked(context.instance, stream, table.name, context.partition_keys)
         work = _work(context, stream, context.partition_keys, spark=table.spark)
         guards = guards_of(table.name, work.ledger, work.kafka, work.lake, stream)
         with lineage_of(work, table, context.run.job_name) as report_lineage:
             with watched(work, table.name, tries), guarded(*guards):
-                see_lake_there(work.ledger, work.lake)
-                see_in_turn(work, table.name)
+                ensure_lake_there(work.ledger, work.lake)
+                ensure_in_turn(work, table.name)
                 reports = stage_of(table.name)(work)
-            _see_all_reported(work.keys, reports)
+            _ensure_all_reported(work.keys, reports)
             report_lineage(reports)
         breaker, holds = work.ledger.breakers.circuit(stream.name), work.ledger.holds.open(stream.name)
         of_stream = {**metadata.of_breaker(breaker), **metadata.of_holds(stream, holds)}
         for report in reports:
             found = {**metadata.of_slice(report, len(reports)), **of_stream}
-            context.add_asset_metadata(found, partition_key=report.piece.key)
+            context.add_asset_metadata(found, partition_key=report.slice_.key)
 
 
 def stage_of(table: str) -> Stage:
@@ -161,26 +161,26 @@ def planned(ledger: "Ledger", stream: "Stream", keys: Sequence[str]) -> "list[Sl
             remedy="choose slices whose range does not run backwards: Dagster orders keys as they were added",
         )
     slices = list(ledger.get(list(keys)))
-    for piece in slices:
-        if piece.stream != stream.name:
+    for slice_ in slices:
+        if slice_.stream != stream.name:
             raise UnknownSliceError(
-                f"{piece.key} is no slice of {stream.name}",
-                stored=f"stream {piece.stream}",
+                f"{slice_.key} is no slice of {stream.name}",
+                stored=f"stream {slice_.stream}",
                 found=f"stream {stream.name}",
-                remedy=f"request it from {piece.stream}; delete the key from {stream.partitions_name} in Dagster",
+                remedy=f"request it from {slice_.stream}; delete the key from {stream.partitions_name} in Dagster",
             )
-        if not reads(stream, piece.topic):
+        if not reads(stream, slice_.topic):
             raise ConfigurationError(
-                f"{piece.key} is of a topic that stream {stream.name} does not read",
-                stored=f"topic {piece.topic}",
+                f"{slice_.key} is of a topic that stream {stream.name} does not read",
+                stored=f"topic {slice_.topic}",
                 found=f"declared are {', '.join([stream.topic, *stream.delays])}",
-                remedy=f"if {piece.topic} was its main topic, declare that again, and the other one as a stream of "
+                remedy=f"if {slice_.topic} was its main topic, declare that again, and the other one as a stream of "
                 "another name; if another system fills it, declare it under `foreign` again",
             )
     return slices
 
 
-def _see_all_reported(keys: Sequence[str], reports: Sequence["SliceReport"]) -> None:
-    reported = [report.piece.key for report in reports]
+def _ensure_all_reported(keys: Sequence[str], reports: Sequence["SliceReport"]) -> None:
+    reported = [report.slice_.key for report in reports]
     if sorted(reported) != sorted(keys):
         raise AssertionError(f"the stage reported {reported} and was asked for {list(keys)}")

@@ -438,7 +438,7 @@ def _files(path: str, version: int) -> set[str]:
 
 def complete(
     opened: DeltaTable,
-    pieces: Mapping[str, Slice] = MappingProxyType({}),
+    slices: Mapping[str, Slice] = MappingProxyType({}),
     written: Sequence[CommitRecord] = (),
     restores: Mapping[int, int] = MappingProxyType({}),
 ) -> None:
@@ -446,7 +446,7 @@ def complete(
 
     Args:
         opened: the table, at its newest version.
-        pieces: slices whose commits do not carry their ranges.
+        slices: slices whose commits do not carry their ranges.
         written: records of a commit whose rows are known, or which the log no longer has.
         restores: of such a commit, see `held_at`.
 
@@ -458,7 +458,7 @@ def complete(
 
     for tries in range(1, TRIES + 1):
         log = log_of(opened)
-        rows = _lacking(log, opened, pieces, written, restores)
+        rows = _lacking(log, opened, slices, written, restores)
         if not rows:
             return
         if log is None:
@@ -486,7 +486,7 @@ def _join_files(log: DeltaTable, name: str) -> None:
 def _lacking(
     log: DeltaTable | None,
     opened: DeltaTable,
-    pieces: Mapping[str, Slice],
+    slices: Mapping[str, Slice],
     written: Sequence[CommitRecord],
     restores: Mapping[int, int],
 ) -> list[dict[str, Any]]:
@@ -502,7 +502,7 @@ def _lacking(
     going_back = {at: target for at, target in {**restores, **tail.restores}.items() if at > last}
     base = {"table": _name(opened), "table_id": id_of(opened)}
     rows = [
-        *(row_of(opened, one, None if one.proof is not None else pieces.get(one.slice_key)) for one in records),
+        *(row_of(opened, one, None if one.proof is not None else slices.get(one.slice_key)) for one in records),
         *({**base, "version": at, "restored_to": target} for at, target in going_back.items()),
     ]
     if last < opened.version() and opened.version() not in {row["version"] for row in rows}:
@@ -553,17 +553,17 @@ def _with_rows(record: CommitRecord, known: Mapping[tuple[str, str], CommitRecor
     return record if found is None else replace(record, rows=found.rows)
 
 
-def row_of(opened: DeltaTable, record: CommitRecord, piece: Slice | None = None) -> dict[str, Any]:
+def row_of(opened: DeltaTable, record: CommitRecord, slice_: Slice | None = None) -> dict[str, Any]:
     """The row of `_commits` for a record of a table; the slice is needed where the record has no ranges."""
-    piece = piece if record.proof is None else record.proof.piece
+    slice_ = slice_ if record.proof is None else record.proof.slice_
     return {
         "table": _name(opened),
         "table_id": id_of(opened),
         "version": record.version,
         "slice": record.slice_key,
         "topic": record.slice_key.rpartition("@")[0],
-        "generation": None if piece is None else piece.generation,
-        "ranges": [] if piece is None else [*_ranges(piece)],
+        "generation": None if slice_ is None else slice_.generation,
+        "ranges": [] if slice_ is None else [*_ranges(slice_)],
         "attempt": record.attempt,
         "rows": record.rows,
         "batch": record.batch,
@@ -573,8 +573,8 @@ def row_of(opened: DeltaTable, record: CommitRecord, piece: Slice | None = None)
     }
 
 
-def _ranges(piece: Slice) -> Iterator[dict[str, int]]:
-    return ({"partition": p, "start": r.start, "end": r.end} for p, r in piece.ranges.items())
+def _ranges(slice_: Slice) -> Iterator[dict[str, int]]:
+    return ({"partition": p, "start": r.start, "end": r.end} for p, r in slice_.ranges.items())
 
 
 def schema() -> pa.Schema:

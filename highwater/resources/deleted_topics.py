@@ -172,7 +172,7 @@ def as_made(kafka: Kafka, stream: Stream, topic: str) -> TopicState:
     return TopicState(topic, TO_BE_MADE, {p: PartitionState(0, 0, 0, None) for p in partitions})
 
 
-def make_anew(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> None:
+def recreate_topic(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> None:
     """Make a tier anew that vanished.
 
     Raises:

@@ -76,7 +76,7 @@ def ensure(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> dict[st
     # Who owns a foreign topic may let it grow: that must not stop what is rejected of the main topic.
     wanted = _wanted(stream, main)
     rooms = _rooms(kafka, wanted, _grown(kafka, stream, main, wanted))
-    _see_none_gone(kafka, wanted.keys() - rooms.keys(), gone)
+    _ensure_none_gone(kafka, wanted.keys() - rooms.keys(), gone)
     if len(rooms) < len(wanted):
         roomy = _wanted(stream, main, _there(kafka, stream.foreign_topics).values())
         for topic in wanted.keys() - rooms.keys():
@@ -103,11 +103,11 @@ def ensure_accepted(kafka: Kafka, stream: Stream) -> Shape:
         wanted = replace(wanted, config={"cleanup.policy": "delete", **kept, **wanted.config})
         _create(kafka, topic, wanted)
         return wanted
-    _see_no_drift(kafka, topic, wanted, found)
+    _ensure_no_drift(kafka, topic, wanted, found)
     return found
 
 
-def see_accepted(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> str:
+def check_accepted(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> str:
     """Check the topic of accepted events, and do not create it; returns what was found, in words.
 
     Args:
@@ -121,10 +121,10 @@ def see_accepted(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> s
     topic, main, wanted = _accepted(kafka, stream)
     found = _there(kafka, [topic]).get(topic)
     if found is None:
-        _see_none_gone(kafka, [topic], gone)
+        _ensure_none_gone(kafka, [topic], gone)
         _create(kafka, topic, wanted, only_asked=True)
         return "is not there yet: it is created with the first slice that is published, which is allowed"
-    _see_no_drift(kafka, topic, wanted, found)
+    _ensure_no_drift(kafka, topic, wanted, found)
     if found.partitions < main.partitions:
         add_partitions(kafka, stream, main, [topic], only_asked=True)
         return f"{found.partitions} partitions: it grows to {main.partitions} with the next slice, which is allowed"
@@ -142,7 +142,7 @@ def _accepted(kafka: Kafka, stream: Stream) -> tuple[str, Shape, Shape]:
     return stream.publishes.topic, main, replace(main, config=needed)
 
 
-def see_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> tuple[str, bool]:
+def ensure_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> tuple[str, bool]:
     """Check the topics that are there, and change none; returns what was found, in words, and whether it is a warning.
 
     Whether the others could be created, and narrow ones be grown, the cluster is asked.
@@ -156,7 +156,7 @@ def see_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> t
     wanted = _wanted(stream, main, others)
     there = _there(kafka, wanted)
     rooms = _rooms(kafka, wanted, there)
-    _see_none_gone(kafka, wanted.keys() - rooms.keys(), gone)
+    _ensure_none_gone(kafka, wanted.keys() - rooms.keys(), gone)
     for topic in wanted.keys() - rooms.keys():
         _create(kafka, topic, wanted[topic], only_asked=True)
     for topic, room in rooms.items():
@@ -170,7 +170,7 @@ def see_no_drift(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> t
     return f"{len(rooms)} of {len(wanted)} are there, and set up as they must be", False
 
 
-def _see_none_gone(kafka: Kafka, absent: Collection[str], gone: Gone) -> None:
+def _ensure_none_gone(kafka: Kafka, absent: Collection[str], gone: Gone) -> None:
     for topic in sorted(absent):
         if (error := gone(topic)) is not None:
             with suppress(TopicAbsentError):
@@ -388,7 +388,7 @@ def _shape(kafka: Kafka, topic: str) -> Shape:
     return Shape(len(partitions), min(len(p.replicas) for p in partitions), config)
 
 
-def _see_no_drift(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> None:
+def _ensure_no_drift(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> None:
     _raise_together([*_drifts(kafka, topic, wanted, found)])
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Expired:
     """A slice, and for each of its partitions the offsets that were deleted before they were read."""
 
-    piece: Slice
+    slice_: Slice
     offsets: Mapping[int, OffsetRange]
 
 
@@ -36,34 +36,34 @@ def expired_slices(kafka: Kafka, topic: str, unread: Iterable[Slice]) -> list[Ex
         TopicAbsentError: there is no such topic.
         DependencyAwayError: no broker answered in time.
     """
-    pieces = [*unread]
-    if not pieces:
+    slices = [*unread]
+    if not slices:
         return []
     first = kafka.topic_state(topic)
-    found = _expired(pieces, first, _log_starts(first))
+    found = _expired(slices, first, _log_starts(first))
     if first.unled or not found:
         return []
     second = kafka.look_again(topic)
     if second.unled or second.topic_id != first.topic_id:
         return []
     before, after = _log_starts(first), _log_starts(second)
-    return _expired(pieces, second, {p: min(start, after[p]) for p, start in before.items() if p in after})
+    return _expired(slices, second, {p: min(start, after[p]) for p, start in before.items() if p in after})
 
 
 def _log_starts(state: TopicState) -> dict[int, int]:
     return {p: seen.log_start for p, seen in state.partitions.items() if seen.known and seen.log_start is not None}
 
 
-def _expired(pieces: Iterable[Slice], state: TopicState, log_starts: Mapping[int, int]) -> list[Expired]:
+def _expired(slices: Iterable[Slice], state: TopicState, log_starts: Mapping[int, int]) -> list[Expired]:
     found = []
-    for piece in pieces:
-        if piece.topic_id != state.topic_id:
+    for slice_ in slices:
+        if slice_.topic_id != state.topic_id:
             continue
         gone = {
             p: OffsetRange(offsets.start, min(offsets.end, log_starts[p]))
-            for p, offsets in sorted(piece.ranges.items())
+            for p, offsets in sorted(slice_.ranges.items())
             if len(offsets) and log_starts.get(p, 0) > offsets.start
         }
         if gone:
-            found.append(Expired(piece, gone))
+            found.append(Expired(slice_, gone))
     return found

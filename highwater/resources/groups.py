@@ -86,7 +86,7 @@ def _ask(kafka: Kafka, name: str) -> Any:
         del admin
 
 
-def see_no_member(kafka: Kafka, name: str) -> Group:
+def ensure_no_member(kafka: Kafka, name: str) -> Group:
     """See that nobody consumes in a group.
 
     Raises:

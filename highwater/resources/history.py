@@ -64,7 +64,7 @@ def compare(
     for looked_at in portions(ordered, PARTITIONS_A_LOOK):
         some = {p: suspect[p] for p in looked_at}
         try:
-            _see_time(deadline)
+            _ensure_time(deadline)
             others += _replaced_among(kafka, state, some)
         except HighwaterError as error:
             reason = f"a leader was elected since the last plan, and its log could not be compared: {error.problem}"
@@ -111,7 +111,7 @@ def parted(kafka: Kafka, topic: str, partition: int, sound: OffsetRange, marks: 
     return found if found == sound.end else sound.start
 
 
-def _see_time(deadline: float) -> None:
+def _ensure_time(deadline: float) -> None:
     if time.monotonic() > deadline:
         raise DependencyAwayError("there was no time", remedy="nothing: the next look goes on")
 
@@ -167,7 +167,7 @@ def _beginning(kafka: Kafka, state: TopicState, partition: int, was: Recorded, d
     low, high = seen.log_start or 0, min(was.end, seen.last_stable or 0)
     end = high
     while low < high:
-        _see_time(deadline)
+        _ensure_time(deadline)
         middle = (low + high) // 2
         first = next(kafka.read(state.topic, {partition: OffsetRange(middle, end)}, seconds=LOOK_SECONDS), None)
         found = None if first is None else _seen(first)

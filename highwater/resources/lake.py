@@ -46,7 +46,7 @@ class Lake:
         local = self.root.removeprefix("file://").removeprefix("file:")
         return "://" not in local and not Path(local).is_dir()
 
-    def see_answering(self, stream: str) -> None:
+    def ensure_answering(self, stream: str) -> None:
         """Ask the storage one short question.
 
         Raises:

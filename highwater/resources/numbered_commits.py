@@ -110,10 +110,10 @@ def _written(intent: Intent, opened: DeltaTable) -> list[CommitRecord]:
 
 
 def _complete(target: Target, opened: DeltaTable, written: Sequence[CommitRecord], restores: Mapping[int, int]) -> None:
-    commit_log.complete(opened, Pieces(target.ledger), written, restores)
+    commit_log.complete(opened, PlannedSlices(target.ledger), written, restores)
 
 
-class Pieces(dict[str, "Slice"]):
+class PlannedSlices(dict[str, "Slice"]):
     """Slices by key, as the ledger has them; asked for the commits that do not carry their ranges."""
 
     def __init__(self, ledger: Ledger) -> None:

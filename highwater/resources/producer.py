@@ -173,7 +173,7 @@ class _Ticket:
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         raise NotImplementedError
 
-    def stand_for(
+    def impersonate(
         self,
         first: int,
         ids: Sequence[str | None],
@@ -350,7 +350,7 @@ class ReliableProducer:
         number = self._next_number
         self._next_number = number + 1
         if self.stopped:
-            self._see_not_stopped(record, _Sent(number, record_id, callbacks))
+            self._ensure_not_stopped(record, _Sent(number, record_id, callbacks))
         counts = self.counts
         # The first comparison is enough for most records, and does without the failed ones.
         full = counts.sent - counts.delivered >= self._most_with_client and self._with_client >= self._most_with_client
@@ -467,7 +467,7 @@ class ReliableProducer:
         most = SPREAD * self._most_with_client // PORTION + SPREAD
         if len(places) == len(keys) and all(keys) and self._busy < most:
             tickets += [self._ticket()] * len(keys)
-            tickets[0].stand_for(first, ids, places, callbacks)
+            tickets[0].impersonate(first, ids, places, callbacks)
             return
         for number, one in enumerate(ids, first):
             tickets.append(self._ticket())
@@ -498,7 +498,7 @@ class ReliableProducer:
         """A free one, for as many records as it is told."""
         if self._free:
             return self._free.pop()
-        ticket = self._new_ticket().stand_for(0, (), {}, None)
+        ticket = self._new_ticket().impersonate(0, (), {}, None)
         self._tickets.append(ticket)
         return ticket
 
@@ -511,7 +511,7 @@ class ReliableProducer:
         while len(self._queue) >= MOST_QUEUED:
             self.poll(POLL_SECONDS)
 
-    def _see_not_stopped(self, record: Record, sent: _Sent) -> None:
+    def _ensure_not_stopped(self, record: Record, sent: _Sent) -> None:
         key = _key(record.topic, record.key)
         if key is not None and key in self.stopped:
             raise KeyStoppedError(
@@ -618,14 +618,14 @@ class ReliableProducer:
         except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised again
             self._raised.keep(raised)
 
-    def _see_no_callback_raised(self) -> None:
+    def _ensure_no_callback_raised(self) -> None:
         if (raised := self._raised.take()) is not None:
             raise raised
 
     def poll(self, seconds: float = 0) -> None:
         """Take in delivery reports that have come, waiting so long at the most for the first one."""
         self._take_in(seconds)
-        self._see_no_callback_raised()
+        self._ensure_no_callback_raised()
 
     def _take_in(self, seconds: float) -> None:
         self._client.poll(seconds)
@@ -635,7 +635,7 @@ class ReliableProducer:
     def flush(self, seconds: float = CLOSE_SECONDS) -> int:
         """Wait so long at the most until every record has its report; returns how many have none."""
         self._drain(seconds)
-        self._see_no_callback_raised()
+        self._ensure_no_callback_raised()
         return self.counts.outstanding
 
     def _drain(self, seconds: float, *, past_errors: bool = False) -> None:

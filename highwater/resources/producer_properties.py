@@ -39,7 +39,7 @@ def producer_properties(
     if transactional_id is not None:
         given["transactional.id"] = transactional_id
     for name, value in config.items():
-        _see_not_weakened(name, value, transactional="transactional.id" in given)
+        _ensure_not_weakened(name, value, transactional="transactional.id" in given)
     found = {**_defaults(given), **given, "bootstrap.servers": bootstrap}
     if "transactional.id" in found:
         for name in ("delivery.timeout.ms", "transaction.timeout.ms"):
@@ -69,7 +69,7 @@ def _defaults(given: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _see_not_weakened(name: str, value: str, *, transactional: bool) -> None:
+def _ensure_not_weakened(name: str, value: str, *, transactional: bool) -> None:
     reason = weakness(name, value, transactional=transactional)
     if reason is not None:
         raise ConfigurationError(

@@ -204,7 +204,9 @@ def compact(table: DeltaTable, partitions: Sequence[tuple[str, str, str]]) -> No
         table.optimize.compact(list(partitions))
 
 
-def write_anew(path: str, schema: pa.Schema, portions: Iterable[Sequence[Mapping[str, Any]]], description: str) -> None:
+def rewrite_table(
+    path: str, schema: pa.Schema, portions: Iterable[Sequence[Mapping[str, Any]]], description: str
+) -> None:
     """Write a table anew, portion by portion, each of which is held alone; one that was written in part is begun again.
 
     Raises:

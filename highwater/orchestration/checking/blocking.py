@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 
-def see_not_blocked(instance: dg.DagsterInstance, stream: Stream, table: str, keys: Sequence[str]) -> None:
+def ensure_not_blocked(instance: dg.DagsterInstance, stream: Stream, table: str, keys: Sequence[str]) -> None:
     """See that no blocking check failed above a table, in what stands there of these slices now.
 
     Raises:

@@ -23,7 +23,7 @@ from highwater.orchestration.checking import (
     version_checks,
 )
 from highwater.orchestration.checking.offset_queries import in_raw
-from highwater.orchestration.failures import told_to_dagster
+from highwater.orchestration.failures import translate_errors
 from highwater.orchestration.partitions import slices_of
 from highwater.orchestration.resources import schemas
 from highwater.reclaims import numbers
@@ -261,7 +261,7 @@ def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
 
 def evaluations(context: dg.OpExecutionContext, stream: "Stream", checks: Checks) -> Iterator[dg.AssetCheckEvaluation]:
     """One evaluation for each slice of the run: the result of a check over a range has no partition."""
-    with told_to_dagster(context.retry_number, lambda: None):
+    with translate_errors(context.retry_number, lambda: None):
         made = context.resources
         sources = Sources(made.ledger.open(), made.kafka.open(), made.lake.open(), schemas())
         verdicts = checks.verdicts(sources, stream, context.partition_keys)

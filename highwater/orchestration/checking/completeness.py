@@ -67,44 +67,44 @@ class Held:
         return self.error or f"{self.slice_key}: {self.records:,} records of the topic are in raw as they are{gone}"
 
 
-def hold_against_topic(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, pieces: Iterable[Slice]) -> list[Held]:
+def hold_against_topic(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, slices: Iterable[Slice]) -> list[Held]:
     """Compare slices that stand in raw; in memory is one slice's digests at a time.
 
     Raises:
         DependencyAwayError: the lake or the ledger could not be read.
     """
-    wanted = list(pieces)
-    standing = lake.committed(stream.name, "raw", [piece.key for piece in wanted])
-    generations = {topic: ledger.generations(stream.name, topic) for topic in {piece.topic for piece in wanted}}
-    erased = ledger.erasures.slices([piece.key for piece in wanted])
+    wanted = list(slices)
+    standing = lake.committed(stream.name, "raw", [slice_.key for slice_ in wanted])
+    generations = {topic: ledger.generations(stream.name, topic) for topic in {slice_.topic for slice_ in wanted}}
+    erased = ledger.erasures.slices([slice_.key for slice_ in wanted])
     # What went by its age stands there again where it is compared.
     places = {
         key: {place for one in found if not one.by_age for place in places_in(one.places)}
         for key, found in erased.items()
     }
     return [
-        Held(piece.key, skipped="other records stand under its offsets now, which was accepted")
-        if overtaken(piece, generations[piece.topic])
-        else Held(piece.key, skipped=f"{aged(standing[piece.key]):,} rows of raw went by their age")
-        if aged(standing[piece.key])
-        else _held(kafka, lake, stream, piece, places.get(piece.key, set()))
-        for piece in wanted
-        if piece.key in standing
+        Held(slice_.key, skipped="other records stand under its offsets now, which was accepted")
+        if overtaken(slice_, generations[slice_.topic])
+        else Held(slice_.key, skipped=f"{aged(standing[slice_.key]):,} rows of raw went by their age")
+        if aged(standing[slice_.key])
+        else _held(kafka, lake, stream, slice_, places.get(slice_.key, set()))
+        for slice_ in wanted
+        if slice_.key in standing
     ]
 
 
-def _held(kafka: Kafka, lake: Lake, stream: Stream, piece: Slice, erased: set[Place]) -> Held:
+def _held(kafka: Kafka, lake: Lake, stream: Stream, slice_: Slice, erased: set[Place]) -> Held:
     try:
-        state = kafka.topic_state(piece.topic)
-        reason = _incomparable(piece, state)
-        served = {} if reason else _served(kafka, piece, state)
+        state = kafka.topic_state(slice_.topic)
+        reason = _incomparable(slice_, state)
+        served = {} if reason else _served(kafka, slice_, state)
     except HighwaterError as error:
-        return Held(piece.key, skipped=error.problem)
+        return Held(slice_.key, skipped=error.problem)
     if reason:
-        return Held(piece.key, skipped=reason)
-    rows = _in_raw(lake, stream, piece)
+        return Held(slice_.key, skipped=reason)
+    rows = _in_raw(lake, stream, slice_)
     return Held(
-        piece.key,
+        slice_.key,
         records=len(served),
         lacking=sorted(served.keys() - rows.keys() - erased),
         altered=sorted(place for place in served.keys() & rows.keys() if served[place] != rows[place]),
@@ -112,23 +112,23 @@ def _held(kafka: Kafka, lake: Lake, stream: Stream, piece: Slice, erased: set[Pl
     )
 
 
-def _incomparable(piece: Slice, state: TopicState) -> str | None:
-    if state.topic_id != piece.topic_id:
+def _incomparable(slice_: Slice, state: TopicState) -> str | None:
+    if state.topic_id != slice_.topic_id:
         return "the topic was recreated since"
     unled = [
-        p for p, r in piece.ranges.items() if len(r) and (p not in state.partitions or not state.partitions[p].known)
+        p for p, r in slice_.ranges.items() if len(r) and (p not in state.partitions or not state.partitions[p].known)
     ]
     return f"no leader for partitions {', '.join(map(str, unled))}" if unled else None
 
 
-def _served(kafka: Kafka, piece: Slice, state: TopicState) -> dict[Place, str]:
+def _served(kafka: Kafka, slice_: Slice, state: TopicState) -> dict[Place, str]:
     """Digests of the records that Kafka still serves in the slice's ranges."""
     ranges = {}
-    for partition, offsets in piece.ranges.items():
+    for partition, offsets in slice_.ranges.items():
         start = max(offsets.start, state.partitions[partition].log_start or 0) if len(offsets) else offsets.start
         ranges[partition] = OffsetRange(min(start, offsets.end), offsets.end)
     found: dict[Place, str] = {}
-    for message in kafka.read(piece.topic, ranges):
+    for message in kafka.read(slice_.topic, ranges):
         key: Any = message.key()
         value: Any = message.value()
         headers: Any = message.headers()
@@ -144,11 +144,11 @@ def _whole(kind: int, timestamp_ms: int, key: bytes | None, value: bytes | None,
     return digest(timestamp_ms, key, value) + hashlib.sha256(repr([kind, *headers]).encode()).hexdigest()
 
 
-def _in_raw(lake: Lake, stream: Stream, piece: Slice) -> dict[Place, str]:
+def _in_raw(lake: Lake, stream: Stream, slice_: Slice) -> dict[Place, str]:
     raw = lake.table(stream.name, "raw")
     assert raw is not None, "the slice's proof was just read there"
     columns = '"partition", "offset", timestamp_type, timestamp_ms, key, value, headers'
-    where = f"{slice_is_one_of([piece.key])}"
+    where = f"{slice_is_one_of([slice_.key])}"
     return {
         (row["partition"], row["offset"]): _whole(
             row["timestamp_type"], row["timestamp_ms"], row["key"], row["value"], headers_of(row)

@@ -85,16 +85,16 @@ def events_as_recorded(
     columns, reader = _columns(stream, events), _Reader(stream, schemas)
     found = {}
     gone = {key: count for key, proof in proofs_in(raw, keys).items() if (count := aged(proof))}
-    for piece in ledger.get(keys):
-        if piece.key in gone:
-            text = f"nothing is compared: {gone[piece.key]:,} rows of raw went by their age"
-            found[piece.key] = Verdict(passed=True, text=text, numbers={"events": 0, "unlike": 0})
-        elif piece.topic == stream.topic:
-            found[piece.key] = _judged(*_of_main(raw, events, reader, _held(events, columns, piece), piece))
-        elif piece.topic in stream.tier_topics:
-            found[piece.key] = _judged(*_of_tier(raw, events, reader, _held(events, columns, piece), piece))
+    for slice_ in ledger.get(keys):
+        if slice_.key in gone:
+            text = f"nothing is compared: {gone[slice_.key]:,} rows of raw went by their age"
+            found[slice_.key] = Verdict(passed=True, text=text, numbers={"events": 0, "unlike": 0})
+        elif slice_.topic == stream.topic:
+            found[slice_.key] = _judged(*_of_main(raw, events, reader, _held(events, columns, slice_), slice_))
+        elif slice_.topic in stream.tier_topics:
+            found[slice_.key] = _judged(*_of_tier(raw, events, reader, _held(events, columns, slice_), slice_))
         else:
-            found[piece.key] = Verdict(passed=True, text="the origins of other systems' records are not looked up")
+            found[slice_.key] = Verdict(passed=True, text="the origins of other systems' records are not looked up")
     return found
 
 
@@ -111,10 +111,10 @@ def _judged(events: int, unlike: Sequence[_Unlike]) -> Verdict:
 
 
 def _of_main(
-    raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_Told], piece: Slice
+    raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_Told], slice_: Slice
 ) -> tuple[int, list[_Unlike]]:
     """How many events of a slice were compared, and those that differ; a batch at a time."""
-    mine = {f"{name}_slices": slice_is_one_of([piece.key], f"{name}.slice") for name in "er"}
+    mine = {f"{name}_slices": slice_is_one_of([slice_.key], f"{name}.slice") for name in "er"}
     chosen = _chosen(columns) + _versions(reader.stream) + _deleted(reader.stream, events)
     sql = _PAIRS.format(chosen=chosen, tombstone=tombstone_in_sql(reader.stream, "r.value"), **mine)
     compared, unlike = 0, list[_Unlike]()
@@ -150,13 +150,13 @@ WHERE NOT ({{tombstone}}) AND {{e_slices}} AND {{r_slices}}
 
 
 def _of_tier(
-    raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_Told], piece: Slice
+    raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_Told], slice_: Slice
 ) -> tuple[int, list[_Unlike]]:
     """The same of a tier's slice: of several copies of an origin the event is like one at least."""
-    stream, mine = reader.stream, f"{slice_is_one_of([piece.key])}"
+    stream, mine = reader.stream, f"{slice_is_one_of([slice_.key])}"
     read: defaultdict[Origin, list[Mapping[str, Any]]] = defaultdict(list)
     for row in stream_rows(raw, f"SELECT {RECORD} FROM t WHERE NOT ({tombstone_in_sql(stream)}) AND {mine}"):
-        origin, *_ = enveloped(stream, piece, row)
+        origin, *_ = enveloped(stream, slice_, row)
         read[origin].append({"value": row["value"], "record_key": row["key"], "headers": row["headers"]})
     compared, unlike = 0, list[_Unlike]()
     chosen = _chosen(columns) + _versions(stream) + _deleted(stream, events)
@@ -198,14 +198,14 @@ def _deleted(stream: Stream, events: DeltaTable) -> str:
     return ", e.deleted AS deleted" if stream.deletes and has_column(events, "deleted") else ""
 
 
-def _held(events: DeltaTable, columns: Sequence[_Told], piece: Slice) -> list[_Told]:
+def _held(events: DeltaTable, columns: Sequence[_Told], slice_: Slice) -> list[_Told]:
     """The columns in which the events of a slice must have something.
 
     One declaration decides a whole slice: a field that came to the stream later is null in all of its events. What a
     record has and some events alone have not was taken from them.
     """
     counts = ", ".join(f"count({_quoted(one)}) AS c{at}" for at, one in enumerate(columns))
-    [filled] = query(events, f"SELECT {counts} FROM t e WHERE {slice_is_one_of([piece.key])}")
+    [filled] = query(events, f"SELECT {counts} FROM t e WHERE {slice_is_one_of([slice_.key])}")
     return [one for at, one in enumerate(columns) if one.always or filled[f"c{at}"]]
 
 

@@ -41,7 +41,7 @@ def rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence
     rejects, dlq = lake.table(stream.name, "rejects"), lake.table(stream.name, "dlq")
     if rejects is None:
         return dict.fromkeys(keys, Verdict(passed=False, text="the slice is not in rejects"))
-    pieces = {piece.key: piece for piece in ledger.get(keys)}
+    slices = {slice_.key: slice_ for slice_ in ledger.get(keys)}
     decided, proofs = proofs_in(rejects, keys), {} if dlq is None else proofs_in(dlq, keys)
     sent = ledger.publications(keys)
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
@@ -49,7 +49,7 @@ def rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence
         numbers = {"rejected": count_in(rejects, NUMBER), "sent": count_in(dlq, NUMBER)}
         for row in query_all({"rejects": rejects, "dlq": dlq}, _UNLIKE.format(slices=slice_is_one_of(keys), **numbers)):
             wrong[row["slice"]].append(told(_unlike(row), Origin.of_row(row)))
-    return {key: _published(pieces[key], decided.get(key), proofs.get(key), sent.get(key), wrong[key]) for key in keys}
+    return {key: _published(slices[key], decided.get(key), proofs.get(key), sent.get(key), wrong[key]) for key in keys}
 
 
 _ORIGIN = ", ".join(ORIGIN)
@@ -76,7 +76,7 @@ def _unlike(row: Mapping[str, Any]) -> str:
 
 
 def _published(
-    piece: Slice,
+    slice_: Slice,
     decided: Proof | None,
     proof: Proof | None,
     sent: Publication | None,
@@ -88,7 +88,7 @@ def _published(
         "sent": sent.sent if sent else 0,
         "unlike": len(wrong),
     }
-    problem = _unpublished(piece, decided, proof, sent)
+    problem = _unpublished(slice_, decided, proof, sent)
     kinds = Counter(str(one["problem"]) for one in wrong)
     texts = [problem] if problem else []
     texts += [f"{count:,} {kind}" for kind, count in sorted(kinds.items())]
@@ -98,10 +98,10 @@ def _published(
     return Verdict(passed=True, text=text, numbers=numbers)
 
 
-def _unpublished(piece: Slice, decided: Proof | None, proof: Proof | None, sent: Publication | None) -> str | None:
+def _unpublished(slice_: Slice, decided: Proof | None, proof: Proof | None, sent: Publication | None) -> str | None:
     if decided is None:
         return "the slice is not in rejects"
-    if problem := another_plan(piece, decided, "rejects"):
+    if problem := another_plan(slice_, decided, "rejects"):
         return problem
     if not decided.rows:
         return None
@@ -113,7 +113,7 @@ def _unpublished(piece: Slice, decided: Proof | None, proof: Proof | None, sent:
     expected = proof.counts.get("sent", sent.sent)
     if sent.sent != expected or sent.sent > (proof.rows or 0):
         return f"the ledger tells of {sent.sent:,} that were sent, the commit of dlq of {expected:,} of {proof.rows:,}"
-    return another_commit(piece, proof, "dlq", decided.rows)
+    return another_commit(slice_, proof, "dlq", decided.rows)
 
 
 def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:

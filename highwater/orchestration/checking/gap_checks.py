@@ -75,43 +75,43 @@ def gaps_explained(ledger: Ledger, kafka: Kafka, found: InRaw) -> dict[str, Verd
     """
     kept, erased = ledger.gaps([*found.proofs]), ledger.erasures.slices([*found.proofs])
     return {
-        piece.key: _but_erased(
+        slice_.key: _but_erased(
             ledger,
             kafka,
-            piece,
-            found.proofs[piece.key],
-            found.rows[piece.key],
-            kept.get(piece.key),
-            erased.get(piece.key, ()),
+            slice_,
+            found.proofs[slice_.key],
+            found.rows[slice_.key],
+            kept.get(slice_.key),
+            erased.get(slice_.key, ()),
         )
-        if piece.key in found.proofs
+        if slice_.key in found.proofs
         else ABSENT
-        for piece in found.pieces
+        for slice_ in found.slices
     }
 
 
 def _but_erased(
     ledger: Ledger,
     kafka: Kafka,
-    piece: Slice,
+    slice_: Slice,
     proof: Proof,
     rows: Rows,
     kept: Gaps | None,
     erased: Sequence[Erased],
 ) -> Verdict:
     """What explains the gaps beside those that an erasure left, or rows that went by their age: the ledger has both."""
-    everything = missing(piece.ranges, rows.held)
+    everything = missing(slice_.ranges, rows.held)
     # Of rows that are there again a record explains nothing.
     old = [one for one in erased if one.by_age] if aged(proof) else []
     whole = _without(everything, _places_of(old))
     gone = offsets_in(everything) - offsets_in(whole)
     if gone < aged(proof):
-        return _unrecorded(piece, everything, aged(proof), gone)
+        return _unrecorded(slice_, everything, aged(proof), gone)
     gaps = _without(whole, _places_of([one for one in erased if not one.by_age]))
-    found, lacking = _explained(ledger, kafka, piece, proof, gaps, kept)
-    if lacking and (out := _kept_out(ledger, kafka, piece, lacking)):
+    found, lacking = _explained(ledger, kafka, slice_, proof, gaps, kept)
+    if lacking and (out := _excluded(ledger, kafka, slice_, lacking)):
         gaps = _without(gaps, out)
-        found, _ = _explained(ledger, kafka, piece, proof, gaps, kept)
+        found, _ = _explained(ledger, kafka, slice_, proof, gaps, kept)
     count = offsets_in(whole) - offsets_in(gaps)
     left_out = [f"{count:,} offsets of erased records"] if count else []
     left_out += [f"{gone:,} of records whose rows went by their age"] if gone else []
@@ -120,65 +120,65 @@ def _but_erased(
     return replace(found, text=found.text + told, numbers={**found.numbers, **numbers})
 
 
-def _unrecorded(piece: Slice, gaps: Ranges, tells: int, known: int) -> Verdict:
+def _unrecorded(slice_: Slice, gaps: Ranges, tells: int, known: int) -> Verdict:
     text = (
         f"by the commit of raw {tells:,} rows went by their age, and the ledger knows of {known:,} of them. "
-        f"highwater maintain {piece.stream} --yes learns what the lake knows; else restore the table erasures"
+        f"highwater maintain {slice_.stream} --yes learns what the lake knows; else restore the table erasures"
     )
-    return Verdict(passed=False, text=text, numbers={**_numbers(piece, gaps), "aged": known}, samples=_samples(gaps))
+    return Verdict(passed=False, text=text, numbers={**_numbers(slice_, gaps), "aged": known}, samples=_samples(gaps))
 
 
 def _places_of(erased: Sequence[Erased]) -> dict[int, list[OffsetRange]]:
     return ranges_of({place for one in erased for place in places_in(one.places)})
 
 
-def _kept_out(ledger: Ledger, kafka: Kafka, piece: Slice, lacking: Sequence[Place]) -> dict[int, list[OffsetRange]]:
+def _excluded(ledger: Ledger, kafka: Kafka, slice_: Slice, lacking: Sequence[Place]) -> dict[int, list[OffsetRange]]:
     """Of the records that raw lacks those that were erased before the slice was read; the ledger keeps their places."""
-    erasures = ledger.erasures.of(piece.stream)
+    erasures = ledger.erasures.of(slice_.stream)
     gone, wanted = until(erasures), set(lacking)
     if not gone:
         return {}
     found: dict[str, set[Place]] = {}
     for ranges in rounds(ranges_of(wanted), APART):
-        for message in kafka.read(piece.topic, ranges, committed=True):
+        for message in kafka.read(slice_.topic, ranges, committed=True):
             place, key = (message.partition() or 0, message.offset() or 0), message.key()
             digest = "" if key is None else digest_of_key(key if isinstance(key, bytes) else str(key).encode())
             if place in wanted and digest in gone and message.timestamp()[1] <= milliseconds(gone[digest]):
                 found.setdefault(digest, set()).add(place)
     for digest, places in found.items():
         number = max(one.number for one in erasures if one.digest == digest)
-        ledger.erasures.kept_out(number, piece.key, ranges_of(places), datetime.now(UTC))
+        ledger.erasures.excluded_slices(number, slice_.key, ranges_of(places), datetime.now(UTC))
     return ranges_of({place for places in found.values() for place in places})
 
 
 def _explained(
-    ledger: Ledger, kafka: Kafka, piece: Slice, proof: Proof, gaps: Ranges, kept: Gaps | None
+    ledger: Ledger, kafka: Kafka, slice_: Slice, proof: Proof, gaps: Ranges, kept: Gaps | None
 ) -> tuple[Verdict, Sequence[Place]]:
     """The answer, and the records that raw lacks though Kafka serves them."""
     if kept is not None:
         if kept.digest == digest_of(gaps):
-            return _by_record(piece, gaps, kept), ()
-        seen = _look(ledger, kafka, piece, gaps)
-        return _changed(piece, gaps, kept, seen), seen.lacking
-    lost = _lost(ledger, piece, proof, gaps)
-    seen = _look(ledger, kafka, piece, _without(gaps, lost))
+            return _by_record(slice_, gaps, kept), ()
+        seen = _look(ledger, kafka, slice_, gaps)
+        return _changed(slice_, gaps, kept, seen), seen.lacking
+    lost = _lost(ledger, slice_, proof, gaps)
+    seen = _look(ledger, kafka, slice_, _without(gaps, lost))
     if seen.lacking:
-        return _lacking(piece, gaps, seen), seen.lacking
-    first = _first(ledger, kafka, piece, gaps, offsets_in(lost), seen)
-    ledger.keep_gaps(piece, first)
-    return _by_record(piece, gaps, first, seen.why), ()
+        return _lacking(slice_, gaps, seen), seen.lacking
+    first = _first(ledger, kafka, slice_, gaps, offsets_in(lost), seen)
+    ledger.record_gaps(slice_, first)
+    return _by_record(slice_, gaps, first, seen.why), ()
 
 
-def _numbers(piece: Slice, gaps: Ranges) -> dict[str, int]:
-    return {"offsets": piece.offsets, "gaps": offsets_in(gaps)}
+def _numbers(slice_: Slice, gaps: Ranges) -> dict[str, int]:
+    return {"offsets": slice_.offsets, "gaps": offsets_in(gaps)}
 
 
-def _lost(ledger: Ledger, piece: Slice, proof: Proof, gaps: Ranges) -> dict[int, list[OffsetRange]]:
+def _lost(ledger: Ledger, slice_: Slice, proof: Proof, gaps: Ranges) -> dict[int, list[OffsetRange]]:
     """Gaps whose loss was accepted before raw read the slice; the proof says how many they were."""
     if not proof.counts.get("lost"):
         return {}
-    left = left_to_read(piece, ledger.losses(piece.stream, piece.topic))
-    cut = missing(piece.ranges, {p: [offsets] for p, offsets in left.ranges.items()})
+    left = left_to_read(slice_, ledger.losses(slice_.stream, slice_.topic))
+    cut = missing(slice_.ranges, {p: [offsets] for p, offsets in left.ranges.items()})
     found: dict[int, list[OffsetRange]] = {}
     for partition, ranges in cut.items():
         for hole in ranges:
@@ -194,11 +194,11 @@ def _without(gaps: Ranges, taken: Ranges) -> dict[int, list[OffsetRange]]:
     return {p: ranges for p, ranges in found.items() if ranges}
 
 
-def _first(ledger: Ledger, kafka: Kafka, piece: Slice, gaps: Ranges, lost: int, seen: Look) -> Gaps:
+def _first(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges, lost: int, seen: Look) -> Gaps:
     """What the first look comes to; what is told apart by compaction needs the topic's settings, now and before."""
     nobody = offsets_in(gaps) - lost - seen.aborted - seen.unseen
-    policy = _cleanup_policy(kafka, piece.topic) if nobody else None
-    unclear = nobody and any(compacts(value) for value in {policy, *ledger.cleanup_policies(piece.topic_id)})
+    policy = _cleanup_policy(kafka, slice_.topic) if nobody else None
+    unclear = nobody and any(compacts(value) for value in {policy, *ledger.cleanup_policies(slice_.topic_id)})
     return Gaps(
         digest=digest_of(gaps),
         aborted=seen.aborted,
@@ -216,7 +216,7 @@ def _cleanup_policy(kafka: Kafka, topic: str) -> str:
     return FORBIDDEN if found is None else found.value
 
 
-def _look(ledger: Ledger, kafka: Kafka, piece: Slice, gaps: Ranges) -> Look:
+def _look(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges) -> Look:
     """Look at the gaps, and at nothing that lies far from them.
 
     Raises:
@@ -224,37 +224,37 @@ def _look(ledger: Ledger, kafka: Kafka, piece: Slice, gaps: Ranges) -> Look:
     """
     if not gaps:
         return Look()
-    if overtaken(piece, ledger.generations(piece.stream, piece.topic)):
+    if overtaken(slice_, ledger.generations(slice_.stream, slice_.topic)):
         return Look(unseen=offsets_in(gaps), why="other records stand under its offsets now, which was accepted")
     try:
-        state = kafka.topic_state(piece.topic)
+        state = kafka.topic_state(slice_.topic)
     except TopicAbsentError:
         return Look(unseen=offsets_in(gaps), why="the topic is gone")
-    if state.topic_id != piece.topic_id:
+    if state.topic_id != slice_.topic_id:
         return Look(unseen=offsets_in(gaps), why="the topic was recreated since")
     bounds: dict[int, OffsetRange] = {}
     for partition in gaps:
         seen = state.partitions.get(partition)
         if seen is None or seen.log_start is None or seen.last_stable is None:
             raise DependencyAwayError(
-                f"{piece.topic} partition {partition} has no leader, so the gaps of {piece.key} could not be looked at",
+                f"{slice_.topic} partition {partition} has no leader, so the gaps of {slice_.key} are not checked",
                 remedy="bring its broker back; it is tried again",
             )
         bounds[partition] = OffsetRange(seen.log_start, max(seen.last_stable, seen.log_start))
     there = within(gaps, bounds)
     gone = offsets_in(gaps) - offsets_in(there)
     why = "Kafka holds them no more" if gone else ""
-    return replace(_seen(kafka, piece, there), unseen=gone, why=why)
+    return replace(_seen(kafka, slice_, there), unseen=gone, why=why)
 
 
-def _seen(kafka: Kafka, piece: Slice, gaps: Ranges) -> Look:
+def _seen(kafka: Kafka, slice_: Slice, gaps: Ranges) -> Look:
     try:
-        uncommitted = _read(kafka, piece.topic, gaps, committed=False)
+        uncommitted = _read(kafka, slice_.topic, gaps, committed=False)
         # Whoever reads committed records sees none that the other does not see.
-        served = _read(kafka, piece.topic, ranges_of(uncommitted), committed=True)
+        served = _read(kafka, slice_.topic, ranges_of(uncommitted), committed=True)
     except OffsetsExpiredError as error:
         raise DependencyAwayError(
-            f"retention took offsets of {piece.key} while its gaps were looked at",
+            f"retention took offsets of {slice_.key} while its gaps were looked at",
             found=error.found,
             remedy="nothing: it is looked again",
         ) from error
@@ -272,12 +272,12 @@ def _read(kafka: Kafka, topic: str, gaps: Ranges, *, committed: bool) -> set[Pla
     }
 
 
-def _by_record(piece: Slice, gaps: Ranges, kept: Gaps, why: str = "") -> Verdict:
-    numbers = {**_numbers(piece, gaps), **kept.counts}
+def _by_record(slice_: Slice, gaps: Ranges, kept: Gaps, why: str = "") -> Verdict:
+    numbers = {**_numbers(slice_, gaps), **kept.counts}
     if not gaps:
-        return Verdict(passed=True, text=f"raw has a record for each of {piece.offsets:,} offsets", numbers=numbers)
+        return Verdict(passed=True, text=f"raw has a record for each of {slice_.offsets:,} offsets", numbers=numbers)
     told = ", ".join(f"{count:,} {_NAMES[name]}" for name, count in kept.counts.items() if count)
-    text = f"{piece.offsets:,} offsets, {numbers['gaps']:,} gaps: {told}, as seen {kept.looked_at:%Y-%m-%d %H:%M} UTC"
+    text = f"{slice_.offsets:,} offsets, {numbers['gaps']:,} gaps: {told}, as seen {kept.looked_at:%Y-%m-%d %H:%M} UTC"
     if kept.unseen:
         reason = why or "Kafka held them no more"
         text += f". Of the unseen nothing is known: {reason} when they were first looked at"
@@ -294,25 +294,27 @@ _NAMES: Mapping[str, str] = {
 }
 
 
-def _lacking(piece: Slice, gaps: Ranges, seen: Look) -> Verdict:
+def _lacking(slice_: Slice, gaps: Ranges, seen: Look) -> Verdict:
     text = (
         f"{len(seen.lacking):,} records that Kafka serves are not in raw. Materialise raw of the slice again, and what "
         "follows it, while Kafka holds them"
     )
-    numbers = {**_numbers(piece, gaps), "lacking": len(seen.lacking)}
+    numbers = {**_numbers(slice_, gaps), "lacking": len(seen.lacking)}
     return Verdict(passed=False, text=text, numbers=numbers, samples=_samples(ranges_of(seen.lacking)))
 
 
-def _changed(piece: Slice, gaps: Ranges, kept: Gaps, seen: Look) -> Verdict:
+def _changed(slice_: Slice, gaps: Ranges, kept: Gaps, seen: Look) -> Verdict:
     """The gaps are others than when they were first looked at: rows came or went since, whatever Kafka shows now."""
     if seen.lacking:
-        return _lacking(piece, gaps, seen)
+        return _lacking(slice_, gaps, seen)
     before, now = sum(kept.counts.values()), offsets_in(gaps)
     text = (
         f"{now:,} gaps that are others than the {before:,} of {kept.looked_at:%Y-%m-%d %H:%M} UTC, and Kafka serves no "
         "record there now: rows of raw were removed, added or moved by something else than Highwater. Restore raw"
     )
-    return Verdict(passed=False, text=text, numbers={**_numbers(piece, gaps), "before": before}, samples=_samples(gaps))
+    return Verdict(
+        passed=False, text=text, numbers={**_numbers(slice_, gaps), "before": before}, samples=_samples(gaps)
+    )
 
 
 def _samples(gaps: Ranges) -> list[dict[str, int]]:

@@ -25,9 +25,9 @@ def compare(ledger: Ledger, lake: Lake, stream: Stream) -> list[str]:
     # The lake first: whatever is committed was planned before.
     there, proofs = slices_there(lake, stream), committed(lake, stream)
     seen = attempts_of(lake, stream, proofs).tables().values()
-    plans = {piece.key: piece for piece in ledger.slices(stream.name)}
+    plans = {slice_.key: slice_ for slice_ in ledger.slices(stream.name)}
     issued: dict[str, int] = {}
-    for topic, topic_id in {(piece.topic, piece.topic_id) for piece in plans.values()}:
+    for topic, topic_id in {(slice_.topic, slice_.topic_id) for slice_ in plans.values()}:
         issued |= ledger.attempts_at(stream.name, topic, topic_id)
     return [
         *strangers(there, plans, stream.name),
@@ -37,13 +37,13 @@ def compare(ledger: Ledger, lake: Lake, stream: Stream) -> list[str]:
 
 
 def _differing(plans: Mapping[str, Slice], read: Mapping[str, Proof]) -> list[str]:
-    def facts(piece: Slice) -> tuple[object, ...]:
-        return piece.topic_id, piece.generation, piece.ranges
+    def facts(slice_: Slice) -> tuple[object, ...]:
+        return slice_.topic_id, slice_.generation, slice_.ranges
 
-    wrong = [key for key, proof in sorted(read.items()) if key in plans and facts(plans[key]) != facts(proof.piece)]
+    wrong = [key for key, proof in sorted(read.items()) if key in plans and facts(plans[key]) != facts(proof.slice_)]
     if not wrong:
         return []
-    first, proof = plans[wrong[0]], read[wrong[0]].piece
+    first, proof = plans[wrong[0]], read[wrong[0]].slice_
     return [
         _sentence(
             wrong,

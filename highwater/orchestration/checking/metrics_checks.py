@@ -66,8 +66,8 @@ def _followed(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -
     touched = {key: made[key].minutes | there.get(key, set()) for key in settled}
     compared = _compared(stream, metrics, events, {minute for found in touched.values() for minute in found})
     others = {
-        piece.key: another_commit(piece, made[piece.key].proof, TABLE, len(there.get(piece.key, ())))
-        for piece in ledger.get(settled)
+        slice_.key: another_commit(slice_, made[slice_.key].proof, TABLE, len(there.get(slice_.key, ())))
+        for slice_ in ledger.get(settled)
     }
     return {
         key: _judged(touched[key], compared, others[key])

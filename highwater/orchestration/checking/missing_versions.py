@@ -125,10 +125,10 @@ def reaches(decided: Iterable[Proof], topic: str) -> dict[tuple[str, int, int], 
     """How far each partition of the main topic, by the topic, generation and number, is decided."""
     ranges: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
     for proof in decided:
-        if proof.piece.topic == topic:
-            for partition, offsets in proof.piece.ranges.items():
+        if proof.slice_.topic == topic:
+            for partition, offsets in proof.slice_.ranges.items():
                 if len(offsets):
-                    place = (topic, proof.piece.generation, partition)
+                    place = (topic, proof.slice_.generation, partition)
                     ranges.setdefault(place, []).append((offsets.start, offsets.end))
     return {place: _reach(sorted(found)) for place, found in ranges.items()}
 

@@ -52,12 +52,12 @@ class InRaw:
     """Slices as raw holds them.
 
     Args:
-        pieces: the slices as they were planned.
+        slices: the slices as they were planned.
         proofs: of those that were committed.
         rows: of the same.
     """
 
-    pieces: Sequence[Slice]
+    slices: Sequence[Slice]
     proofs: Mapping[str, Proof] = field(default_factory=dict)
     rows: Mapping[str, Rows] = field(default_factory=dict)
 
@@ -68,30 +68,30 @@ def in_raw(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> I
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    pieces, raw = ledger.get(keys), lake.table(stream.name, "raw")
-    return InRaw(pieces) if raw is None else InRaw(pieces, proofs_in(raw, keys), rows_in_raw(raw, pieces))
+    slices, raw = ledger.get(keys), lake.table(stream.name, "raw")
+    return InRaw(slices) if raw is None else InRaw(slices, proofs_in(raw, keys), rows_in_raw(raw, slices))
 
 
-def rows_in_raw(raw: DeltaTable, pieces: Sequence[Slice]) -> dict[str, Rows]:
+def rows_in_raw(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, Rows]:
     """For each slice the offsets that raw has rows of.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    planned = {piece.key: piece for piece in pieces}
+    planned = {slice_.key: slice_ for slice_ in slices}
     found = {key: Rows() for key in planned}
     told = query_columns({"raw": raw}, _STRETCHES.format(slices=slice_is_one_of(planned)))
     for key, topic, generation, partition, first, last, rows in zip(*told.values(), strict=True):
-        mine, piece = found[key], planned[key]
+        mine, slice_ = found[key], planned[key]
         mine.rows += rows
         if first is None:
             mine.outside.append(f"{topic}, generation {generation}, partition {partition}, {rows:,} without an offset")
             continue
         stretch = OffsetRange(first, last + 1)
         mine.doubled += rows - len(stretch)
-        if (topic, generation) == (piece.topic, piece.generation):
+        if (topic, generation) == (slice_.topic, slice_.generation):
             mine.held.setdefault(partition, []).append(stretch)
-            within = piece.ranges.get(partition, OffsetRange(0, 0))
+            within = slice_.ranges.get(partition, OffsetRange(0, 0))
             if within.start <= stretch.start and stretch.end <= within.end:
                 continue
         mine.outside.append(f"{topic}, generation {generation}, partition {partition} [{first}, {last + 1})")

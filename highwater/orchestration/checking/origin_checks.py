@@ -44,13 +44,13 @@ def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequ
     counted = conservation(tables, proofs, keys)
     if len(tables) < len(CONSERVED):
         return counted
-    pieces = {piece.key: piece for piece in ledger.get(keys)}
+    slices = {slice_.key: slice_ for slice_ in ledger.get(keys)}
     given_up = {discard.origin for discard in ledger.discards(stream.name)}
-    wrong = _misplaced(tables, stream, pieces, proofs, numbers(ledger.reclaims.of(stream.name)), given_up)
+    wrong = _misplaced(tables, stream, slices, proofs, numbers(ledger.reclaims.of(stream.name)), given_up)
     found = {}
     for key, verdict in counted.items():
         decision = proofs["events"].get(key)
-        problem = None if decision is None else another_plan(pieces[key], decision, "events")
+        problem = None if decision is None else another_plan(slices[key], decision, "events")
         found[key] = _accounted(verdict, problem, wrong[key])
     return found
 
@@ -69,7 +69,7 @@ def _accounted(counted: Verdict, problem: str | None, wrong: Sequence[Mapping[st
 def _misplaced(
     tables: Mapping[str, DeltaTable],
     stream: Stream,
-    pieces: Mapping[str, Slice],
+    slices: Mapping[str, Slice],
     proofs: Mapping[str, Mapping[str, Proof]],
     taken_back: Mapping[Origin, int],
     given_up: Collection[Origin],
@@ -78,13 +78,13 @@ def _misplaced(
 
     Of a slice whose rows of raw went by their age it is told what stands in two places, or beyond what was planned.
     """
-    found: dict[str, list[dict[str, Any]]] = {key: [] for key in pieces}
+    found: dict[str, list[dict[str, Any]]] = {key: [] for key in slices}
     decisions, gone = proofs["events"], {key for key, proof in proofs["raw"].items() if aged(proof)}
     for row in _asked(tables, _TWICE, gone):
         found[row["slice"]].append(told("in two places", Origin.of_row(row)))
     for key in sorted(gone):
-        found[key] += _unplanned(tables, stream, pieces[key])
-    main = [key for key, piece in pieces.items() if piece.topic == stream.topic and key not in gone]
+        found[key] += _unplanned(tables, stream, slices[key])
+    main = [key for key, slice_ in slices.items() if slice_.topic == stream.topic and key not in gone]
     for tombstone in ("false", "value IS NULL"):
         mine = [key for key in main if _tombstones_of(decisions.get(key)) == tombstone]
         for row in _asked(tables, _MISPLACED, mine, tombstone=tombstone):
@@ -98,18 +98,18 @@ def _misplaced(
         for row in _asked(tables, question, keys, tried=tried, other_key=other_key):
             found[row["slice"]].append(told(f"in {name} otherwise than in raw", Origin.of_row(row)))
     # Whose the records are that other systems sent rests on what was known when they were decided: the numbers tell.
-    tiers = [key for key, piece in pieces.items() if piece.topic in stream.tier_topics and key not in gone]
+    tiers = [key for key, slice_ in slices.items() if slice_.topic in stream.tier_topics and key not in gone]
     for key in tiers:
-        found[key] = _misplaced_of_tier(tables, stream, pieces[key], decisions.get(key), taken_back, given_up)
+        found[key] = _misplaced_of_tier(tables, stream, slices[key], decisions.get(key), taken_back, given_up)
     return found
 
 
-def _unplanned(tables: Mapping[str, DeltaTable], stream: Stream, piece: Slice) -> list[dict[str, Any]]:
+def _unplanned(tables: Mapping[str, DeltaTable], stream: Stream, slice_: Slice) -> list[dict[str, Any]]:
     """Origins in events and rejects of a slice of the main topic that its plan does not have."""
-    if piece.topic != stream.topic:
+    if slice_.topic != stream.topic:
         return []
-    spans = ((piece.generation, p, r.start, r.end) for p, r in piece.ranges.items())
-    where = f"{slice_is_one_of([piece.key])} AND {in_none_of(spans)}"
+    spans = ((slice_.generation, p, r.start, r.end) for p, r in slice_.ranges.items())
+    where = f"{slice_is_one_of([slice_.key])} AND {in_none_of(spans)}"
     asked = f"SELECT {_ORIGIN} FROM t WHERE {where}"
     rows = [row for name in ("events", "rejects") for row in query(tables[name], asked)]
     return [told("in events or rejects, and not planned", Origin.of_row(row)) for row in rows]
@@ -189,7 +189,7 @@ def told(problem: str, origin: Origin) -> dict[str, Any]:
 def _misplaced_of_tier(
     tables: Mapping[str, DeltaTable],
     stream: Stream,
-    piece: Slice,
+    slice_: Slice,
     decision: Proof | None,
     taken_back: Mapping[Origin, int],
     given_up: Collection[Origin],
@@ -199,10 +199,10 @@ def _misplaced_of_tier(
     Several records may have one origin: one counts, the others are superseded. All of them are where another slice
     accepted it or a person gave it up, and those that were published before their origin was taken back from the DLQ.
     """
-    mine = f"{slice_is_one_of([piece.key])}"
+    mine = f"{slice_is_one_of([slice_.key])}"
     asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE NOT ({_tombstones_of(decision)}) AND {mine}")
-    early = _named_early(tables["rejects"], piece, mine)
-    copies = Counter(_copy_of(stream, piece, row, early) for row in asked)
+    early = _named_early(tables["rejects"], slice_, mine)
+    copies = Counter(_copy_of(stream, slice_, row, early) for row in asked)
     read, counting, contents = Counter[Origin](), set(), defaultdict[Origin, set[str]](set)
     tries = defaultdict[Origin, set[int | None]](lambda: {None})  # a row that does not tell is no error
     for one, times in copies.items():
@@ -222,7 +222,7 @@ def _misplaced_of_tier(
     found += [told(f"in {name} otherwise than in raw", origin) for origin, name in sorted(altered)]
     found += [told("in events or rejects, and not in raw", origin) for origin in sorted(placed.keys() - read.keys())]
     left = counting.difference(placed, given_up)
-    found += [told("in no place", origin) for origin in sorted(left - _elsewhere(tables, stream, piece, left))]
+    found += [told("in no place", origin) for origin in sorted(left - _elsewhere(tables, stream, slice_, left))]
     superseded = sum(read.values()) - len(read.keys() & placed.keys())
     decided = decision.counts.get("superseded", 0) if decision else superseded
     if superseded != decided and not found:
@@ -258,22 +258,22 @@ class _Copy(NamedTuple):
     as_reject: str
 
 
-def _named_early(rejects: DeltaTable, piece: Slice, mine: str) -> set[tuple[int, int]]:
+def _named_early(rejects: DeltaTable, slice_: Slice, mine: str) -> set[tuple[int, int]]:
     """Partition and offset of records whose envelope named an origin before that was decided: by now it may be."""
-    columns = f"origin_partition, origin_offset FROM t WHERE {mine} AND origin_topic = '{piece.topic}'"
+    columns = f"origin_partition, origin_offset FROM t WHERE {mine} AND origin_topic = '{slice_.topic}'"
     rows = query(rejects, f"SELECT {columns} AND detail = '{NAMED_EARLY}'")
     return {(row["origin_partition"], row["origin_offset"]) for row in rows}
 
 
-def _copy_of(stream: Stream, piece: Slice, row: Mapping[str, Any], early: Collection[tuple[int, int]]) -> _Copy:
+def _copy_of(stream: Stream, slice_: Slice, row: Mapping[str, Any], early: Collection[tuple[int, int]]) -> _Copy:
     told = {**row, "headers": None} if (row["partition"], row["offset"]) in early else row
-    origin, taken_back, retries, ms = enveloped(stream, piece, told)
+    origin, taken_back, retries, ms = enveloped(stream, slice_, told)
     whole = {**row, "ms": ms}
     as_event = {"ms": ms, "key": row["key"]} if stream.record_key == "strict" else {"ms": ms}
     return _Copy(origin, taken_back, retries, _digest(as_event), _digest(whole))
 
 
-def enveloped(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> tuple[Origin, int, int, int]:
+def enveloped(stream: Stream, slice_: Slice, row: Mapping[str, Any]) -> tuple[Origin, int, int, int]:
     """What a row of raw, of a tier's slice, is a copy of: of itself if it has no envelope.
 
     Returns:
@@ -282,8 +282,8 @@ def enveloped(stream: Stream, piece: Slice, row: Mapping[str, Any]) -> tuple[Ori
     """
     envelope = opened(headers_of(row), stream.is_origin)
     if envelope is None:
-        origin = Origin(piece.topic, piece.generation, row["partition"], row["offset"])
-        return origin, 0, tier_of(stream, piece.topic), row["ms"]
+        origin = Origin(slice_.topic, slice_.generation, row["partition"], row["offset"])
+        return origin, 0, tier_of(stream, slice_.topic), row["ms"]
     return envelope.origin, envelope.reclaims, envelope.attempt, envelope.timestamp
 
 
@@ -293,7 +293,7 @@ def _digest(row: Mapping[str, Any]) -> str:
 
 
 def _elsewhere(
-    tables: Mapping[str, DeltaTable], stream: Stream, piece: Slice, origins: Collection[Origin]
+    tables: Mapping[str, DeltaTable], stream: Stream, slice_: Slice, origins: Collection[Origin]
 ) -> set[Origin]:
     """Those of the origins that another slice accepted, or accepted once and has decided anew since.
 
@@ -305,8 +305,8 @@ def _elsewhere(
     least, most = (pick(origin.offset for origin in origins) for pick in (min, max))
     spans = ((*origin, origin.offset + 1) for origin in origins)
     between = f"origin_offset BETWEEN {least} AND {most} AND {in_one_of(spans)}"
-    where = f"slice <> '{piece.key}' AND {between}"
-    later = f"arrow_cast(first_failed_at, 'Int64') > {int(piece.planned_at.timestamp() * 1_000_000)}"
+    where = f"slice <> '{slice_.key}' AND {between}"
+    later = f"arrow_cast(first_failed_at, 'Int64') > {int(slice_.planned_at.timestamp() * 1_000_000)}"
     rejected = f"{where} AND (NOT starts_with(slice, '{stream.topic}@') OR {later})"
     rows = [
         *query_all(tables, f"SELECT DISTINCT {_ORIGIN} FROM events WHERE {where}"),

@@ -118,7 +118,7 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
         if key in decided["rejects"] and decided["rejects"][key].attempt == p.attempt
     }
     read = sized(tables["raw"], _main(proofs_in(tables["raw"]), stream))
-    open_slices = [proof.piece for key, proof in decided["events"].items() if key not in settled]
+    open_slices = [proof.slice_ for key, proof in decided["events"].items() if key not in settled]
     counted = _Counted(tables, stream, open_slices, ledger.losses(stream.name, stream.topic))
     rows, accepted = counted.accepted()
     given_up = {discard.origin for discard in ledger.discards(stream.name)}
@@ -202,11 +202,11 @@ class _Counted:
         topic = stream.topic.replace("'", "''")
         conditions = [f"origin_topic = '{topic}'"]
         if open_slices:
-            conditions.append(f"NOT {slice_is_one_of([piece.key for piece in open_slices])}")
-        mine = [piece for piece in open_slices if piece.topic == stream.topic]
+            conditions.append(f"NOT {slice_is_one_of([slice_.key for slice_ in open_slices])}")
+        mine = [slice_ for slice_ in open_slices if slice_.topic == stream.topic]
         undecided = [
             (generation, partition, offsets.start, offsets.end)
-            for generation in {piece.generation for piece in mine}
+            for generation in {slice_.generation for slice_ in mine}
             for partition, ranges in merge_ranges(one for one in mine if one.generation == generation).items()
             for offsets in ranges
         ]

@@ -28,50 +28,55 @@ def slices_tile(ledger: Ledger, stream: Stream, keys: Sequence[str]) -> dict[str
     Raises:
         DependencyAwayError: the ledger could not be read.
     """
-    pieces = ledger.get(keys)
-    generations = _generations(ledger, stream, pieces)
+    slices = ledger.get(keys)
+    generations = _generations(ledger, stream, slices)
     losses = ledger.losses(stream.name)
     return {
-        piece.key: _tiled(
-            piece, seams([piece], generations[piece.topic, piece.generation], losses, ledger.before(piece))
+        slice_.key: _tiled(
+            slice_, seams([slice_], generations[slice_.topic, slice_.generation], losses, ledger.before(slice_))
         )
-        for piece in pieces
+        for slice_ in slices
     }
 
 
-def all_seams(ledger: Ledger, stream: Stream, pieces: Iterable[Slice]) -> list[Seam]:
+def all_seams(ledger: Ledger, stream: Stream, slices: Iterable[Slice]) -> list[Seam]:
     """Where the slices of a stream, all of them given, do not tile.
 
     Raises:
         DependencyAwayError: the ledger could not be read.
     """
     groups: dict[tuple[str, int], list[Slice]] = {}
-    for piece in sorted(pieces, key=lambda one: one.ordinal):
-        groups.setdefault((piece.topic, piece.generation), []).append(piece)
+    for slice_ in sorted(slices, key=lambda one: one.ordinal):
+        groups.setdefault((slice_.topic, slice_.generation), []).append(slice_)
     losses = ledger.losses(stream.name)
     generations = _generations(ledger, stream, [group[0] for group in groups.values()])
     return [seam for name, group in groups.items() for seam in seams(group, generations[name], losses)]
 
 
-def _generations(ledger: Ledger, stream: Stream, pieces: Iterable[Slice]) -> dict[tuple[str, int], Generation]:
+def _generations(ledger: Ledger, stream: Stream, slices: Iterable[Slice]) -> dict[tuple[str, int], Generation]:
     """The generations of the slices; one that the ledger does not hold began wherever its first slice does."""
     found = {
         (topic, generation.number): generation
-        for topic in {piece.topic for piece in pieces}
+        for topic in {slice_.topic for slice_ in slices}
         for generation in ledger.generations(stream.name, topic)
     }
     unknown = {
-        (piece.topic, piece.generation): Generation(
-            stream.name, piece.topic, piece.topic_id, piece.generation, dict.fromkeys(piece.ranges), piece.planned_at
+        (slice_.topic, slice_.generation): Generation(
+            stream.name,
+            slice_.topic,
+            slice_.topic_id,
+            slice_.generation,
+            dict.fromkeys(slice_.ranges),
+            slice_.planned_at,
         )
-        for piece in pieces
+        for slice_ in slices
     }
     return unknown | found
 
 
-def _tiled(piece: Slice, found: Sequence[Seam]) -> Verdict:
+def _tiled(slice_: Slice, found: Sequence[Seam]) -> Verdict:
     if not found:
-        return Verdict(passed=True, text=f"{len(piece.ranges)} ranges begin where those before them end")
+        return Verdict(passed=True, text=f"{len(slice_.ranges)} ranges begin where those before them end")
     samples = [
         {"partition": seam.partition, "expected": seam.expected, "found": seam.found} for seam in found[:SAMPLES]
     ]
@@ -84,16 +89,16 @@ def _tiled(piece: Slice, found: Sequence[Seam]) -> Verdict:
 def offsets_as_planned(found: InRaw) -> dict[str, Verdict]:
     """For each slice whether the commit of raw names the planned offsets, and its rows are of these, each once."""
     return {
-        piece.key: _as_planned(piece, found.proofs[piece.key], found.rows[piece.key])
-        if piece.key in found.proofs
+        slice_.key: _as_planned(slice_, found.proofs[slice_.key], found.rows[slice_.key])
+        if slice_.key in found.proofs
         else ABSENT
-        for piece in found.pieces
+        for slice_ in found.slices
     }
 
 
-def _as_planned(piece: Slice, proof: Proof, rows: Rows) -> Verdict:
+def _as_planned(slice_: Slice, proof: Proof, rows: Rows) -> Verdict:
     numbers = {"rows": rows.rows, "doubled": rows.doubled, "stretches_outside": len(rows.outside)}
-    problem = another_plan(piece, proof, "raw")
+    problem = another_plan(slice_, proof, "raw")
     if problem is None and rows.doubled:
         problem = f"{rows.doubled:,} rows stand under an offset that has one already"
     if problem is None and rows.outside:
@@ -107,10 +112,10 @@ def _as_planned(piece: Slice, proof: Proof, rows: Rows) -> Verdict:
     return Verdict(passed=False, text=text, numbers=numbers, samples=samples)
 
 
-def another_plan(piece: Slice, proof: Proof, table: str) -> str | None:
+def another_plan(slice_: Slice, proof: Proof, table: str) -> str | None:
     """How a commit's offsets differ from the plan, in a sentence; None if they do not."""
-    planned = (piece.topic_id, piece.generation, dict(piece.ranges))
-    committed = (proof.piece.topic_id, proof.piece.generation, dict(proof.piece.ranges))
+    planned = (slice_.topic_id, slice_.generation, dict(slice_.ranges))
+    committed = (proof.slice_.topic_id, proof.slice_.generation, dict(proof.slice_.ranges))
     if planned == committed:
         return None
     names = ("topic ID", "generation", "ranges")
@@ -118,15 +123,15 @@ def another_plan(piece: Slice, proof: Proof, table: str) -> str | None:
     return f"the commit of {table} names other offsets than were planned: {', '.join(differs)}"
 
 
-def another_commit(piece: Slice, proof: Proof, table: str, rows: int | None) -> str | None:
+def another_commit(slice_: Slice, proof: Proof, table: str, rows: int | None) -> str | None:
     """How a commit's offsets or its number of rows differ from what they must be, in a sentence; None if they do not.
 
     Args:
-        piece: the plan.
+        slice_: the plan.
         proof: what the commit says.
         table: where it stands.
         rows: how many the commit must tell of; None if nobody knows.
     """
-    if (problem := another_plan(piece, proof, table)) or None in {rows, proof.rows} or rows == proof.rows:
+    if (problem := another_plan(slice_, proof, table)) or None in {rows, proof.rows} or rows == proof.rows:
         return problem
     return f"the commit of {table} tells of {proof.rows:,} rows, and should of {rows:,}"

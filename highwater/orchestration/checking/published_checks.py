@@ -79,7 +79,7 @@ def events_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[
             key, rows = row["slice"], Counter({"rows": row["rows"], _COUNTED.get(row["state"], ""): row["rows"]})
             there[key] += rows + Counter({name: row[name] for name in ("late", "revisions")})
             there[key]["newest"] = max(there[key]["newest"], row["newest"] or 0)
-    plans = {piece.key: piece for piece in ledger.get(settled)}
+    plans = {slice_.key: slice_ for slice_ in ledger.get(settled)}
     others = {key: _unlike_commit(plans[key], sent[key], there[key]) for key in settled}
     bare = [key for key in keys if key not in standing]
     waiting = [key for key in keys if key in decided and key not in sent]
@@ -122,12 +122,12 @@ def _without_commit(published: DeltaTable, bare: Sequence[str]) -> dict[str, str
     }
 
 
-def _unlike_commit(piece: Slice, sent: Proof, there: Mapping[str, int]) -> list[str]:
+def _unlike_commit(slice_: Slice, sent: Proof, there: Mapping[str, int]) -> list[str]:
     """What the commit of a slice says otherwise than its plan or its rows; a number that it does not name is none.
 
     A row keeps the attempt under which it was judged while its event stays the same: only a later one is wrong.
     """
-    problem = another_plan(piece, sent, TABLE)
+    problem = another_plan(slice_, sent, TABLE)
     found = [problem] if problem else []
     said = {name: count for name, count in (*sent.counts.items(), ("rows", sent.rows)) if count is not None}
     names = [name for name in (*_COUNTED.values(), "late", "revisions", "rows") if name in said]

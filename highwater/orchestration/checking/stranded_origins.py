@@ -41,7 +41,7 @@ def lost_until(ledger: Ledger, stream: Stream, decided: Collection[str], now: da
             continue
         moment, until = accepted
         slices = ledger.slices(stream.name, topic)
-        if all(piece.key in decided for piece in slices if piece.planned_at <= until):
+        if all(slice_.key in decided for slice_ in slices if slice_.planned_at <= until):
             found[topic] = moment
     return found
 

@@ -94,25 +94,25 @@ def _told(copy: Copy) -> str:
     return f"{origin.topic} partition {origin.partition} offset {origin.offset}{by}"
 
 
-def held_on_topics(kafka: Kafka, lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> list[OnTopic]:
+def held_on_topics(kafka: Kafka, lake: Lake, stream: Stream, slices: Sequence[Slice]) -> list[OnTopic]:
     """Count what was sent of slices, topic by topic, from an hour before the first of them was planned on.
 
     Raises:
         DependencyAwayError: the lake could not be read; a topic that could not be is told as such.
     """
-    if not pieces:
+    if not slices:
         return []
-    found = [_counted(kafka, topic, wanted, _of_dlq) for topic, wanted in sorted(_sent(lake, stream, pieces).items())]
-    accepted = _accepted(lake, stream, pieces)
+    found = [_counted(kafka, topic, wanted, _of_dlq) for topic, wanted in sorted(_sent(lake, stream, slices).items())]
+    accepted = _accepted(lake, stream, slices)
     if stream.publishes is not None and accepted:
         found.append(_counted(kafka, stream.publishes.topic, accepted, _of_accepted))
     return found
 
 
-def _sent(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> dict[str, dict[Copy, datetime]]:
+def _sent(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> dict[str, dict[Copy, datetime]]:
     """By topic what the table dlq says; what was sent before a lost lake was rebuilt is no slice's any more."""
     dlq, found = lake.table(stream.name, "dlq"), dict[str, dict[Copy, datetime]]()
-    planned = {piece.key: piece.planned_at for piece in pieces}
+    planned = {slice_.key: slice_.planned_at for slice_ in slices}
     if dlq is None:
         return found
     columns = f"slice, {_ORIGIN}, next_topic, {count_in(dlq, NUMBER)} AS number, published_at"
@@ -123,12 +123,12 @@ def _sent(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> dict[str, dict
     return found
 
 
-def _accepted(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> dict[Copy, datetime]:
+def _accepted(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> dict[Copy, datetime]:
     """What the table published says: of each origin the record that was sent last."""
     table = lake.table(stream.name, publication_log.TABLE) if stream.publishes else None
     if table is None:
         return {}
-    planned = {piece.key: piece.planned_at for piece in pieces}
+    planned = {slice_.key: slice_.planned_at for slice_ in slices}
     sql = f"SELECT slice, {_ORIGIN}, revision, published_at FROM t WHERE {slice_is_one_of(planned)}"
     rows = query(table, f"{sql} AND state <> '{State.AGAIN.value}'")
     return {

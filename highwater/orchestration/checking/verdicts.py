@@ -68,9 +68,9 @@ def conserved(proofs: Mapping[str, Proof | None], rows: Mapping[str, Counted]) -
 
 def _numbers(raw: Proof, events: Proof, rejects: Proof) -> dict[str, int]:
     return {
-        "offsets": raw.piece.offsets,
+        "offsets": raw.slice_.offsets,
         "raw": records(raw),
-        "gaps": raw.piece.offsets - records(raw),
+        "gaps": raw.slice_.offsets - records(raw),
         **({"aged": aged(raw)} if aged(raw) else {}),
         "events": events.rows or 0,
         "rejects": rejects.rows or 0,
@@ -82,7 +82,7 @@ def _numbers(raw: Proof, events: Proof, rejects: Proof) -> dict[str, int]:
 def _disagreement(raw: Proof, events: Proof, rejects: Proof) -> str | None:
     if rejects.attempt != events.attempt:
         return f"rejects belong to attempt {rejects.attempt}, events to attempt {events.attempt}"
-    if raw.piece.ranges != events.piece.ranges or raw.piece.ranges != rejects.piece.ranges:
+    if raw.slice_.ranges != events.slice_.ranges or raw.slice_.ranges != rejects.slice_.ranges:
         return "the commit records name different offsets"
     return None
 

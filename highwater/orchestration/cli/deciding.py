@@ -17,7 +17,7 @@ from highwater.orchestration.cli.terminal import (
     print_json,
     print_lines,
     sure_option,
-    told_lines,
+    with_dry_run_note,
 )
 from highwater.orchestration.deployment import Deployment
 from highwater.orchestration.operations import accepting_rejects, releasing_holds, retrying_slices
@@ -34,7 +34,7 @@ def _decision(command: Callable[..., dict[str, Any]]) -> Callable[..., None]:
         if as_json:
             print_json({**plain, "done": asked["sure"], "lines": lines})
         else:
-            print_lines(told_lines(lines, sure=asked["sure"]))
+            print_lines(with_dry_run_note(lines, sure=asked["sure"]))
 
     decide.__doc__ = command.__doc__
     found: Callable[..., None] = deployment_of(decide)

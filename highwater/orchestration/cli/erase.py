@@ -55,7 +55,7 @@ def erase(
     if not (key or digest):
         raise click.UsageError("the key is empty")
     asked = Asked(digest or "" if key is None else digest_of(key.encode()), sure, by, because)
-    asked.see_complete()
+    asked.check_complete()
     declared = deployment.stream(stream)
     lines: list[str] = []
     session: Any = session_of(deployment.settings) if sure else nullcontext(None)

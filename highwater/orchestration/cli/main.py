@@ -38,7 +38,7 @@ from highwater.orchestration.cli.terminal import (
     print_lines,
     print_table,
     told,
-    told_lines,
+    with_dry_run_note,
 )
 from highwater.orchestration.cli.tracing import explain, locate
 from highwater.orchestration.cli.try_stream import try_stream
@@ -96,7 +96,7 @@ def plan(deployment: Deployment, stream: str, commit: bool, as_json: bool) -> No
             {
                 "stream": stream,
                 "recorded": commit,
-                "slices": [_slice_plain(piece) for piece in tick.slices],
+                "slices": [_slice_plain(slice_) for slice_ in tick.slices],
                 "lag": tick.lag,
                 "skipped": {str(p): why for p, why in tick.skipped.items()},
                 "errors": {str(p): error_plain(error) for p, error in tick.errors.items()},
@@ -128,11 +128,17 @@ def slices(
     declared = deployment.stream(stream)
     found = deployment.ledger().slices(declared.name, topic, after=after, newest=newest)
     if as_json:
-        print_json([_slice_plain(piece) for piece in found])
+        print_json([_slice_plain(slice_) for slice_ in found])
         return
     rows = [
-        [piece.key, piece.generation, f"{piece.planned_at:%Y-%m-%d %H:%M:%S}", f"{piece.offsets:,}", _ranges(piece)]
-        for piece in found
+        [
+            slice_.key,
+            slice_.generation,
+            f"{slice_.planned_at:%Y-%m-%d %H:%M:%S}",
+            f"{slice_.offsets:,}",
+            _ranges(slice_),
+        ]
+        for slice_ in found
     ]
     print_table(["slice", "generation", "planned at (UTC)", "offsets", "ranges"], rows)
 
@@ -203,7 +209,7 @@ def _accept(
     if found.nothing:
         print_lines([f"nothing of {stream} is lost: there is nothing to accept"])
         return
-    print_lines(told_lines([*lines, "recorded"] if sure else lines, sure=sure))
+    print_lines(with_dry_run_note([*lines, "recorded"] if sure else lines, sure=sure))
 
 
 @main.command()
@@ -231,21 +237,21 @@ def status(deployment: Deployment, streams: Sequence[str], as_json: bool) -> Non
         raise min(errors, key=exit_status)
 
 
-def _slice_plain(piece: Slice) -> dict[str, Any]:
+def _slice_plain(slice_: Slice) -> dict[str, Any]:
     from highwater.slices import ranges_to_plain
 
     return {
-        "slice": piece.key,
-        "topic_id": piece.topic_id,
-        "generation": piece.generation,
-        "planned_at": piece.planned_at.isoformat(),
-        "offsets": piece.offsets,
-        "ranges": ranges_to_plain(piece.ranges),
+        "slice": slice_.key,
+        "topic_id": slice_.topic_id,
+        "generation": slice_.generation,
+        "planned_at": slice_.planned_at.isoformat(),
+        "offsets": slice_.offsets,
+        "ranges": ranges_to_plain(slice_.ranges),
     }
 
 
-def _ranges(piece: Slice, most: int = 4) -> str:
-    filled = [f"{p}: {r}" for p, r in sorted(piece.ranges.items()) if len(r)]
+def _ranges(slice_: Slice, most: int = 4) -> str:
+    filled = [f"{p}: {r}" for p, r in sorted(slice_.ranges.items()) if len(r)]
     more = [f"and {len(filled) - most} more"] if len(filled) > most else []
     return " ".join([*filled[:most], *more])
 

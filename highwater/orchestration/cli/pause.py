@@ -17,7 +17,7 @@ from highwater.orchestration.cli.terminal import (
     print_json,
     print_lines,
     sure_option,
-    told_lines,
+    with_dry_run_note,
 )
 from highwater.orchestration.deployment import Deployment
 from highwater.orchestration.operations.pausing import Asked, AskedPart, act, act_on_part
@@ -88,7 +88,7 @@ def _act_on_part(
         paused = {name or "stream": one.to_plain() for name, one in found.items()}
         print_json({"stream": stream, "part": part or None, "was_paused": paused, "done": wanted.sure, "lines": lines})
         return
-    print_lines(told_lines(lines, sure=wanted.sure))
+    print_lines(with_dry_run_note(lines, sure=wanted.sure))
 
 
 def _act(deployment: Deployment, *, stream: str, topic: str, resume: bool, as_json: bool, **asked: Any) -> None:
@@ -99,4 +99,4 @@ def _act(deployment: Deployment, *, stream: str, topic: str, resume: bool, as_js
         paused = None if found is None else found.to_plain()
         print_json({"stream": stream, "topic": topic, "was_paused": paused, "done": wanted.sure, "lines": lines})
         return
-    print_lines(told_lines(lines, sure=wanted.sure))
+    print_lines(with_dry_run_note(lines, sure=wanted.sure))

@@ -46,7 +46,7 @@ def rebuild_ledger(
     ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
     found = act(ledger, lake, kafka, declared, known, lines.append, sure=sure)
     if as_json:
-        plain = {"stream": stream, "written": sure, "slices": [piece.key for piece in found.slices], "lines": lines}
+        plain = {"stream": stream, "written": sure, "slices": [slice_.key for slice_ in found.slices], "lines": lines}
         print_json({**plain, "unread": [*found.unread]})
     else:
         print_lines(lines)

@@ -51,7 +51,7 @@ by_option = click.option(
 )
 
 
-def told_lines(lines: Sequence[str], *, sure: bool) -> list[str]:
+def with_dry_run_note(lines: Sequence[str], *, sure: bool) -> list[str]:
     """What was found and done of a decision; of one that was not to be recorded, also how it is."""
     return [*lines] if sure else [*lines, "a dry run: nothing was recorded; add --yes --by NAME"]
 

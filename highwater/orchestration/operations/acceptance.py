@@ -164,9 +164,9 @@ def _recreated(case: _Case) -> Acceptance:
     """The new topic from its beginning; what was not read of the old one is lost."""
     reason = f"recreated: topic ID {case.planned.generation.topic_id} is gone"
     losses = [
-        case.loss(piece.generation, p, offsets, reason)
-        for piece in case.unread
-        for p, offsets in piece.ranges.items()
+        case.loss(slice_.generation, p, offsets, reason)
+        for slice_ in case.unread
+        for p, offsets in slice_.ranges.items()
         if len(offsets)
     ]
     starts = {p: seen.log_start for p, seen in case.state.partitions.items()}
@@ -224,10 +224,10 @@ def _unread(case: _Case, partitions: Partitions, cut_off: Mapping[int, int], rem
     Those of earlier generations of the same topic are among them: what was left of them may be lost too.
     """
     return [
-        case.loss(piece.generation, p, lost, reason)
-        for piece in case.unread
-        if piece.topic_id == case.planned.generation.topic_id
-        for p, offsets in piece.ranges.items()
+        case.loss(slice_.generation, p, lost, reason)
+        for slice_ in case.unread
+        if slice_.topic_id == case.planned.generation.topic_id
+        for p, offsets in slice_.ranges.items()
         if partitions is None or p in partitions
         for lost, reason in _parts_lost(case, p, offsets, cut_off, removed)
     ]
@@ -258,7 +258,7 @@ def never_read(lake: Lake, stream: Stream) -> Unread:
 
     def unread(slices: Sequence[Slice]) -> Sequence[Slice]:
         held = lake.committed(stream.name, "raw")
-        return [piece for piece in slices if piece.key not in held]
+        return [slice_ for slice_ in slices if slice_.key not in held]
 
     return unread
 
@@ -308,11 +308,11 @@ def accept_loss(
         )
     recorded = ledger.losses(stream.name, stream.topic)
     slices = ledger.slices(stream.name, stream.topic)
-    left = [left_to_read(piece, recorded) for piece in unread(slices)]
+    left = [left_to_read(slice_, recorded) for slice_ in unread(slices)]
 
     def work_out(state: TopicState) -> Acceptance:
         history = look_back(kafka, state, planned, seconds=math.inf)
-        _see_sure(stream, history, partitions)
+        _ensure_sure(stream, history, partitions)
         return acceptance(
             stream,
             planned,
@@ -330,9 +330,9 @@ def accept_loss(
     first = kafka.topic_state(stream.topic)
     found = work_out(first)
     if not found.nothing:
-        _see_led(first)
+        _ensure_led(first)
         second = confirming_look(kafka, stream.topic)
-        _see_led(second)
+        _ensure_led(second)
         found = _agreed(found, work_out(second), first, second)
     if not dry and not found.nothing:
         _record(ledger, stream, found)
@@ -344,15 +344,15 @@ def _parted(
 ) -> dict[int, int]:
     """Where the partitions that were replaced part from their plans, also from the older ones of the generation."""
     found: dict[int, int] = {}
-    newest = [piece for piece in reversed(slices) if piece.generation == planned.generation.number]
+    newest = [slice_ for slice_ in reversed(slices) if slice_.generation == planned.generation.number]
     for p, at in history.diverged.items():
         sound = OffsetRange(min(state.partitions[p].log_start or 0, at), at)
-        marks = (piece.marks[p] for piece in newest if p in piece.marks and p in piece.ranges)
+        marks = (slice_.marks[p] for slice_ in newest if p in slice_.marks and p in slice_.ranges)
         found[p] = parted(kafka, state.topic, p, sound, marks)
     return found
 
 
-def _see_led(state: TopicState) -> None:
+def _ensure_led(state: TopicState) -> None:
     if state.unled:
         raise DependencyAwayError(
             f"topic {state.topic}: nothing can be called lost now",
@@ -380,7 +380,7 @@ def _agreed(found: Acceptance, again: Acceptance, first: TopicState, second: Top
     return again
 
 
-def _see_sure(stream: Stream, history: History, partitions: Partitions) -> None:
+def _ensure_sure(stream: Stream, history: History, partitions: Partitions) -> None:
     """See that every partition that is meant could be compared: what was not looked at is not accepted (I15)."""
     for partition, reason in history.unsure.items():
         if partitions is None or partition in partitions:

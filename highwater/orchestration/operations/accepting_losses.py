@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from highwater.orchestration.operations.acceptance import accept_loss, never_read
-from highwater.resources.deleted_topics import as_made, is_there, look_if_there, make_anew, vanished
+from highwater.resources.deleted_topics import as_made, is_there, look_if_there, recreate_topic, vanished
 from highwater.routing import named
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def act(
 
     Raises:
         TopicVanishedError: the topic is not there any more, and not ours to make.
-        As `accept_loss` and `make_anew`.
+        As `accept_loss` and `recreate_topic`.
     """
     view = named(stream, asked.topic)
     state, made = _anew(ledger, kafka, stream, view.topic, sure=asked.sure)
@@ -79,7 +79,7 @@ def _anew(
         raise gone
     if not sure:
         return as_made(kafka, stream, topic), [f"{topic} is gone, and would be made anew"]
-    make_anew(ledger, kafka, stream, topic)
+    recreate_topic(ledger, kafka, stream, topic)
     return None, [f"{topic} was gone, and is made anew"]
 
 

@@ -51,18 +51,18 @@ def act(ledger: Ledger, streams: Collection[str], asked: Asked, now: datetime, l
     """
     if asked.sure and not asked.by:
         raise ConfigurationError("nobody is named who accepts the rejects", remedy="name a person with `by`")
-    pieces = slices_of(ledger, streams, asked.slices)
-    if not pieces:
+    slices = slices_of(ledger, streams, asked.slices)
+    if not slices:
         raise ConfigurationError("no slice is named", remedy="name the slices whose rejects are accepted")
     judgements, known = ledger.breakers.judgements([*asked.slices]), ledger.breakers.accepted([*asked.slices])
-    for piece in pieces:
-        log(_told(piece.key, judgements.get(piece.key)))
-    fresh = [piece.key for piece in pieces if piece.key not in known]
-    log(f"{len(fresh):,} of {len(pieces):,} slices are not let through yet")
+    for slice_ in slices:
+        log(_told(slice_.key, judgements.get(slice_.key)))
+    fresh = [slice_.key for slice_ in slices if slice_.key not in known]
+    log(f"{len(fresh):,} of {len(slices):,} slices are not let through yet")
     if asked.sure:
         # Those too that were let through before: a leave covers only what was sent until it was given.
-        for name in sorted({piece.stream for piece in pieces}):
-            keys = [piece.key for piece in pieces if piece.stream == name]
+        for name in sorted({slice_.stream for slice_ in slices}):
+            keys = [slice_.key for slice_ in slices if slice_.stream == name]
             ledger.breakers.accept(name, [Acceptance(key, asked.because, asked.by, now) for key in keys])
             log(f"{', '.join(keys)}: recorded; the sensor repair requests what is not done, or materialise it by hand")
     return len(fresh)
@@ -126,22 +126,22 @@ def accept_reasons(
         )
     if not asked.from_slice:
         raise ConfigurationError("no first slice is named", remedy="name it with --from SLICE")
-    [piece] = slices_of(ledger, [stream.name], [asked.from_slice])
-    if piece.topic != stream.topic:
+    [slice_] = slices_of(ledger, [stream.name], [asked.from_slice])
+    if slice_.topic != stream.topic:
         raise ConfigurationError(
-            f"{piece.key} is no slice of {stream.topic}",
-            found=f"a slice of {piece.topic}, which the breaker does not judge",
+            f"{slice_.key} is no slice of {stream.topic}",
+            found=f"a slice of {slice_.topic}, which the breaker does not judge",
             remedy=f"name a slice of {stream.topic}",
         )
     refused = [one for one in ledger.breakers.refused(stream.name) if one.reasons.keys() & {*asked.reasons}]
     log(
-        f"from {piece.key} on, rejects for {', '.join(asked.reasons)} would open the breaker no more, however many; "
+        f"from {slice_.key} on, rejects for {', '.join(asked.reasons)} would open the breaker no more, however many; "
         f"they go to the tiers and to the parked topic by their reasons; {len(refused):,} refused slices have such"
     )
     if asked.sure:
         for reason in asked.reasons:
             ledger.breakers.accept_reason(
-                stream.name, AcceptedReason(reason, piece.key, piece.ordinal, asked.because, asked.by, now)
+                stream.name, AcceptedReason(reason, slice_.key, slice_.ordinal, asked.because, asked.by, now)
             )
         log(f"{', '.join(asked.reasons)}: recorded; the sensor repair requests the refused slices")
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import client_reads, erasures_table, publication_log
 from highwater.assets.erasing import KEYED, Found, ensure_gone, ensure_same_keys, erase, find
-from highwater.erasing import Erasure, moment_of, see_digest
+from highwater.erasing import Erasure, ensure_digest, moment_of
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.orchestration.checking import slice_status
-from highwater.orchestration.dependencies import see_lake_there
+from highwater.orchestration.dependencies import ensure_lake_there
 from highwater.orchestration.sensing.run_history import past_publishing, past_runs
 from highwater.orchestration.sensing.run_requests import in_flight
 from highwater.portions import portions
@@ -52,13 +52,13 @@ class Asked:
     by: str = ""
     because: str = ""
 
-    def see_complete(self) -> None:
+    def check_complete(self) -> None:
         """See that all is there that the record needs.
 
         Raises:
             ConfigurationError: something is missing.
         """
-        see_digest(self.digest)
+        ensure_digest(self.digest)
         if self.sure and not (self.by and self.because):
             raise ConfigurationError(
                 "an erasure needs a name and a reason",
@@ -104,9 +104,9 @@ def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: date
         IncompleteReadError: not all rows could be read, so nobody knows whether the key is among them.
         DependencyAwayError: something is away; the same again goes on.
     """
-    asked.see_complete()
+    asked.check_complete()
     stream, ledger = work.stream, work.ledger
-    see_lake_there(ledger, work.lake)
+    ensure_lake_there(ledger, work.lake)
     ensure_same_keys(work.lake, stream, asked.digest)
     found = find(work.lake, stream, asked.digest)
     begun = _begun(ledger.erasures, stream, asked.digest)

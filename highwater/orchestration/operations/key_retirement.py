@@ -180,8 +180,8 @@ def recall(
         ConfigurationError: they are of two topics, of another stream, or in the wrong order.
     """
     begin, end = SliceKey.parse(first), SliceKey.parse(last)
-    [piece, _] = ledger.get([first, last])
-    if begin.topic != end.topic or begin.ordinal > end.ordinal or piece.stream != stream.name:
+    [slice_, _] = ledger.get([first, last])
+    if begin.topic != end.topic or begin.ordinal > end.ordinal or slice_.stream != stream.name:
         raise ConfigurationError(
             f"{first} to {last} are no slices of one topic of {stream.name}, the older one first",
             remedy=f"highwater slices {stream.name} --topic {begin.topic} lists them",

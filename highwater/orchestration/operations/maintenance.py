@@ -32,7 +32,7 @@ from highwater.maintenance import (
     to_merge,
     whole_hours,
 )
-from highwater.orchestration.dependencies import see_lake_there
+from highwater.orchestration.dependencies import ensure_lake_there
 from highwater.orchestration.operations.key_retirement import PAGE, Retirement, retire
 from highwater.orchestration.operations.old_runs import OldRuns, delete_runs
 from highwater.orchestration.operations.raw_retention import Retained, retain
@@ -40,7 +40,7 @@ from highwater.portions import portions
 from highwater.resources.catalog import name_in_catalog, register
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.commit_log import complete
-from highwater.resources.numbered_commits import Pieces
+from highwater.resources.numbered_commits import PlannedSlices
 from highwater.resources.table_maintenance import (
     Stock,
     files_of,
@@ -171,8 +171,8 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
         DependencyAwayError: Spark, the ledger or the lake is away; what was done by then stays.
     """
     stream, rule = work.stream, horizon_rule(instance, now)
-    rule.see_enough(stream.upkeep.horizon)
-    see_lake_there(work.ledger, work.lake)
+    rule.ensure_enough(stream.upkeep.horizon)
+    ensure_lake_there(work.ledger, work.lake)
     if sure:
         # What checks found since, what older versions kept, and what a ledger that was restored does not know.
         erasures_table.keep(work.ledger, work.lake, stream.name)
@@ -185,14 +185,14 @@ def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure:
         if table is None:
             continue
         if sure and name in tables_of(stream):
-            complete(table, Pieces(work.ledger))  # a run may have died before it did
+            complete(table, PlannedSlices(work.ledger))  # a run may have died before it did
         times = times_of(table, [*later.get(name, {}).values()])
         read = {key: times[version] for key, version in later.get(name, {}).items()}
         outlived = rule.outlived(stream.upkeep.horizon, read, now)
         task = _Task(work, name, table, whole_hours(stream.upkeep.horizon), outlived, sure)
         found.append(_maintained(task))
         if sure and name in tables_of(stream):
-            complete(task.table, Pieces(work.ledger))  # entries without records may be cleaned from now on
+            complete(task.table, PlannedSlices(work.ledger))  # entries without records may be cleaned from now on
     retained = retain(work, instance, now, sure=sure)
     keys = retire(instance, work.ledger, work.lake, stream, now, sure=sure) if instance else None
     runs = delete_runs(instance, stream, now, sure=sure) if instance else None
@@ -229,7 +229,7 @@ def _read_later(work: Work) -> dict[str, dict[str, int]]:
     One that is retired was whole, and is still, but for an erasure that has not done it yet.
     """
     stream, found = work.stream, {name: dict[str, int]() for name in READ_LATER}
-    keys = [piece.key for topic in stream.delays for piece in work.ledger.slices(stream.name, topic)]
+    keys = [slice_.key for topic in stream.delays for slice_ in work.ledger.slices(stream.name, topic)]
     retired = work.ledger.retired.among(keys)
     lost = work.ledger.erasures.slices([*retired])
     opened = {key for key, all_ in lost.items() if any(one.done_at is None for one in all_)}

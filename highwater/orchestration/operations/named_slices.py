@@ -24,12 +24,12 @@ def slices_of(ledger: Ledger, streams: Collection[str], keys: Sequence[str]) -> 
         UnknownSliceError: one of them was never planned.
         ConfigurationError: one of them is of another stream.
     """
-    pieces = ledger.get(keys)
-    for piece in pieces:
-        if piece.stream not in streams:
+    slices = ledger.get(keys)
+    for slice_ in slices:
+        if slice_.stream not in streams:
             raise ConfigurationError(
-                f"{piece.key} is no slice of {', '.join(streams)}",
-                found=f"stream {piece.stream}",
+                f"{slice_.key} is no slice of {', '.join(streams)}",
+                found=f"stream {slice_.stream}",
                 remedy=f"name slices of {', '.join(streams)}",
             )
-    return pieces
+    return slices

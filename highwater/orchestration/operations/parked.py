@@ -21,7 +21,7 @@ from highwater.envelope import ORIGIN, Envelope, Origin, opened
 from highwater.erasing import digest_of, milliseconds, until
 from highwater.errors import ConfigurationError, TopicAbsentError, TopicVanishedError
 from highwater.orchestration.checking.origin_counts import count_parked
-from highwater.orchestration.dependencies import see_lake_there
+from highwater.orchestration.dependencies import ensure_lake_there
 from highwater.orchestration.operations.redriving import headers_of, key_of, redrive
 from highwater.plans import Discard
 from highwater.reclaims import numbers, stale
@@ -290,7 +290,7 @@ def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, asked: 
     Meanwhile no retry is decided: what one accepted before is not given up, and what is given up none accepts after,
     also where it was sent back. The records stay on the topic, and are told as given up.
     """
-    see_lake_there(ledger, lake)
+    ensure_lake_there(ledger, lake)
     with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
         discards_table.keep(ledger, lake, stream.name)  # a ledger from a backup learns of those since
         taken_back = numbers(ledger.reclaims.of(stream.name))

@@ -126,7 +126,7 @@ def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
     if table is None:
         return Retained(age)
     there = {key: proof for key, proof in work.lake.committed(stream.name, RAW).items() if not aged(proof)}
-    wanted = planned_before({key: proof.piece.planned_at for key, proof in there.items()}, age, now)
+    wanted = planned_before({key: proof.slice_.planned_at for key, proof in there.items()}, age, now)
     if not wanted:
         return Retained(age)
     needed = replace(_needed(work, instance, now), in_dlq=in_dlq(work.ledger, work.lake, stream))

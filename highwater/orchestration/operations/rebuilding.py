@@ -97,7 +97,7 @@ class Rebuilt:
 
     @property
     def _unmarked(self) -> list[str]:
-        bare = [piece.key for piece in self.slices if not piece.epochs]
+        bare = [slice_.key for slice_ in self.slices if not slice_.epochs]
         told = "no leader epochs stand in the proofs: other records under their offsets would not be noticed"
         return [f"of {len(bare):,} slices {told}: {', '.join(bare[:5])}"] if bare else []
 
@@ -118,21 +118,21 @@ class Rebuilt:
         return [f"{len(self.retired):,} keys are retired: {ends}"] if self.retired else []
 
 
-def rebuilt(stream: Stream, pieces: Iterable[Slice], highest: Mapping[str, int], now: datetime) -> Rebuilt:
+def rebuilt(stream: Stream, some_slices: Iterable[Slice], highest: Mapping[str, int], now: datetime) -> Rebuilt:
     """Work out plans from the slices that the lake holds.
 
     Args:
         stream: the stream.
-        pieces: the slices of all its topics.
+        slices: the slices of all its topics.
         highest: by topic the highest ordinal that was seen anywhere, also beyond the lake.
         now: in UTC.
     """
     found = Rebuilt()
     by_topic: dict[str, list[Slice]] = {}
-    for piece in pieces:
-        by_topic.setdefault(piece.topic, []).append(piece)
+    for slice_ in some_slices:
+        by_topic.setdefault(slice_.topic, []).append(slice_)
     for topic, mine in sorted(by_topic.items()):
-        ordered = sorted(mine, key=lambda piece: piece.ordinal)
+        ordered = sorted(mine, key=lambda slice_: slice_.ordinal)
         part = _of_topic(stream, ordered, max(highest.get(topic, 0), ordered[-1].ordinal), now)
         found = Rebuilt(
             [*found.generations, *part.generations],
@@ -144,7 +144,7 @@ def rebuilt(stream: Stream, pieces: Iterable[Slice], highest: Mapping[str, int],
     return found
 
 
-def _of_topic(stream: Stream, pieces: Sequence[Slice], highest: int, now: datetime) -> Rebuilt:
+def _of_topic(stream: Stream, some_slices: Sequence[Slice], highest: int, now: datetime) -> Rebuilt:
     generations: list[Generation] = []
     slices: list[Slice] = []
     unread: list[str] = []
@@ -152,40 +152,40 @@ def _of_topic(stream: Stream, pieces: Sequence[Slice], highest: int, now: dateti
     losses: list[Loss] = []
     ends: dict[int, int] = {}
     marks: Mapping[int, Fingerprint] = {}
-    for piece in pieces:
+    for slice_ in some_slices:
         before = slices[-1] if slices else None
-        skipped = piece.ordinal > (before.ordinal if before else -1) + 1
-        opens = not generations or generations[-1].number != piece.generation
+        skipped = slice_.ordinal > (before.ordinal if before else -1) + 1
+        opens = not generations or generations[-1].number != slice_.generation
         if opens:
-            generations.append(_generation(piece))
+            generations.append(_generation(slice_))
             ends, marks = {}, {}
-        if opens and skipped and not _begins_at_zero(stream, piece, before):
+        if opens and skipped and not _begins_at_zero(stream, slice_, before):
             unknown.append(
-                f"{piece.key} is the first of generation {piece.generation} that was read: what was planned "
+                f"{slice_.key} is the first of generation {slice_.generation} that was read: what was planned "
                 "before it, if anything, is not known"
             )
         # A partition that joins later begins at 0. One that had no leader at first begins where its first slice does.
-        zero = skipped and (not opens or _begins_at_zero(stream, piece, before))
-        joined = {p: 0 if zero else r.start for p, r in piece.ranges.items() if p not in ends}
+        zero = skipped and (not opens or _begins_at_zero(stream, slice_, before))
+        joined = {p: 0 if zero else r.start for p, r in slice_.ranges.items() if p not in ends}
         generations[-1] = replace(generations[-1], starts={**generations[-1].starts, **joined})
         ends |= joined
-        holes = {p: OffsetRange(ends[p], r.start) for p, r in piece.ranges.items() if r.start > ends[p]}
+        holes = {p: OffsetRange(ends[p], r.start) for p, r in slice_.ranges.items() if r.start > ends[p]}
         if holes and skipped:
             # It was planned under one of the ordinals in between, and will be read under the first of them.
             ordinal = before.ordinal + 1 if before else 0
             # It was planned before this one, so nothing in it can be of a later epoch either.
-            missing = replace(piece, ordinal=ordinal, ranges=_between(piece, holes), marks=marks)
+            missing = replace(slice_, ordinal=ordinal, ranges=_between(slice_, holes), marks=marks)
             slices.append(missing)
             unread.append(missing.key)
         else:
             losses += [
-                Loss(stream.name, piece.topic, piece.generation, p, hole, f"a hole found by {BY}", BY, now)
+                Loss(stream.name, slice_.topic, slice_.generation, p, hole, f"a hole found by {BY}", BY, now)
                 for p, hole in sorted(holes.items())
             ]
         # A proof tells the marks of its own records alone, and a plan those from before as well.
-        marks = {**marks, **piece.marks}
-        slices.append(replace(piece, marks=marks))
-        ends.update({p: r.end for p, r in piece.ranges.items()})
+        marks = {**marks, **slice_.marks}
+        slices.append(replace(slice_, marks=marks))
+        ends.update({p: r.end for p, r in slice_.ranges.items()})
     generations[-1] = replace(generations[-1], first_ordinal=highest + 1)
     return Rebuilt(generations, slices, unread, losses, unknown)
 
@@ -197,8 +197,8 @@ def _begins_at_zero(stream: Stream, first: Slice, before: Slice | None) -> bool:
     return first.topic != stream.topic or stream.start == Start.EARLIEST
 
 
-def _between(piece: Slice, holes: Mapping[int, OffsetRange]) -> dict[int, OffsetRange]:
-    return {p: holes.get(p, OffsetRange(r.start, r.start)) for p, r in piece.ranges.items()}
+def _between(slice_: Slice, holes: Mapping[int, OffsetRange]) -> dict[int, OffsetRange]:
+    return {p: holes.get(p, OffsetRange(r.start, r.start)) for p, r in slice_.ranges.items()}
 
 
 def _generation(first: Slice) -> Generation:
@@ -240,10 +240,10 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
         ensure_all_records_seen(table)  # a slice without rows has no file that names it
     marked = [one.slice_key for one in parse_groups(kafka.groups()).values()]
     highest_seen = highest([*raw, *known, *marked])
-    found = rebuilt(stream, [proof.piece for proof in raw.values()], highest_seen, now)
+    found = rebuilt(stream, [proof.slice_ for proof in raw.values()], highest_seen, now)
     standing = attempts_of(lake, stream, proofs)
     tables = standing.tables().values()
-    numbers = {piece.key: max(table.get(piece.key, 0) for table in tables) for piece in found.slices}
+    numbers = {slice_.key: max(table.get(slice_.key, 0) for table in tables) for slice_ in found.slices}
     published = {
         key: Publication(proof.attempt, proof.counts.get(SENT, proof.rows or 0), now)
         for key, proof in dlq.items()
@@ -267,12 +267,15 @@ def _erasures(lake: Lake, stream: Stream, slices: Collection[str]) -> list[Recor
 
 
 def _retired(
-    lake: Lake, stream: Stream, pieces: Sequence[Slice], standing: Attempts, known: Sequence[str], now: datetime
+    lake: Lake, stream: Stream, some_slices: Sequence[Slice], standing: Attempts, known: Sequence[str], now: datetime
 ) -> list[str]:
     """The keys that maintenance would retire and Dagster has not: it has retired them, or would have to once more."""
     live = {*known}
     wanted = candidates(
-        [Key(piece.key, piece.planned_at) for piece in pieces], stream.upkeep.live_slices, stream.upkeep.live_for, now
+        [Key(slice_.key, slice_.planned_at) for slice_ in some_slices],
+        stream.upkeep.live_slices,
+        stream.upkeep.live_for,
+        now,
     )
     whole = [key for key in wanted if key not in live and not standing.lacking(key)]
     return [

@@ -59,7 +59,7 @@ class OnAccepted:
             place = copy.origin.generation, copy.origin.partition
             self.first[place] = min(self.first.get(place, copy.origin.offset), copy.origin.offset)
 
-    def see_on_tier(self, topic: str, partition: int, copied_ms: int) -> None:
+    def ensure_on_tier(self, topic: str, partition: int, copied_ms: int) -> None:
         """Take note of a record on a tier, of an origin on this partition of the main topic."""
         if not self.log or not self.log[partition % len(self.log)].start:
             return
@@ -119,7 +119,7 @@ def keep(
         state = None
     if state is None:
         return OnAccepted()
-    _see_not_compacted(kafka, topic)
+    _ensure_not_compacted(kafka, topic)
     if not sure:
         found = OnAccepted(state.log())
         for _ in _portions(kafka, stream, topic, found, see):
@@ -138,7 +138,7 @@ def keep(
     return found
 
 
-def _see_not_compacted(kafka: Kafka, topic: str) -> None:
+def _ensure_not_compacted(kafka: Kafka, topic: str) -> None:
     settings = topic_settings(kafka, topic)
     policy = "" if settings is None else str(settings["cleanup.policy"].value)
     if "compact" in policy:

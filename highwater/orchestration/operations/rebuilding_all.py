@@ -237,7 +237,7 @@ def act(
     """
     if sure and not by:
         raise ConfigurationError("nobody is named who decides it", remedy="name a person: --by NAME, or `by` in the UI")
-    see_nothing_there(ledger, lake, stream)
+    ensure_nothing_there(ledger, lake, stream)
     states = _states(kafka, stream)
     logs = {topic: state.log() for topic, state in states.items()}
     seen = Copies()
@@ -281,7 +281,7 @@ def act(
     return found
 
 
-def see_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
+def ensure_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
     """See that neither ledger nor lake holds anything of the stream: a second reading beside it would double it.
 
     Raises:
@@ -340,7 +340,7 @@ def _portions(
                 continue
             seen.see(topic, envelope, stream.topic)
             if topic in stream.delays and envelope.topic == stream.topic:
-                accepted.see_on_tier(topic, envelope.partition, message.timestamp()[1])
+                accepted.ensure_on_tier(topic, envelope.partition, message.timestamp()[1])
             portion.append(_row(topic, envelope, message.timestamp()[1]))
             if len(portion) == COPIES_A_PORTION:
                 yield portion

@@ -230,7 +230,7 @@ def look(
         DependencyAwayError: the ledger or the lake could not be read.
     """
     in_dlq = _in_dlq(lake, stream)
-    _see_published_to(stream, on, {one.next_topic for one in in_dlq.values()})
+    _ensure_published_to(stream, on, {one.next_topic for one in in_dlq.values()})
     given_up = {discard.origin for discard in ledger.discards(stream.name)}
 
     def takes(one: Published) -> bool:
@@ -262,7 +262,7 @@ def _in_dlq(lake: Lake, stream: Stream) -> dict[Origin, Published]:
     return {Origin.of_row(row): _published(row) for row in rows}
 
 
-def _see_published_to(stream: Stream, on: Collection[str], lies_on: set[str]) -> None:
+def _ensure_published_to(stream: Stream, on: Collection[str], lies_on: set[str]) -> None:
     """A name that is no topic of the DLQ is told; it would mean no record, which looks like success.
 
     On a tier that is declared no more records may lie still.

@@ -55,22 +55,22 @@ def act(
     """
     if asked.sure and not asked.by:
         raise ConfigurationError("nobody is named who releases the slice", remedy="name a person with `by`")
-    [piece] = slices_of(ledger, streams, [asked.slice_key])
-    hold = ledger.holds.of([piece.key]).get(piece.key)
+    [slice_] = slices_of(ledger, streams, [asked.slice_key])
+    hold = ledger.holds.of([slice_.key]).get(slice_.key)
     if hold is None or hold.release is not None:
-        raise _nothing_to_release(piece.key, hold)
+        raise _nothing_to_release(slice_.key, hold)
     log(hold.text)
-    stream = streams[piece.stream]
+    stream = streams[slice_.stream]
     # A reason that was declared otherwise since holds no more; its slice is decided when it is asked for.
     goes = {destination(stream, reason, 0, park=asked.park) for reason in stream.holding or {hold.found.reason}}
     log(f"the records that hold it would go to {', '.join(sorted(goes))}; slices behind it go on")
     if asked.sure:
-        if not ledger.holds.release(piece.key, Release(asked.park, asked.by, asked.because, now)):
-            raise _nothing_to_release(piece.key, ledger.holds.of([piece.key]).get(piece.key))
-        circuit = ledger.breakers.circuit(piece.stream)
-        log(f"{piece.key}: recorded; the sensor repair requests it, or materialise it by hand")
+        if not ledger.holds.release(slice_.key, Release(asked.park, asked.by, asked.because, now)):
+            raise _nothing_to_release(slice_.key, ledger.holds.of([slice_.key]).get(slice_.key))
+        circuit = ledger.breakers.circuit(slice_.stream)
+        log(f"{slice_.key}: recorded; the sensor repair requests it, or materialise it by hand")
         if not circuit.closed:
-            log(f"it waits for the breaker of {piece.stream} before it is decided, which is {circuit.text}")
+            log(f"it waits for the breaker of {slice_.stream} before it is decided, which is {circuit.text}")
     return hold
 
 

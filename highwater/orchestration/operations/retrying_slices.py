@@ -55,16 +55,16 @@ def act(
     """
     if asked.sure and not asked.by:
         raise ConfigurationError("nobody is named who lets the slice be tried again", remedy="name a person with `by`")
-    [piece] = slices_of(ledger, streams, [asked.slice_key])
-    found = ledger.given_up.of([piece.key]).get(piece.key)
+    [slice_] = slices_of(ledger, streams, [asked.slice_key])
+    found = ledger.given_up.of([slice_.key]).get(slice_.key)
     if found is None or found.released_at is not None:
-        _let_publication_go_on(ledger, streams[piece.stream], piece.key, asked, now, log)
+        _let_publication_go_on(ledger, streams[slice_.stream], slice_.key, asked, now, log)
         return None
     log(found.text)
     if asked.sure:
-        if not ledger.given_up.release(piece.key, by=asked.by, because=asked.because, now=now):
-            raise _not_given_up(piece.key)
-        log(f"{piece.key}: recorded; the sensor repair requests it")
+        if not ledger.given_up.release(slice_.key, by=asked.by, because=asked.because, now=now):
+            raise _not_exhausted(slice_.key)
+        log(f"{slice_.key}: recorded; the sensor repair requests it")
     return found
 
 
@@ -72,14 +72,14 @@ def _let_publication_go_on(
     ledger: Ledger, stream: Stream, key: str, asked: Asked, now: datetime, log: Callable[[str], object]
 ) -> None:
     if stream.publishes is None:
-        raise _not_given_up(key)
+        raise _not_exhausted(key)
     log(f"the sensor repair still retries {key}; whether the sensor publisher still sends it, its ticks show")
     if asked.sure:
         ledger.given_up.let_go(stream.name, key, by=asked.by, because=asked.because, now=now)
         log(f"{key}: recorded; where it is not sent, the sensor publisher requests it and those behind it")
 
 
-def _not_given_up(key: str) -> ConfigurationError:
+def _not_exhausted(key: str) -> ConfigurationError:
     return ConfigurationError(
         f"{key} is not given up",
         remedy="nothing; highwater status names the slices that are, highwater explain its runs",

@@ -15,7 +15,7 @@ from highwater.breaker import CLOSED
 from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicAbsentError, TopicVanishedError
 from highwater.instances import ONE_INSTANCE
 from highwater.orchestration.checking.origin_counts import count_parked
-from highwater.orchestration.dependencies import kafka_guard, lake_guard, see_lake_there
+from highwater.orchestration.dependencies import ensure_lake_there, kafka_guard, lake_guard
 from highwater.orchestration.operations import pending_reprocessing
 from highwater.orchestration.operations.accepting_rejects import accepting_command
 from highwater.orchestration.reporting.consumer_lag import Ages, in_raw, unread_ages
@@ -145,7 +145,7 @@ def tick(
         measures += _gone(ledger, streams, known.values(), now)
         open_ = after(known, measures, now)
         if open_ != known:
-            ledger.keep_alerts(open_)
+            ledger.record_alerts(open_)
         for alert in [alert for alert in open_.values() if alert.to_tell]:
             try:
                 tell(alert)
@@ -156,7 +156,7 @@ def tick(
                 lines.append(f"not told: {alert.stream} {alert.what}: {error}")
                 continue
             open_ = told(open_, alert)
-            ledger.keep_alerts(open_)
+            ledger.record_alerts(open_)
             lines.append(f"told: {alert.to_plain()['kind']} {alert.stream} {alert.what}: {alert.value}")
     if left:
         lines.append(f"{len(left)} streams are measured by the next tick, from {left[0].name} on")
@@ -206,7 +206,7 @@ def _measured(
         try:
             with guarded(*guards_of(measure)):
                 if LAKE in ASKS.get(measure, ()):
-                    see_lake_there(ledger, lake)
+                    ensure_lake_there(ledger, lake)
                 found = measure(asked)
         except HighwaterError as error:
             lines.append(f"{stream.name}: not measured: {error.problem}")
@@ -223,7 +223,7 @@ def _measured(
 
 def _reject_ratio(asked: Asked) -> Measure | None:
     stream = asked.stream
-    keys = [piece.key for piece in asked.ledger.slices(stream.name, stream.topic, newest=SLICES)]
+    keys = [slice_.key for slice_ in asked.ledger.slices(stream.name, stream.topic, newest=SLICES)]
     proofs = asked.lake.committed(stream.name, "events", keys).values()
     records, rejects = (sum(proof.counts.get(name, 0) for proof in proofs) for name in ("raw", "rejects"))
     if not records:
@@ -501,7 +501,7 @@ def _held(asked: Asked) -> Measure | None:
     )
 
 
-def _given_up(asked: Asked) -> Measure | None:
+def _exhausted(asked: Asked) -> Measure | None:
     stream = asked.stream
     found = asked.ledger.given_up.open(stream.name)
     return Measure(
@@ -626,7 +626,7 @@ MEASURES: tuple[Measuring, ...] = (
     losses_recorded,
     _breaker,
     _held,
-    _given_up,
+    _exhausted,
     _in_vain,
     _instances,
     _reject_ratio,

@@ -426,9 +426,9 @@ def audit(
     # The lake before the plan: a slice that is committed in between is at worst told as unfinished.
     ends, standing = count_ends(ledger, lake, stream), attempts(lake, stream)
     there = slices_there(lake, stream)
-    pieces = ledger.slices(stream.name)
-    newest = pieces[-records_of:] if records_of else []
-    whole = [piece.key for piece in newest if not standing.lacking(piece.key)]
+    slices = ledger.slices(stream.name)
+    newest = slices[-records_of:] if records_of else []
+    whole = [slice_.key for slice_ in newest if not standing.lacking(slice_.key)]
     status = stream_status(ledger, kafka, stream, {})
     dlq_errors = [one.error for one in status.dlq if one.error is not None]
     dlq_errors += _parked_lost(kafka, stream, status, ends.parked)
@@ -440,10 +440,10 @@ def audit(
     failing, not_decided = _failing(ledger, kafka, lake, stream, whole)
     losses = ledger.losses(stream.name)
     lost = _lost(losses, stream.topic)
-    waiting = _waiting([piece for piece in pieces if piece.key not in standing.raw], status, losses)
-    committed = committed_ends(ledger.planned(stream.name, stream.topic), pieces, standing)
+    waiting = _waiting([slice_ for slice_ in slices if slice_.key not in standing.raw], status, losses)
+    committed = committed_ends(ledger.planned(stream.name, stream.topic), slices, standing)
     found_eras = eras(
-        [piece for piece in pieces if piece.topic == stream.topic], ledger.generations(stream.name, stream.topic)
+        [slice_ for slice_ in slices if slice_.topic == stream.topic], ledger.generations(stream.name, stream.topic)
     )
     producers, refused = judged_producers(kafka, stream, others, facts)
     return Audit(
@@ -462,8 +462,8 @@ def audit(
             )
             for p in status.partitions
         ],
-        slices=len(pieces),
-        unfinished=[piece.key for piece in pieces if standing.lacking(piece.key)],
+        slices=len(slices),
+        unfinished=[slice_.key for slice_ in slices if standing.lacking(slice_.key)],
         losses=losses,
         ends=ends,
         dlq=status.dlq,
@@ -476,7 +476,7 @@ def audit(
         dagster_unasked=unasked is not None,
         held=hold_against_topic(ledger, kafka, lake, stream, newest),
         versions=_versions(ledger, lake, stream) if versions else {},
-        seams=[seam.text for seam in all_seams(ledger, stream, pieces)],
+        seams=[seam.text for seam in all_seams(ledger, stream, slices)],
         checked=len(whole),
         failing=failing,
         eras=found_eras,
@@ -485,7 +485,7 @@ def audit(
         published=standing_line(lake, stream),
         on_topics=held_on_topics(kafka, lake, stream, newest),
         published_to=published_to,
-        strangers=strangers(there, {piece.key for piece in pieces}, stream.name),
+        strangers=strangers(there, {slice_.key for slice_ in slices}, stream.name),
     )
 
 
@@ -553,31 +553,31 @@ def _versions(ledger: Ledger, lake: Lake, stream: Stream) -> dict[str, Judged]:
     return {name: Judged(found, stream.severity(name)) for name, found in verdicts.items()}
 
 
-def committed_ends(planned: Planned | None, pieces: Sequence[Slice], standing: Attempts) -> dict[int, int]:
+def committed_ends(planned: Planned | None, slices: Sequence[Slice], standing: Attempts) -> dict[int, int]:
     """For each partition the end of the slices, without a gap from the first one on, that stand whole in all tables.
 
     Args:
         planned: how far a topic is planned.
-        pieces: slices, those of other topics among them.
+        slices: slices, those of other topics among them.
         standing: what stands in the tables.
     """
     if planned is None:
         return {}
     generation = planned.generation
-    mine = [p for p in pieces if p.topic == generation.topic and p.generation == generation.number]
+    mine = [p for p in slices if p.topic == generation.topic and p.generation == generation.number]
     found = {p: start for p, start in generation.starts.items() if start is not None}
-    ordered = sorted(mine, key=lambda piece: piece.ordinal)
-    for piece in takewhile(lambda piece: not standing.lacking(piece.key), ordered):
-        found.update({p: offsets.end for p, offsets in piece.ranges.items()})
+    ordered = sorted(mine, key=lambda slice_: slice_.ordinal)
+    for slice_ in takewhile(lambda slice_: not standing.lacking(slice_.key), ordered):
+        found.update({p: offsets.end for p, offsets in slice_.ranges.items()})
     return found
 
 
 def _waiting(unread: Sequence[Slice], status: StreamStatus, losses: Sequence[Loss]) -> Counter[int]:
     """For each partition of the main topic the offsets of these slices, without what is recorded as lost of them."""
     found: Counter[int] = Counter()
-    for piece in unread:
-        if (piece.topic, piece.topic_id) == (status.topic, status.topic_id):
-            found.update({p: len(offsets) for p, offsets in left_to_read(piece, losses).ranges.items()})
+    for slice_ in unread:
+        if (slice_.topic, slice_.topic_id) == (status.topic, status.topic_id):
+            found.update({p: len(offsets) for p, offsets in left_to_read(slice_, losses).ranges.items()})
     return found
 
 

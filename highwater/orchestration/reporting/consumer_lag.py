@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError
-from highwater.orchestration.dependencies import lake_guard, see_lake_there
+from highwater.orchestration.dependencies import ensure_lake_there, lake_guard
 from highwater.orchestration.sensing.slice_planner import positions
 from highwater.plans import left_to_read
 from highwater.resources.guards import guarded
@@ -86,7 +86,7 @@ def in_raw(ledger: Ledger, lake: Lake, stream: Stream) -> set[str] | None:
     """The slices that stand in raw; None if the lake cannot be asked now."""
     try:
         with guarded(lake_guard(ledger, lake, stream)):
-            see_lake_there(ledger, lake)
+            ensure_lake_there(ledger, lake)
             return lake.holds(stream.name, "raw")
     except HighwaterError:
         return None
@@ -119,7 +119,7 @@ def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: 
         if (start := starts.get(p)) is not None and seen.last_stable is not None and start < seen.last_stable
     }
     sure = read is not None and all(seen.known for seen in state.partitions.values())
-    found = _ages(kafka, state, waiting, [piece.key for piece in unread], starts, sure=sure)
+    found = _ages(kafka, state, waiting, [slice_.key for slice_ in unread], starts, sure=sure)
     held_back = _held_back(kafka, state)
     known = {p: held.age for p, held in held_back.items() if held.age is not None}
     expired = {p: OffsetRange(begin, starts[p]) for p, begin in begins.items() if same and begin < starts[p]}
@@ -158,8 +158,8 @@ def unread_slices(ledger: Ledger, planned: Planned, read: Collection[str] | None
     keys = [key for key, number in tried.items() if (not number if read is None else key not in read)]
     losses = ledger.losses(topic.stream, topic.topic) if keys else []
     asked = ledger.get(keys[:SLICES_ASKED])
-    left = [left_to_read(piece, losses) for piece in asked]
-    return [piece for piece in left if piece.offsets], asked[-1] if len(keys) > SLICES_ASKED else None
+    left = [left_to_read(slice_, losses) for slice_ in asked]
+    return [slice_ for slice_ in left if slice_.offsets], asked[-1] if len(keys) > SLICES_ASKED else None
 
 
 def _begins(state: TopicState, planned: Planned | None, unread: Sequence[Slice], last: Slice | None) -> dict[int, int]:
@@ -168,8 +168,8 @@ def _begins(state: TopicState, planned: Planned | None, unread: Sequence[Slice],
     if last is not None:  # nothing is known of a partition behind it
         ends |= {p: offsets.end for p, offsets in last.ranges.items()}
     first: dict[int, int] = {}
-    for piece in unread:
-        for partition, offsets in piece.ranges.items():
+    for slice_ in unread:
+        for partition, offsets in slice_.ranges.items():
             if len(offsets):
                 first[partition] = min(first.get(partition, offsets.start), offsets.start)
     known = {p: seen for p, seen in state.partitions.items() if seen.known}

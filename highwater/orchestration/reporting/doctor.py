@@ -30,13 +30,13 @@ from highwater.formats import Avro, Json, Protobuf
 from highwater.instances import ONE_INSTANCE
 from highwater.message_size import configure
 from highwater.orchestration.checking.topic_audit import judged_published
-from highwater.orchestration.dagster_home import see_home, told
+from highwater.orchestration.dagster_home import ensure_home, told
 from highwater.orchestration.reporting.publication_status import accepted_vanished
 from highwater.orchestration.resources import session_of
 from highwater.resources.deleted_topics import state_of, vanished
 from highwater.resources.delta import open_table
-from highwater.resources.dlq_topics import see_accepted, see_no_drift
-from highwater.resources.groups import denied, see_no_member
+from highwater.resources.dlq_topics import check_accepted, ensure_no_drift
+from highwater.resources.groups import denied, ensure_no_member
 from highwater.resources.object_store import LOG_STORE, ensure_conditional_put, is_s3
 from highwater.resources.permissions import permitted
 from highwater.resources.small_tables import try_storage
@@ -220,7 +220,7 @@ def _instances(deployment: Deployment, stream: Stream) -> str:
 def _dlq(deployment: Deployment, stream: Stream) -> Tried:
     what = f"DLQ topics of {stream.name}"
     try:
-        text, warning = see_no_drift(deployment.kafka(), stream, partial(vanished, deployment.ledger(), stream))
+        text, warning = ensure_no_drift(deployment.kafka(), stream, partial(vanished, deployment.ledger(), stream))
     except HighwaterError as error:
         return Tried(what, error=error)
     return Tried(what, text, warning=warning)
@@ -228,7 +228,7 @@ def _dlq(deployment: Deployment, stream: Stream) -> Tried:
 
 def _accepted(deployment: Deployment, stream: Stream) -> str:
     gone = partial(accepted_vanished, deployment.ledger(), deployment.lake(), stream)
-    return see_accepted(deployment.kafka(), stream, gone)
+    return check_accepted(deployment.kafka(), stream, gone)
 
 
 def _foreign(deployment: Deployment, stream: Stream, topic: str) -> Tried:
@@ -325,7 +325,7 @@ def _transactions(deployment: Deployment, stream: Stream) -> str:
 
 def _group(deployment: Deployment, name: str) -> str:
     """A group that is kept without members: whether somebody is in it, and whether it may be written to."""
-    found = see_no_member(deployment.kafka(), name)
+    found = ensure_no_member(deployment.kafka(), name)
     if found.may_commit is False:
         raise denied(name, "Describe, and not Read")
     return "may be kept" if found.may_commit else "is not there yet: the first commit creates it"
@@ -447,7 +447,7 @@ def _dagster(environment: Mapping[str, str]) -> str:
             "DAGSTER_HOME is not set",
             remedy="set it to a folder with a copy of dagster.yaml; make up does so",
         )
-    see_home(home)
+    ensure_home(home)
     file = Path(home).expanduser() / "dagster.yaml"
     if not os.access(file, os.R_OK):
         raise ConfigurationError(

@@ -89,7 +89,7 @@ class Explained:
     """What is known of a slice.
 
     Args:
-        piece: its plan.
+        slice_: its plan.
         lost: recorded losses within its ranges.
         commits: in the order of the tables.
         publication: what was sent of its rejects; None if nothing was.
@@ -108,7 +108,7 @@ class Explained:
         accepted: what became of its events on their way to the topic of accepted events; None of a stream without one.
     """
 
-    piece: Slice
+    slice_: Slice
     lost: Sequence[Loss]
     commits: Sequence[Commit]
     publication: Publication | None
@@ -129,11 +129,11 @@ class Explained:
     @property
     def lines(self) -> list[str]:
         """The slice in sentences, without its tables."""
-        piece = self.piece
-        lag = "" if piece.lag is None else f", {piece.lag:,} offsets waited behind it"
+        slice_ = self.slice_
+        lag = "" if slice_.lag is None else f", {slice_.lag:,} offsets waited behind it"
         lines = [
-            f"{piece.key}: stream {piece.stream}, topic {piece.topic}, generation {piece.generation}",
-            f"planned {piece.planned_at:%Y-%m-%d %H:%M:%S} UTC, {piece.offsets:,} offsets{lag}",
+            f"{slice_.key}: stream {slice_.stream}, topic {slice_.topic}, generation {slice_.generation}",
+            f"planned {slice_.planned_at:%Y-%m-%d %H:%M:%S} UTC, {slice_.offsets:,} offsets{lag}",
         ]
         lines += [f"lost: partition {loss.partition} {loss.offsets}: {loss.reason}" for loss in self.lost]
         if self.publication is not None:
@@ -144,16 +144,18 @@ class Explained:
         lines += [] if self.accepted is None else self.accepted.lines
         lines += [self.hold.text] if self.hold is not None else []
         lines += (
-            [f"{self.given_up.text}; highwater retry-slice {piece.key} lets it be tried again"] if self.given_up else []
+            [f"{self.given_up.text}; highwater retry-slice {slice_.key} lets it be tried again"]
+            if self.given_up
+            else []
         )
-        lines += [self._taken_back] if self.reclaims else []
+        lines += [self._reclaimed] if self.reclaims else []
         lines += [
             f"lease: {name!r} is held until {ends:%H:%M:%S} UTC, or renewed" for name, ends in self.leases.items()
         ]
         lines += [f"erased: {told}" for told in self.erased]
         lines += [f"by age: {told}" for told in self.aged]
         lines += self._not_asked
-        recall = f"highwater recall-keys {piece.stream} {piece.key} {piece.key} --yes"
+        recall = f"highwater recall-keys {slice_.stream} {slice_.key} {slice_.key} --yes"
         lines += [f"its key is retired: {recall} brings it back"] if self.retired else []
         lines.append("whole" if not self.undone else f"not whole: {', '.join(self.undone)} still to be written")
         return lines
@@ -182,15 +184,17 @@ class Explained:
         return found
 
     @property
-    def _taken_back(self) -> str:
+    def _reclaimed(self) -> str:
         last = self.reclaims[-1]
         by = f"{last.reclaimed_by} at {last.reclaimed_at:%Y-%m-%d %H:%M}: {last.reason}"
         return f"taken back from the DLQ: {len({one.origin for one in self.reclaims}):,} records, last by {by}"
 
     @property
     def _ranges(self) -> list[list[str]]:
-        epochs = self.piece.epochs
-        return [[str(p), str(r.start), str(r.end), number(epochs.get(p))] for p, r in sorted(self.piece.ranges.items())]
+        epochs = self.slice_.epochs
+        return [
+            [str(p), str(r.start), str(r.end), number(epochs.get(p))] for p, r in sorted(self.slice_.ranges.items())
+        ]
 
     @property
     def _commits(self) -> list[list[str]]:
@@ -198,16 +202,16 @@ class Explained:
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        piece = self.piece
+        slice_ = self.slice_
         return {
-            "slice": piece.key,
-            "stream": piece.stream,
-            "topic": piece.topic,
-            "topic_id": piece.topic_id,
-            "generation": piece.generation,
-            "planned_at": piece.planned_at.isoformat(),
-            "lag": piece.lag,
-            "ranges": ranges_to_plain(piece.ranges),
+            "slice": slice_.key,
+            "stream": slice_.stream,
+            "topic": slice_.topic,
+            "topic_id": slice_.topic_id,
+            "generation": slice_.generation,
+            "planned_at": slice_.planned_at.isoformat(),
+            "lag": slice_.lag,
+            "ranges": ranges_to_plain(slice_.ranges),
             "lost": [
                 {"partition": loss.partition, "range": str(loss.offsets), "reason": loss.reason} for loss in self.lost
             ],
@@ -257,7 +261,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
         IncompleteReadError: a table has files of the slice, and a read of the commit records did not return its commit.
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    [piece] = ledger.get([key])
+    [slice_] = ledger.get([key])
     # The rows first: a commit between the two reads has its record.
     rows = {table: lake.rows_of(stream.name, table, [key]).get(key) for table in BY_SLICE}
     proofs = committed(lake, stream, [key])
@@ -266,13 +270,13 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
             _ensure_not_committed(lake, stream, table, key, rows[table])
     standing = attempts_of(lake, stream, proofs, [key])
     commits = [_commit(table, proofs[table].get(key), rows[table]) for table in BY_SLICE]
-    lost = [loss for loss in ledger.losses(stream.name) if left_to_read(piece, [loss]) != piece]
+    lost = [loss for loss in ledger.losses(stream.name) if left_to_read(slice_, [loss]) != slice_]
     leases = ledger.leases()
     of_dagster, unasked = (
         (None, None) if dagster is None else answer(dagster, lambda one: _asked(one, stream, key, leases))
     )
     return Explained(
-        piece=piece,
+        slice_=slice_,
         lost=lost,
         commits=[*commits, *_of_current(standing, key), *_of_metrics(standing, key)],
         publication=ledger.publications([key]).get(key),
@@ -288,7 +292,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
         retired=key in ledger.retired.among([key]),
         erased=_erased(ledger, stream, key, by_age=False),
         aged=_aged(ledger, stream, key, proofs["raw"].get(key)),
-        accepted=of_slice(ledger, lake, stream, piece),
+        accepted=of_slice(ledger, lake, stream, slice_),
     )
 
 

@@ -47,7 +47,7 @@ class Located:
             `erased`, `aged` (its row of raw went by its age, and nothing else is known of it), `lost` or `unknown`.
         text: the end in a sentence.
         origin: where the record was first published; None where no record is known.
-        piece: the slice that holds the offset; None where none does.
+        slice_: the slice that holds the offset; None where none does.
         row: the row in raw, its key as text, without value and headers.
         facts: further sentences, in the order of what happened.
         commits: by table the attempt that committed the slice; tables that lack it are left out.
@@ -57,7 +57,7 @@ class Located:
     end: str
     text: str
     origin: Origin | None = None
-    piece: Slice | None = None
+    slice_: Slice | None = None
     row: Mapping[str, Any] | None = None
     facts: Sequence[str] = ()
     commits: Mapping[str, int] = field(default_factory=dict)
@@ -67,8 +67,10 @@ class Located:
     def lines(self) -> list[str]:
         """All of it in sentences."""
         lines = []
-        if self.piece is not None:
-            lines.append(f"slice {self.piece.key}, generation {self.piece.generation}, planned {self.piece.planned_at}")
+        if self.slice_ is not None:
+            lines.append(
+                f"slice {self.slice_.key}, generation {self.slice_.generation}, planned {self.slice_.planned_at}"
+            )
         if self.commits:
             told = ", ".join(f"{table} by attempt {attempt}" for table, attempt in self.commits.items())
             lines.append(f"committed to {told}")
@@ -84,8 +86,8 @@ class Located:
             "end": self.end,
             "text": self.text,
             "origin": None if self.origin is None else self.origin._asdict(),
-            "slice": None if self.piece is None else self.piece.key,
-            "generation": None if self.piece is None else self.piece.generation,
+            "slice": None if self.slice_ is None else self.slice_.key,
+            "generation": None if self.slice_ is None else self.slice_.generation,
             "commits": {**self.commits},
             "row": None if self.row is None else {name: str(value) for name, value in self.row.items()},
             "facts": [*self.facts],
@@ -123,77 +125,77 @@ def locate(
     """
     if topic == stream.parked_topic:
         return [_on_parked(ledger, kafka, lake, stream, partition, offset)]
-    pieces = ledger.holding(stream.name, topic, partition, offset)
-    if not pieces:
+    slices = ledger.holding(stream.name, topic, partition, offset)
+    if not slices:
         return [_unplanned(ledger, kafka, stream, topic, partition, offset)]
-    found = [(piece, _in_slice(ledger, lake, stream, piece, partition, offset)) for piece in pieces]
-    return [replace(one, commits=_commits(lake, stream, piece)) for piece, one in found]
+    found = [(slice_, _in_slice(ledger, lake, stream, slice_, partition, offset)) for slice_ in slices]
+    return [replace(one, commits=_commits(lake, stream, slice_)) for slice_, one in found]
 
 
-def _commits(lake: Lake, stream: Stream, piece: Slice) -> dict[str, int]:
-    proofs = committed(lake, stream, [piece.key])
-    current = attempts_of(lake, stream, proofs, [piece.key]).current
+def _commits(lake: Lake, stream: Stream, slice_: Slice) -> dict[str, int]:
+    proofs = committed(lake, stream, [slice_.key])
+    current = attempts_of(lake, stream, proofs, [slice_.key]).current
     attempts = {table: proof.attempt for table, found in proofs.items() for proof in found.values()}
-    return attempts | ({"current": current[piece.key]} if current and piece.key in current else {})
+    return attempts | ({"current": current[slice_.key]} if current and slice_.key in current else {})
 
 
-def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, partition: int, offset: int) -> Located:
+def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, partition: int, offset: int) -> Located:
     lost = [
         loss
-        for loss in ledger.losses(stream.name, piece.topic)
-        if (loss.generation, loss.partition) == (piece.generation, partition) and offset in loss.offsets
+        for loss in ledger.losses(stream.name, slice_.topic)
+        if (loss.generation, loss.partition) == (slice_.generation, partition) and offset in loss.offsets
     ]
-    raw, proofs = lake.table(stream.name, "raw"), lake.committed(stream.name, "raw", [piece.key])
-    if raw is None or piece.key not in proofs:
+    raw, proofs = lake.table(stream.name, "raw"), lake.committed(stream.name, "raw", [slice_.key])
+    if raw is None or slice_.key not in proofs:
         if raw is not None:
             ensure_all_records_seen(raw)
-        if raw is not None and rows_by_slice(raw, [piece.key])[piece.key]:
+        if raw is not None and rows_by_slice(raw, [slice_.key])[slice_.key]:
             raise IncompleteReadError(
-                f"a read of raw of {stream.name} did not return the commit of {piece.key}",
+                f"a read of raw of {stream.name} did not return the commit of {slice_.key}",
                 stored="rows of the slice",
                 found="no commit",
                 remedy="nothing was concluded from it; see IncompleteReadError in the runbook",
             )
-        return _lost(lost[0], piece) if lost else Located("unread", "planned, and not in raw yet", piece=piece)
-    where = f'{slice_is_one_of([piece.key])} AND "partition" = {partition} AND "offset" = {offset}'
+        return _lost(lost[0], slice_) if lost else Located("unread", "planned, and not in raw yet", slice_=slice_)
+    where = f'{slice_is_one_of([slice_.key])} AND "partition" = {partition} AND "offset" = {offset}'
     # `octet_length` takes text alone here.
     size = "octet_length(encode(value, 'hex')) / 2 AS bytes"
     columns = f"timestamp_ms AS ms, timestamp_type, key, {tombstone_in_sql(stream)} AS tombstone, {size}, headers"
     found = query(raw, f"SELECT {columns} FROM t WHERE {where}")
     if not found and lost:
-        return _lost(lost[0], piece)
+        return _lost(lost[0], slice_)
     gone = [
         one
-        for one in (ledger.erasures.slices([piece.key]).get(piece.key, ()) if not found else ())
+        for one in (ledger.erasures.slices([slice_.key]).get(slice_.key, ()) if not found else ())
         if (partition, offset) in places_in(one.places)
     ]
     # A key that was erased after its rows had gone by their age is erased all the same.
     for one in sorted(gone, key=lambda one: one.by_age):
         [why] = [erasure for erasure in ledger.erasures.of(stream.name) if erasure.number == one.number]
         if not why.by_age:
-            return Located("erased", f"by {why.erased_by} at {why.erased_at}: {why.reason}", piece=piece)
-        if aged(proofs[piece.key]):
-            return _aged(ledger, lake, stream, piece, Origin(piece.topic, piece.generation, partition, offset), why)
+            return Located("erased", f"by {why.erased_by} at {why.erased_at}: {why.reason}", slice_=slice_)
+        if aged(proofs[slice_.key]):
+            return _aged(ledger, lake, stream, slice_, Origin(slice_.topic, slice_.generation, partition, offset), why)
     if not found:
-        ensure_all_rows_seen(raw, [piece.key])
+        ensure_all_rows_seen(raw, [slice_.key])
         text = "no record at this offset: a marker of a transaction, an aborted record, or one that compaction took"
-        return Located("gap", text, piece=piece)
+        return Located("gap", text, slice_=slice_)
     [row] = found
-    here = Origin(piece.topic, piece.generation, partition, offset)
-    origin = here if piece.topic == stream.topic else _origin(ledger, lake, stream, here, row)
+    here = Origin(slice_.topic, slice_.generation, partition, offset)
+    origin = here if slice_.topic == stream.topic else _origin(ledger, lake, stream, here, row)
     told = {"timestamp_ms": row["ms"], "key": _text(row["key"]), "bytes": row["bytes"]}
-    return _ended(ledger, lake, stream, origin, piece, told, tombstone=bool(row["tombstone"]))
+    return _ended(ledger, lake, stream, origin, slice_, told, tombstone=bool(row["tombstone"]))
 
 
-def _aged(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, here: Origin, why: Erasure) -> Located:
+def _aged(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, here: Origin, why: Erasure) -> Located:
     """How a record ended whose row of raw went by its age; on the main topic its place is its origin."""
     fact = f"its row of raw went by its age, by {why.erased_by} at {why.erased_at}: {why.reason}"
-    if piece.topic == stream.topic:
-        found = _ended(ledger, lake, stream, here, piece, None)
+    if slice_.topic == stream.topic:
+        found = _ended(ledger, lake, stream, here, slice_, None)
         if found.end != "unknown":
             return replace(found, facts=[fact, *found.facts])
-        return Located("aged", f"{fact}; it was no event and no reject: a tombstone", here, piece)
-    return Located("aged", f"{fact}; which record it was a copy of is not known any more", piece=piece)
+        return Located("aged", f"{fact}; it was no event and no reject: a tombstone", here, slice_)
+    return Located("aged", f"{fact}; which record it was a copy of is not known any more", slice_=slice_)
 
 
 def _origin(ledger: Ledger, lake: Lake, stream: Stream, here: Origin, row: Mapping[str, Any]) -> Origin:
@@ -219,8 +221,10 @@ def _origin(ledger: Ledger, lake: Lake, stream: Stream, here: Origin, row: Mappi
     return identity(stream, main_log(ledger, stream), found, row["ms"])
 
 
-def _lost(loss: Loss, piece: Slice | None) -> Located:
-    return Located("lost", f"{loss.reason}, accepted by {loss.accepted_by}, generation {loss.generation}", piece=piece)
+def _lost(loss: Loss, slice_: Slice | None) -> Located:
+    return Located(
+        "lost", f"{loss.reason}, accepted by {loss.accepted_by}, generation {loss.generation}", slice_=slice_
+    )
 
 
 def _text(key: Any) -> str | None:
@@ -232,7 +236,7 @@ def _ended(
     lake: Lake,
     stream: Stream,
     origin: Origin,
-    piece: Slice | None,
+    slice_: Slice | None,
     row: Mapping[str, Any] | None,
     *,
     tombstone: bool = False,
@@ -242,18 +246,18 @@ def _ended(
     found = _rows_of(lake, stream, "rejects", origin)
     rejects = sorted(found, key=lambda row: _when(row, published.get(_copy(row))))
     facts = [_rejected(row, published.get(_copy(row))) for row in rejects]
-    facts += [_taken_back(one) for one in ledger.reclaims.of(stream.name) if one.origin == origin]
+    facts += [_reclaimed(one) for one in ledger.reclaims.of(stream.name) if one.origin == origin]
     end, text = _end(ledger, lake, stream, origin, rejects, published)
-    if end == "unknown" and piece is not None:
+    if end == "unknown" and slice_ is not None:
         for table in (lake.table(stream.name, name) for name in ("events", "rejects")):
             if table is not None:
-                ensure_all_rows_seen(table, [piece.key])
+                ensure_all_rows_seen(table, [slice_.key])
     if end == "unknown" and tombstone:
         end, text = "tombstone", "a null value is no event; it stays in raw"
-    elif end == "unknown" and piece is not None and piece.topic != stream.topic:
+    elif end == "unknown" and slice_ is not None and slice_.topic != stream.topic:
         told = "its origin was accepted already, counts elsewhere in the slice, or was left to its main slice"
         end, text = "superseded", told
-    return Located(end, text, origin, piece, row, facts)
+    return Located(end, text, origin, slice_, row, facts)
 
 
 def _end(
@@ -291,7 +295,7 @@ def _copy(found: Mapping[str, Any]) -> tuple[str, int]:
     return found["slice"], found[NUMBER]
 
 
-def _taken_back(one: Reclaim) -> str:
+def _reclaimed(one: Reclaim) -> str:
     return f"taken back for {one.slice_key} by {one.reclaimed_by} at {one.reclaimed_at}: {one.reason}"
 
 

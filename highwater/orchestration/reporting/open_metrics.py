@@ -184,12 +184,12 @@ def measure(
 def _stream(found: Metrics, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> None:
     # The lake before the plan: a slice that is committed in between is at worst told as not whole.
     standing = found.ask("lake", lambda: attempts(lake, stream))
-    pieces = found.ask("ledger", lambda: ledger.slices(stream.name))
+    slices = found.ask("ledger", lambda: ledger.slices(stream.name))
     losses = found.ask("ledger", lambda: ledger.losses(stream.name))
     for view in (stream, *(on_tier(stream, topic) for topic in stream.delays)):
-        _slices(found, view, pieces, standing)
+        _slices(found, view, slices, standing)
         planned = _planned(found, ledger, view)
-        _plans(found, view, planned, pieces, standing)
+        _plans(found, view, planned, slices, standing)
         # A tier that is not there yet has had no reject.
         read = None if standing is None else standing.raw
         _topic(found, ledger, kafka, view, planned, read, expected=view is stream or planned is not None)
@@ -201,10 +201,10 @@ def _stream(found: Metrics, ledger: Ledger, kafka: Kafka, lake: Lake, stream: St
         _ends(found, stream, ends)
 
 
-def _slices(found: Metrics, view: Stream, pieces: Sequence[Slice] | None, standing: Attempts | None) -> None:
-    if pieces is None:
+def _slices(found: Metrics, view: Stream, slices: Sequence[Slice] | None, standing: Attempts | None) -> None:
+    if slices is None:
         return
-    mine = [piece.key for piece in pieces if piece.topic == view.topic]
+    mine = [slice_.key for slice_ in slices if slice_.topic == view.topic]
     found.add("highwater_slices", len(mine), view.name, view.topic)
     if standing is not None:
         open_ = sum(bool(standing.lacking(key)) for key in mine)
@@ -216,15 +216,15 @@ def _planned(found: Metrics, ledger: Ledger, view: Stream) -> Planned | None:
 
 
 def _plans(
-    found: Metrics, view: Stream, planned: Planned | None, pieces: Sequence[Slice] | None, standing: Attempts | None
+    found: Metrics, view: Stream, planned: Planned | None, slices: Sequence[Slice] | None, standing: Attempts | None
 ) -> None:
     """How far the topic is planned and committed."""
     if planned is None:
         return
     for partition, end in planned.ends.items():
         found.add("highwater_planned_end_offset", end, view.name, view.topic, partition)
-    if pieces is not None and standing is not None:
-        for partition, end in committed_ends(planned, pieces, standing).items():
+    if slices is not None and standing is not None:
+        for partition, end in committed_ends(planned, slices, standing).items():
             found.add("highwater_committed_end_offset", end, view.name, view.topic, partition)
 
 

@@ -17,7 +17,7 @@ from highwater.history import SOUND, History
 from highwater.holds import Hold
 from highwater.instances import ONE_INSTANCE, Instance
 from highwater.orchestration.checking.origin_counts import count_parked
-from highwater.orchestration.dependencies import see_lake_there
+from highwater.orchestration.dependencies import ensure_lake_there
 from highwater.orchestration.operations import pending_reprocessing
 from highwater.orchestration.operations.accepting_rejects import accepting_command
 from highwater.orchestration.operations.pending_reprocessing import TakenBack, told_of
@@ -26,7 +26,7 @@ from highwater.orchestration.reporting.publication_status import Behind, accepte
 from highwater.orchestration.reporting.stalled_work import expired_errors
 from highwater.orchestration.sensing.due_times import Due, due_of
 from highwater.orchestration.sensing.retries import plan_tier
-from highwater.orchestration.sensing.slice_planner import positions, see_same_topic, skipped_partitions, sure_errors
+from highwater.orchestration.sensing.slice_planner import ensure_same_topic, positions, skipped_partitions, sure_errors
 from highwater.orchestration.sensing.topic_inspection import judge
 from highwater.orchestration.worker_leases import living
 from highwater.plans import Planned
@@ -427,7 +427,7 @@ def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> Waiting | Exception:
     if resting(row, datetime.now(UTC)):
         return open_error(row)  # storage that is away is not waited for
     try:
-        see_lake_there(ledger, lake)
+        ensure_lake_there(ledger, lake)
         found = pending_reprocessing.waiting(ledger, lake, stream)
         publication = behind(ledger, lake, stream)
         parked = count_parked(ledger, lake, stream, published=True)
@@ -517,7 +517,7 @@ def _tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> DlqStatus
         return DlqStatus(topic, error=vanished(ledger, stream, topic))
     except HighwaterError as error:
         return DlqStatus(topic, error=error)
-    due = sum(piece.offsets for piece in tick.slices)
+    due = sum(slice_.offsets for slice_ in tick.slices)
     # What is due is cut in this dry run; behind it lies what is not.
     later = sum(max(0, (seen.last_stable or 0) - tick.ends.get(p, 0)) for p, seen in tick.state.partitions.items())
     stopped = next(iter(tick.errors.values()), None)
@@ -563,7 +563,7 @@ def _errors(stream: Stream, planned: Planned | None, state: TopicState, history:
     if planned is None:
         return []
     try:
-        see_same_topic(stream, planned, state)
+        ensure_same_topic(stream, planned, state)
     except HighwaterError as error:
         return [error]
     return list(sure_errors(stream, planned, state, history).values())

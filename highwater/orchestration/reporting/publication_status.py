@@ -221,7 +221,7 @@ def _held_up(
         first, *more = batch.slices
         some = f"{first} and {len(more):,} more slices" if more else first
         return f"a batch of {batch.total:,} records of {some} is being sent, or broke off: the next run goes on with it"
-    keys = [piece.key for piece in following]
+    keys = [slice_.key for slice_ in following]
     decided = {} if events is None or not keys else proofs_in(events, keys)
     for key in keys:
         if key not in decided:
@@ -305,7 +305,7 @@ class Told:
         return {**vars(self), "states": dict(self.states), "at": at, "mark": mark}
 
 
-def of_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice) -> Told | None:
+def of_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice) -> Told | None:
     """What became of a slice's events on their way to the topic; None of a stream that publishes nothing.
 
     Raises:
@@ -314,11 +314,11 @@ def of_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice) -> Told |
     if stream.publishes is None:
         return None
     table, topic = lake.table(stream.name, publication_log.TABLE), stream.publishes.topic
-    decided = lake.committed(stream.name, EVENTS, [piece.key]).get(piece.key)
-    proof = None if table is None else publication_log.complete(proofs_in(table, [piece.key])).get(piece.key)
+    decided = lake.committed(stream.name, EVENTS, [slice_.key]).get(slice_.key)
+    proof = None if table is None else publication_log.complete(proofs_in(table, [slice_.key])).get(slice_.key)
     batch = publication_log.batch_of(lake, stream)
-    mine = batch is not None and piece.key in batch.slices
-    states, at = ({}, None) if table is None else _states(table, piece.key)
+    mine = batch is not None and slice_.key in batch.slices
+    states, at = ({}, None) if table is None else _states(table, slice_.key)
     settled = proof is not None and decided is not None and proof.attempt == decided.attempt
     return Told(
         topic=topic,
@@ -328,7 +328,7 @@ def of_slice(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice) -> Told |
         at=at,
         batch=batch.attempt if batch is not None and mine else None,
         mark=ledger.publications([topic]).get(topic),
-        why_not="" if settled else _why_not(ledger, lake, stream, piece, decided, batch=mine),
+        why_not="" if settled else _why_not(ledger, lake, stream, slice_, decided, batch=mine),
     )
 
 
@@ -341,13 +341,13 @@ def _states(table: DeltaTable, key: str) -> tuple[dict[str, int], datetime | Non
     return states, max((row["at"] for row in found.values()), default=None)
 
 
-def _why_not(ledger: Ledger, lake: Lake, stream: Stream, piece: Slice, decided: Proof | None, *, batch: bool) -> str:
+def _why_not(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, decided: Proof | None, *, batch: bool) -> str:
     if batch:
         return "it is in the batch that is being sent, or that broke off"
     if decided is None:
-        return f"it {_undecided(ledger, piece.key)}"
+        return f"it {_undecided(ledger, slice_.key)}"
     if not _rejects_follow(lake, stream, decided):
         return "its rejects are not published to the DLQ yet"
-    found = behind(ledger, lake, stream, [piece.key])
+    found = behind(ledger, lake, stream, [slice_.key])
     # Without a cause it was sent while this was looked up.
     return "; ".join(["it waits for its turn", *([found.held_up] if found is not None and found.held_up else [])])

@@ -132,9 +132,9 @@ def expired_errors(
             accept = f"highwater accept-loss {stream.name}{option_for(stream, topic)}"
             found.append(
                 OffsetsExpiredError(
-                    f"{len(expired):,} planned slices of {topic}, from {first.piece.key} on, lost {many:,} offsets "
+                    f"{len(expired):,} planned slices of {topic}, from {first.slice_.key} on, lost {many:,} offsets "
                     "before they were read",
-                    stored=_ranges(first.piece.ranges.items(), first.offsets),
+                    stored=_ranges(first.slice_.ranges.items(), first.offsets),
                     found=f"deleted: {_ranges(first.offsets.items(), first.offsets)}",
                     remedy=f"{accept} shows what is lost, and with --yes --by NAME records it; then each slice takes "
                     f"what is left of it. Raise retention.ms of {topic}",
@@ -166,7 +166,7 @@ def slices_waiting(asked: Asked) -> Measure | None:
     for topic in (stream.topic, *stream.delays):
         planned = asked.ledger.planned(stream.name, topic)
         unread += unread_slices(asked.ledger, planned, asked.in_raw)[0][:1] if planned is not None else []
-    first = min(unread, key=lambda piece: piece.planned_at, default=None)
+    first = min(unread, key=lambda slice_: slice_.planned_at, default=None)
     age = now - first.planned_at if first is not None else timedelta(0)
     return Measure(
         stream.name,

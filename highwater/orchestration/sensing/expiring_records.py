@@ -53,18 +53,18 @@ def endangered(
         state: a look at a topic that was taken just now.
     """
     by_topic: dict[str, list[Slice]] = {}
-    for piece in slices:
-        by_topic.setdefault(piece.topic, []).append(piece)
+    for slice_ in slices:
+        by_topic.setdefault(slice_.topic, []).append(slice_)
     found: set[str] = set()
-    for topic, pieces in by_topic.items():
+    for topic, some_slices in by_topic.items():
         try:
             ends = endangered_ends(kafka, stream, topic, state if state and state.topic == topic else None)
         except HighwaterError:
             continue  # they are read in their turn, and the alert of retention has its own look
-        found |= {piece.key for piece in pieces if is_endangered(piece, ends)}
+        found |= {slice_.key for slice_ in some_slices if is_endangered(slice_, ends)}
     return frozenset(found)
 
 
-def is_endangered(piece: Slice, ends: Mapping[int, int]) -> bool:
+def is_endangered(slice_: Slice, ends: Mapping[int, int]) -> bool:
     """Whether a slice has offsets before these ends."""
-    return any(len(offsets) and offsets.start < ends.get(p, 0) for p, offsets in piece.ranges.items())
+    return any(len(offsets) and offsets.start < ends.get(p, 0) for p, offsets in slice_.ranges.items())

@@ -44,28 +44,30 @@ def forgotten_events(
     for table, attempts in there.tables().items():
         key = table_key(stream, table)
         known = instance.get_materialized_partitions(key)
-        pieces = [piece for piece in slices if piece.key in attempts and piece.key not in known][: most - len(found)]
+        some_slices = [slice_ for slice_ in slices if slice_.key in attempts and slice_.key not in known][
+            : most - len(found)
+        ]
         found += [
             dg.AssetMaterialization(
                 key,
-                partition=report.piece.key,
+                partition=report.slice_.key,
                 description="The lake holds this slice; Dagster had no record of it.",
                 metadata=metadata.of_slice(report),
             )
-            for report in reports(lake, stream, table, pieces, attempts)
+            for report in reports(lake, stream, table, some_slices, attempts)
         ]
     return found
 
 
 def reports(
-    lake: Lake, stream: Stream, table: str, pieces: Sequence[Slice], attempts: Mapping[str, int]
+    lake: Lake, stream: Stream, table: str, some_slices: Sequence[Slice], attempts: Mapping[str, int]
 ) -> list[SliceReport]:
     """What proofs and log tell of slices in a table; of one that was decided anew meanwhile the attempt alone.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    keys = [piece.key for piece in pieces]
+    keys = [slice_.key for slice_ in some_slices]
     if not keys:
         return []
     proofs = lake.committed(stream.name, DECISIONS.get(table, table), keys)
@@ -74,8 +76,8 @@ def reports(
     rows = {} if opened is None or table in {METRICS.name, "current"} else rows_by_slice(opened, keys)
     version = -1 if opened is None else opened.version()
 
-    def proof_of(piece: Slice) -> Proof:
-        proof, attempt = proofs.get(piece.key), attempts[piece.key]
-        return proof if proof is not None and proof.attempt == attempt else Proof(piece, attempt, None, {})
+    def proof_of(slice_: Slice) -> Proof:
+        proof, attempt = proofs.get(slice_.key), attempts[slice_.key]
+        return proof if proof is not None and proof.attempt == attempt else Proof(slice_, attempt, None, {})
 
-    return [report_of(piece, proof_of(piece), rows.get(piece.key), version, Clock(), {}) for piece in pieces]
+    return [report_of(slice_, proof_of(slice_), rows.get(slice_.key), version, Clock(), {}) for slice_ in some_slices]

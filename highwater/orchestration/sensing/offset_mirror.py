@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from highwater.errors import TopicAbsentError, UnknownSliceError
 from highwater.mirroring import Held, Mark, prefix
 from highwater.orchestration.checking import slice_status
-from highwater.orchestration.dependencies import kafka_guard, lake_guard, see_lake_there
+from highwater.orchestration.dependencies import ensure_lake_there, kafka_guard, lake_guard
 from highwater.orchestration.sensing.ticks import Tick
-from highwater.resources.groups import commit, held, see_no_member
+from highwater.resources.groups import commit, ensure_no_member, held
 from highwater.resources.guards import guarded
 from highwater.resources.history import look_back
 
@@ -80,7 +80,7 @@ def mirror(resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
     """A tick of the sensor; it requests no run. Raises what `tick` does."""
     ledger, kafka, lake = resources.ledger.open(), resources.kafka.open(), resources.lake.open()
     with guarded(kafka_guard(ledger, kafka), lake_guard(ledger, lake, stream)):
-        see_lake_there(ledger, lake)
+        ensure_lake_there(ledger, lake)
         return replace(tick(ledger, kafka, lake, stream, datetime.now(UTC)), cursor=cursor)
 
 
@@ -95,7 +95,7 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime
     """
     # Of two ticks at once the slower one could set back what the other has just found in a new generation.
     with ledger.lease(stream.group, seconds=LEASE_SECONDS) as lease:
-        see_no_member(kafka, stream.group)
+        ensure_no_member(kafka, stream.group)
         lines: list[str] = []
         looked = _looks(ledger, kafka, stream, lines)
         found = held(kafka, stream.group, [(one.topic, p) for one in looked for p in one.state.partitions])
@@ -151,7 +151,7 @@ def _progress(ledger: Ledger, lake: Lake, stream: Stream, one: Looked, has: Offs
     done = leading(lake, stream, behind[:MOST_A_TICK])
     generations = ledger.generations(stream.name, one.topic)
     last = behind[done - 1] if done else known
-    offsets = prefix(behind, {piece.key for piece in behind[:done]}, one.planned, generations)
+    offsets = prefix(behind, {slice_.key for slice_ in behind[:done]}, one.planned, generations)
     return Progress(
         _bounded(one, offsets),
         Mark.of(one.state.topic_id, last, now),
@@ -166,19 +166,19 @@ def _last_known(ledger: Ledger, one: Looked, has: Offsets) -> Slice | None:
     # The newest first: it is nearly always the only one. Ordinals have seven digits or more.
     for key, identity in sorted(told, key=lambda mark: (len(mark[0]), mark), reverse=True):
         try:
-            [piece] = ledger.get([key])
+            [slice_] = ledger.get([key])
         except UnknownSliceError:
             continue
-        if piece.topic == one.topic and piece.identity == identity and piece.topic_id == one.state.topic_id:
-            return piece
+        if slice_.topic == one.topic and slice_.identity == identity and slice_.topic_id == one.state.topic_id:
+            return slice_
     return None
 
 
-def leading(lake: Lake, stream: Stream, pieces: Sequence[Slice]) -> int:
+def leading(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> int:
     """How many slices from the first one on are done."""
     count, width = 0, FIRST_LOOK
-    while count < len(pieces):
-        keys = [piece.key for piece in pieces[count : count + width]]
+    while count < len(slices):
+        keys = [slice_.key for slice_ in slices[count : count + width]]
         settled = slice_status.settled(lake, stream, keys)
         for key in keys:
             if key not in settled:

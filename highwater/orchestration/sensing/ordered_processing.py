@@ -34,7 +34,7 @@ LOOK_BACK = 20
 LONGEST_WAIT = timedelta(minutes=10)
 
 
-def see_in_turn(work: Work, table: str) -> None:
+def ensure_in_turn(work: Work, table: str) -> None:
     """See that the slices before those of a run stand in the table, or go into it with them.
 
     Raw is taken in any order, so that retention takes nothing. What a tier holds has left the order.
@@ -42,7 +42,7 @@ def see_in_turn(work: Work, table: str) -> None:
     Raises:
         OutOfTurnError: one does not.
     """
-    main = sorted((piece for piece in work.slices if piece.topic == work.stream.topic), key=attrgetter("ordinal"))
+    main = sorted((slice_ for slice_ in work.slices if slice_.topic == work.stream.topic), key=attrgetter("ordinal"))
     if table == "raw" or not main or not work.stream.ordered:
         return
     many = LOOK_BACK + main[-1].ordinal - main[0].ordinal
@@ -178,7 +178,7 @@ def behind(
     [first] = ledger.get(keys[:1])
     before = ledger.preceding(stream.name, stream.topic, first.ordinal, 1)
     last = table_keys(stream)[-1]
-    return any(piece.key not in instance.get_materialized_partitions(last) for piece in before)
+    return any(slice_.key not in instance.get_materialized_partitions(last) for slice_ in before)
 
 
 def standing_holds(ledger: Ledger, stream: Stream, decided: Collection[str]) -> list[Hold]:

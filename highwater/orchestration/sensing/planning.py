@@ -14,7 +14,7 @@ from highwater.envelope import SLICE
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError, TopicAbsentError
 from highwater.history import SOUND, Fingerprint
 from highwater.orchestration.sensing.expiring_records import endangered_ends
-from highwater.orchestration.sensing.slice_planner import PlanResult, plan, positions, see_same_topic
+from highwater.orchestration.sensing.slice_planner import PlanResult, ensure_same_topic, plan, positions
 from highwater.orchestration.sensing.topic_inspection import judge
 from highwater.plans import Generation, Loss, Planned
 from highwater.resources.deleted_topics import state_of
@@ -94,7 +94,7 @@ class Tick:
 def _planned_lines(tick: Tick) -> list[str]:
     result = tick.result
     if result.slices:
-        offsets = sum(piece.offsets for piece in result.slices)
+        offsets = sum(slice_.offsets for slice_ in result.slices)
         first, last = result.slices[0].key, result.slices[-1].key
         span = first if first == last else f"{first} .. {last}"
         return [f"planned {len(result.slices)} slices, {offsets:,} offsets: {span}; {tick.lag:,} offsets wait"]
@@ -169,7 +169,7 @@ class Planner:
                 result = self._marked(state, result)
             if dry or self._stored(planned, result):
                 return Tick(stream, result, state, _ends(planned, result), planned.generation)
-        _see_own(self._ledger, stream)
+        _ensure_own(self._ledger, stream)
         raise TemporaryError(
             f"stream {stream.name}: other planners were first {TRIES} times in a row",
             remedy="nothing to do: they planned the same topic, and the next tick looks again",
@@ -199,19 +199,19 @@ class Planner:
         """The plan with the fingerprint of the last record of each range."""
         deadline = time.monotonic() + MARK_SECONDS
 
-        def look(piece: Slice) -> Mapping[int, Fingerprint]:
-            return fingerprints(self._kafka, state.topic, piece.ranges) if time.monotonic() < deadline else {}
+        def look(slice_: Slice) -> Mapping[int, Fingerprint]:
+            return fingerprints(self._kafka, state.topic, slice_.ranges) if time.monotonic() < deadline else {}
 
         # The newest slice first: what comes is held against it. Where time runs out the others go without.
         newest = result.slices[::-1]
         with ThreadPoolExecutor(LOOKS_AT_ONCE) as looks:
-            found = dict(zip((piece.key for piece in newest), looks.map(look, newest), strict=True))
+            found = dict(zip((slice_.key for slice_ in newest), looks.map(look, newest), strict=True))
         marks: dict[int, Fingerprint] = {}
         slices = []
-        for piece in result.slices:
+        for slice_ in result.slices:
             # An older mark stays true where no newer one was found.
-            marks = {**piece.marks, **marks, **found[piece.key]}
-            slices.append(replace(piece, marks=marks))
+            marks = {**slice_.marks, **marks, **found[slice_.key]}
+            slices.append(replace(slice_, marks=marks))
         return replace(result, slices=tuple(slices))
 
     def _stored(self, planned: Planned, result: PlanResult) -> bool:
@@ -224,11 +224,11 @@ class Planner:
     ) -> Planned | None:
         """Pin the topic and decide where its partitions begin; None if another planner did so first."""
         if planned is not None:
-            see_same_topic(stream, planned, state)
+            ensure_same_topic(stream, planned, state)
         found = self._starts(stream, planned, state)
         if planned is None:
-            _see_own(self._ledger, stream)
-            _see_never_published(self._kafka, stream)
+            _ensure_own(self._ledger, stream)
+            _ensure_never_published(self._kafka, stream)
             first = _first_generation(stream, state, found, now)
             return Planned.of(first, None, []) if dry or self._ledger.open_generation(first) else None
         if not dry and not self._ledger.decide_starts(planned.generation, found):
@@ -272,7 +272,7 @@ def _ends(planned: Planned, result: PlanResult) -> dict[int, int]:
     return {**planned.ends, **lost, **cut}
 
 
-def _see_own(ledger: Ledger, stream: Stream) -> None:
+def _ensure_own(ledger: Ledger, stream: Stream) -> None:
     """See that no other stream planned the topic.
 
     Slices are named after their topic. So a stream that was given another name could store none, and each tick would
@@ -292,7 +292,7 @@ def _see_own(ledger: Ledger, stream: Stream) -> None:
         )
 
 
-def _see_never_published(kafka: Kafka, stream: Stream) -> None:
+def _ensure_never_published(kafka: Kafka, stream: Stream) -> None:
     """See that nothing was published of a stream that is planned for the first time.
 
     A stream whose ledger was lost looks like a new one. Planned from the beginning, it would publish all of it again.

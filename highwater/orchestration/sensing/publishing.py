@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets.publication_log import last_published, proofs
 from highwater.orchestration.checking import slice_status
-from highwater.orchestration.dependencies import came_back, lake_guard, see_kafka_awake
+from highwater.orchestration.dependencies import came_back, ensure_kafka_awake, lake_guard
 from highwater.orchestration.run_tags import PUBLISH
 from highwater.orchestration.sensing.offset_mirror import leading
-from highwater.orchestration.sensing.run_history import left_by_what_was_away, past_publishing, past_runs
+from highwater.orchestration.sensing.run_history import failed_by_dependency, past_publishing, past_runs
 from highwater.orchestration.sensing.run_requests import (
     RepairRules,
     Request,
@@ -52,7 +52,7 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
     """
     now = datetime.now(UTC)
     ledger, lake = resources.ledger.open(), resources.lake.open()
-    see_kafka_awake(ledger, now)
+    ensure_kafka_awake(ledger, now)
     order = list(instance.get_dynamic_partitions(stream.partitions_name))
     runs = past_publishing(instance, stream, order, now)
     if busy := in_flight(runs):
@@ -64,16 +64,16 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
     # One that a backfill is deciding anew would fail the run, which finds it half done.
     deciding = past_runs(instance, stream, order, now) if late or done else []
     moving = in_flight(deciding)
-    late = [piece for piece in late if piece.key not in moving]
+    late = [slice_ for slice_ in late if slice_.key not in moving]
     # The run that has just decided one for the first time need not end before it is sent.
     anew = in_flight(run for run in deciding if run.by_hand and not run.raw_alone)
-    done = next((at for at, piece in enumerate(following[:done]) if piece.key in anew), done)
-    main = [piece.key for piece in following[:done]]
-    missing = {piece.key: piece.planned_at for piece in (*following[:done], *late)}
+    done = next((at for at, slice_ in enumerate(following[:done]) if slice_.key in anew), done)
+    main = [slice_.key for slice_ in following[:done]]
+    missing = {slice_.key: slice_.planned_at for slice_ in (*following[:done], *late)}
     lost = _without_key(ledger, order, [*missing], now)
     order += lost
     found = _decide(instance, missing, _forgiven(ledger, stream, [*missing], runs), now)
-    group = next_run(order, main, [piece.key for piece in late], found)
+    group = next_run(order, main, [slice_.key for slice_ in late], found)
     requests = [Request(group, max(found.due[key] for key in group), PUBLISH, now)] if group else []
     lines = [
         *([f"{len(lost)} had no key in Dagster, and get it again: {lost[0]} .. {lost[-1]}"] if lost else []),
@@ -102,7 +102,7 @@ def _decide(
     found = decide_repair(missing, runs, now, RULES)
     if not found.given_up:
         return found
-    patient = left_by_what_was_away(instance, found.given_up, runs)
+    patient = failed_by_dependency(instance, found.given_up, runs)
     return decide_repair(missing, runs, now, RULES, patient=patient)
 
 
@@ -149,19 +149,19 @@ def _late(
     """
     page, cursor = next_page(ledger, stream, cursor)
     newest = ledger.slices(stream.name, newest=PAGE)
-    pieces = {piece.key: piece for piece in (*page, *newest) if reads(stream, piece.topic)}
-    decided, sent = lake.committed(stream.name, "events", [*pieces]), proofs(lake, stream, [*pieces])
+    slices = {slice_.key: slice_ for slice_ in (*page, *newest) if reads(stream, slice_.topic)}
+    decided, sent = lake.committed(stream.name, "events", [*slices]), proofs(lake, stream, [*slices])
 
-    def due(piece: Slice) -> bool:
-        if piece.key not in decided:
+    def due(slice_: Slice) -> bool:
+        if slice_.key not in decided:
             return False
-        if piece.key in sent:
-            return sent[piece.key].attempt != decided[piece.key].attempt
-        return piece.topic != stream.topic and (waits is None or piece.planned_at < waits.planned_at)
+        if slice_.key in sent:
+            return sent[slice_.key].attempt != decided[slice_.key].attempt
+        return slice_.topic != stream.topic and (waits is None or slice_.planned_at < waits.planned_at)
 
-    found = [piece for piece in pieces.values() if due(piece)]
-    done = slice_status.settled(lake, stream, [piece.key for piece in found]) if found else set()
-    return [piece for piece in found if piece.key in done], cursor
+    found = [slice_ for slice_ in slices.values() if due(slice_)]
+    done = slice_status.settled(lake, stream, [slice_.key for slice_ in found]) if found else set()
+    return [slice_ for slice_ in found if slice_.key in done], cursor
 
 
 def _lines(

@@ -13,12 +13,18 @@ from highwater.breaker import rested
 from highwater.errors import HighwaterError, UnknownSliceError
 from highwater.orchestration.asset_keys import table_keys
 from highwater.orchestration.checking import slice_status
-from highwater.orchestration.dependencies import came_back, lake_guard, lookup_away, see_kafka_awake, see_lake_there
+from highwater.orchestration.dependencies import (
+    came_back,
+    ensure_kafka_awake,
+    ensure_lake_there,
+    lake_guard,
+    lookup_away,
+)
 from highwater.orchestration.run_tags import PRIORITY, STREAM_TAG, URGENT_PRIORITY
 from highwater.orchestration.sensing.expiring_records import endangered
 from highwater.orchestration.sensing.materialization_sync import forgotten_events
 from highwater.orchestration.sensing.ordered_processing import released, standing_holds, take_turn, turn_lines
-from highwater.orchestration.sensing.run_history import left_by_what_was_away, materialised, past_runs
+from highwater.orchestration.sensing.run_history import failed_by_dependency, materialised, past_runs
 from highwater.orchestration.sensing.run_requests import (
     RepairRules,
     decide_repair,
@@ -136,7 +142,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     """
     now = datetime.now(UTC)
     ledger, lake = resources.ledger.open(), resources.lake.open()
-    see_kafka_awake(ledger, now)
+    ensure_kafka_awake(ledger, now)
     seen = _look(instance, ledger, lake, stream, cursor, now)
     past = past_runs(instance, stream, seen.order, now)
     gate = _gate(ledger, lake, stream, seen, past, now)
@@ -144,7 +150,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     let_go = {**accepted, **released(ledger, seen.lacking), **ledger.given_up.released([*seen.lacking])}
     floor = _floor(ledger, stream, gate.breaker)
     runs = forgiven(past, floor, let_go)
-    still = _still_given_up(ledger, seen, accepted, floor)
+    still = _still_exhausted(ledger, seen, accepted, floor)
     urgent = endangered(resources.kafka.open(), stream, seen.unread) if seen.unread else frozenset()
     decided = _decide(instance, stream, seen, gate, runs, still, urgent, now)
     first = put_first(instance, stream, seen.order, urgent)
@@ -152,7 +158,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     if fresh := [key for key in decided.repair.given_up if key not in still]:
         ledger.given_up.add(stream.name, {key: one.ended for key, one in histories(fresh, runs).items()}, now)
     in_vain = _in_vain(ledger, stream, seen, gate, decided, {*still, *decided.repair.given_up}, runs, now)
-    live = [piece for key, piece in seen.slices.items() if key not in seen.retired]
+    live = [slice_ for key, slice_ in seen.slices.items() if key not in seen.retired]
     forgotten, untold = _forgotten(instance, ledger, lake, stream, live, seen.there)
     lines = [
         *repair_lines(decided.repair, seen.lost, forgotten, seen.strange, seen.left),
@@ -190,16 +196,16 @@ def _look(
 ) -> _Seen:
     order = list(instance.get_dynamic_partitions(stream.partitions_name))
     page, cursor = next_page(ledger, stream, cursor)
-    retired = ledger.retired.among([piece.key for piece in page])
-    lost = _lost([piece for piece in page if piece.key not in retired], order, now)
+    retired = ledger.retired.among([slice_.key for slice_ in page])
+    lost = _lost([slice_ for slice_ in page if slice_.key not in retired], order, now)
     strange, suspects = _suspects(instance, ledger, stream, order)
     given_up, in_vain = ledger.given_up.open(stream.name), ledger.in_vain.open(stream.name)
     # One that was given up or tried in vain, and that somebody materialised since, is done, wherever the page is.
     kept = {one.slice_key for one in given_up[:PAGE]} | {one.slice_key for one in in_vain[:PAGE]}
     looked_after = ledger.get(sorted(kept))
-    slices = {piece.key: piece for piece in (*suspects, *looked_after, *page)}
+    slices = {slice_.key: slice_ for slice_ in (*suspects, *looked_after, *page)}
     with guarded(lake_guard(ledger, lake, stream)):
-        see_lake_there(ledger, lake)
+        ensure_lake_there(ledger, lake)
         there = slice_status.attempts(lake, stream, list(slices))
     lacking = {key: tables for key in slices if (tables := there.lacking(key))}
     left = [key for key in lacking if not reads(stream, slices[key].topic)]
@@ -209,7 +215,7 @@ def _look(
     if damaged:
         ledger.retired.recall(damaged, now)
         lost += [key for key in damaged if key not in set(order)]
-    main = frozenset(key for key, piece in slices.items() if piece.topic == stream.topic)
+    main = frozenset(key for key, slice_ in slices.items() if slice_.topic == stream.topic)
     return _Seen(slices, main, there, lacking, left, [*order, *lost], lost, retired, strange, given_up, in_vain, cursor)
 
 
@@ -235,7 +241,7 @@ def _of_accepted_reasons(ledger: Ledger, stream: Stream, seen: _Seen, refused: C
     return found
 
 
-def _still_given_up(ledger: Ledger, seen: _Seen, accepted: Mapping[str, datetime], floor: datetime | None) -> set[str]:
+def _still_exhausted(ledger: Ledger, seen: _Seen, accepted: Mapping[str, datetime], floor: datetime | None) -> set[str]:
     """The slices that stay given up; forgotten are those that are done, and those whose failures count no more."""
 
     def over(one: GivenUp) -> bool:
@@ -311,7 +317,7 @@ def _decide(
     missing = {key: at for key, at in planned_at.items() if key in others}
     found = decide_repair(missing, runs, now, RULES, given_up)
     if fresh := [key for key in found.given_up if key not in given_up]:
-        found = decide_repair(missing, runs, now, RULES, given_up, left_by_what_was_away(instance, fresh, runs))
+        found = decide_repair(missing, runs, now, RULES, given_up, failed_by_dependency(instance, fresh, runs))
     raw_alone = stopped.raw_alone | turn.raw_alone
     known = histories(endangered_keys, runs)
     urgent = urgent_due(endangered_keys, found, known, now, RULES.first_wait) - {*turn.keys, stopped.probe}
@@ -339,14 +345,14 @@ def _suspects(
         found = ledger.get(keys)
     except UnknownSliceError:
         found = ledger.slices(stream.name)
-    planned = {piece.key: piece for piece in found if piece.stream == stream.name}
+    planned = {slice_.key: slice_ for slice_ in found if slice_.stream == stream.name}
     return [key for key in keys if key not in planned], [planned[key] for key in keys if key in planned]
 
 
 def _lost(page: Sequence[Slice], order: Sequence[str], now: datetime) -> list[str]:
     """Slices whose keys Dagster lacks; the youngest are left to the planner, whose keys may be on their way."""
     known = set(order)
-    return [piece.key for piece in page if piece.key not in known and now - piece.planned_at >= RULES.grace]
+    return [slice_.key for slice_ in page if slice_.key not in known and now - slice_.planned_at >= RULES.grace]
 
 
 def put_first(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], keys: Collection[str]) -> list[str]:

@@ -150,7 +150,7 @@ def _time_of_end(record: RunRecord) -> datetime:
     return changed.replace(tzinfo=UTC) if changed.tzinfo is None else changed
 
 
-def left_by_what_was_away(instance: dg.DagsterInstance, keys: Collection[str], runs: Iterable[PastRun]) -> set[str]:
+def failed_by_dependency(instance: dg.DagsterInstance, keys: Collection[str], runs: Iterable[PastRun]) -> set[str]:
     """Those of the slices whose last run failed because a dependency was away whose breaker stayed closed.
 
     Spark has none, and that of Kafka is kept closed by questions that a broker answers while another one is missing.
@@ -179,11 +179,11 @@ def dependency_was_away(instance: dg.DagsterInstance, run_id: str) -> bool:
     if known is None:
         if len(_AWAY) >= RUNS_KNOWN:
             _AWAY.clear()
-        known = _AWAY[run_id] = _failed_by_what_was_away(instance, run_id)
+        known = _AWAY[run_id] = _failed_by_dependency(instance, run_id)
     return known
 
 
-def _failed_by_what_was_away(instance: dg.DagsterInstance, run_id: str) -> bool:
+def _failed_by_dependency(instance: dg.DagsterInstance, run_id: str) -> bool:
     failures = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     texts = [entry.dagster_event.step_failure_data for entry in failures if entry.dagster_event is not None]
     return any(data.error is not None and DependencyAwayError.__name__ in data.error.to_string() for data in texts)

@@ -65,7 +65,7 @@ def plan(stream: Stream, planned: Planned, state: TopicState, now: datetime, his
     Raises:
         TopicRecreatedError: the topic is not the one that was planned; nothing of it can be planned.
     """
-    see_same_topic(stream, planned, state)
+    ensure_same_topic(stream, planned, state)
     skipped = {**history.unsure, **skipped_partitions(planned, state)}
     errors = sure_errors(stream, planned, state, history)
     losses = [_expired(planned, state, p, now) for p, error in errors.items() if _may_record(stream, error)]
@@ -103,7 +103,7 @@ def is_caught_up(planned: Planned, state: TopicState) -> bool:
     )
 
 
-def see_same_topic(stream: Stream, planned: Planned, state: TopicState) -> None:
+def ensure_same_topic(stream: Stream, planned: Planned, state: TopicState) -> None:
     """See that the topic is the one that was planned.
 
     Raises:

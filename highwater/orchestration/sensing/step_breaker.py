@@ -72,7 +72,7 @@ def _failed(work: Work, error: Exception, tries_so_far: int) -> None:
 
 
 def _tell_failed(work: Work, error: Exception, *, counted: bool) -> None:
-    main = [piece.key for piece in work.slices if piece.topic == work.stream.topic]
+    main = [slice_.key for slice_ in work.slices if slice_.topic == work.stream.topic]
     decided = work.lake.committed(work.stream.name, "events", main) if counted else {}
     now, what = datetime.now(UTC), error.problem if isinstance(error, HighwaterError) else type(error).__name__
 

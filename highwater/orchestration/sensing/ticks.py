@@ -12,7 +12,7 @@ import dagster as dg
 from highwater.errors import PermanentError, TemporaryError, TopicAbsentError, TopicVanishedError, UnknownSliceError
 from highwater.orchestration import metadata, observation
 from highwater.orchestration.asset_keys import publish_job_name, slice_job_name, table_key, topic_key
-from highwater.orchestration.dependencies import kafka_guard, lake_guard, lookup_rests, see_lake_there
+from highwater.orchestration.dependencies import ensure_lake_there, kafka_guard, lake_guard, lookup_rests
 from highwater.orchestration.partitions import unknown_to
 from highwater.orchestration.run_tags import MAIN_TAG, PROBE, PUBLISH, RETRY, STREAM_TAG, TIER_TAG
 from highwater.orchestration.sensing.expiring_records import endangered
@@ -170,7 +170,7 @@ def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, to
     """
     page = planned + LOOK_BACK
     while True:
-        newest = [piece.key for piece in ledger.slices(stream.name, topic, newest=page)]
+        newest = [slice_.key for slice_ in ledger.slices(stream.name, topic, newest=page)]
         lacking = unknown_to(instance, stream, newest)
         retired = ledger.retired.among(lacking)
         unknown = [key for key in lacking if key not in retired]
@@ -195,14 +195,14 @@ def keys_to_request(
         keys: planned slices that Dagster lacks, oldest first.
         planned: what this tick planned.
     """
-    new = {piece.key for piece in planned}
+    new = {slice_.key for slice_ in planned}
     # Repair looks at the same number in a tick.
     older = [key for key in keys if key not in new][-PAGE:]
     if older:
         lake = resources.lake.open()
         try:
             with guarded(lake_guard(ledger, lake, stream)):
-                see_lake_there(ledger, lake)
+                ensure_lake_there(ledger, lake)
                 begun = {*lake.committed(stream.name, "raw", older)}
         except TemporaryError:
             begun = {*older}

@@ -99,7 +99,7 @@ class Erasures(LedgerPart):
                 if not _there(connection, number, one.slice_key):
                     connection.execute(insert(_SLICES).values(_values(number, one)))
 
-    def kept_out(self, number: int, slice_key: str, places: Ranges, now: datetime) -> None:
+    def excluded_slices(self, number: int, slice_key: str, places: Ranges, now: datetime) -> None:
         """Keep that records were never taken into raw, since they were erased before the slice was read."""
         try:
             self.begin(number, [Erased(slice_key, places, {}, now)])

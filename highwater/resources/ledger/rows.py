@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from sqlalchemy import Row
 
 
-def slice_row(piece: Slice) -> dict[str, Any]:
+def slice_row(slice_: Slice) -> dict[str, Any]:
     return {
-        "slice_key": piece.key,
-        "stream": piece.stream,
-        "topic": piece.topic,
-        "topic_id": piece.topic_id,
-        "generation": piece.generation,
-        "ordinal": piece.ordinal,
-        "ranges": ranges_to_plain(piece.ranges),
-        "planned_at": piece.planned_at,
-        "lag": piece.lag,
+        "slice_key": slice_.key,
+        "stream": slice_.stream,
+        "topic": slice_.topic,
+        "topic_id": slice_.topic_id,
+        "generation": slice_.generation,
+        "ordinal": slice_.ordinal,
+        "ranges": ranges_to_plain(slice_.ranges),
+        "planned_at": slice_.planned_at,
+        "lag": slice_.lag,
         "extra": {
-            "epochs": epochs_to_plain(piece.epochs),
-            "marks": marks_to_plain(piece.marks),
+            "epochs": epochs_to_plain(slice_.epochs),
+            "marks": marks_to_plain(slice_.marks),
         },
     }
 
@@ -122,8 +122,8 @@ def discard_of(row: Row[Any]) -> Discard:
     return Discard(origin, row.reason, row.discarded_by, row.discarded_at)
 
 
-def gaps_row(piece: Slice, gaps: Gaps) -> dict[str, Any]:
-    return {"slice_key": piece.key, "stream": piece.stream, "topic_id": piece.topic_id, **vars(gaps)}
+def gaps_row(slice_: Slice, gaps: Gaps) -> dict[str, Any]:
+    return {"slice_key": slice_.key, "stream": slice_.stream, "topic_id": slice_.topic_id, **vars(gaps)}
 
 
 def gaps_of(row: Row[Any]) -> Gaps:

@@ -101,7 +101,7 @@ class Ledger:
                 if seen is not None and not _move_on(connection, seen):
                     return False
                 if slices:
-                    connection.execute(insert(schema.slices), [slice_row(piece) for piece in slices])
+                    connection.execute(insert(schema.slices), [slice_row(slice_) for slice_ in slices])
                 _insert_losses(connection, losses)
                 return True
         except IntegrityError:
@@ -196,11 +196,11 @@ class Ledger:
             query = query.where(table.c.topic == topic)
         if after is None:
             return query
-        [piece] = self.get([after])
+        [slice_] = self.get([after])
         if topic is not None:
-            return query.where(table.c.ordinal > piece.ordinal)
+            return query.where(table.c.ordinal > slice_.ordinal)
         later = tuple_(table.c.planned_at, table.c.topic, table.c.ordinal) > tuple_(
-            literal(piece.planned_at, schema.Utc), literal(piece.topic), literal(piece.ordinal)
+            literal(slice_.planned_at, schema.Utc), literal(slice_.topic), literal(slice_.ordinal)
         )
         return query.where(later)
 
@@ -225,14 +225,14 @@ class Ledger:
             row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
         return None if row is None else slice_of(row)
 
-    def before(self, piece: Slice) -> Slice | None:
+    def before(self, slice_: Slice) -> Slice | None:
         """The slice of the same topic and generation that was planned before this one; None for the first."""
         table = schema.slices
         query = select(table).where(
-            table.c.stream == piece.stream,
-            table.c.topic == piece.topic,
-            table.c.generation == piece.generation,
-            table.c.ordinal < piece.ordinal,
+            table.c.stream == slice_.stream,
+            table.c.topic == slice_.topic,
+            table.c.generation == slice_.generation,
+            table.c.ordinal < slice_.ordinal,
         )
         with self.database.reading() as connection:
             row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
@@ -315,7 +315,7 @@ class Ledger:
         """How far each planned topic of each stream is planned, by stream and topic, with three queries for all."""
         with self.database.reading() as connection:
             newest = {(one.stream, one.topic): one for one in _newest_generations(connection)}
-            last = {(piece.stream, piece.topic): piece for piece in _newest_slices(connection)}
+            last = {(slice_.stream, slice_.topic): slice_ for slice_ in _newest_slices(connection)}
             losses: dict[tuple[str, str], list[Loss]] = {}
             for row in connection.execute(select(schema.losses)):
                 losses.setdefault((row.stream, row.topic), []).append(loss_of(row))
@@ -450,7 +450,7 @@ class Ledger:
                 select(func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
             ).scalar()
 
-    def discards_told(self, stream: str) -> tuple[int, datetime | None]:
+    def discards_reported(self, stream: str) -> tuple[int, datetime | None]:
         """How many records of a stream were given up, and when the last was, in UTC."""
         table = schema.discards
         told = select(func.count(), func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
@@ -500,7 +500,7 @@ class Ledger:
             InconsistentRecordError: no topic can be like that.
         """
         ensure_recordable(generations, losses, None)
-        streams = {piece.key: piece.stream for piece in slices}
+        streams = {slice_.key: slice_.stream for slice_ in slices}
         try:
             with self.database.writing() as connection:
                 for table, rows in (
@@ -533,11 +533,11 @@ class Ledger:
         with self.database.reading() as connection:
             return {row.slice_key: gaps_of(row) for row in rows_of(connection, schema.gaps, keys)}
 
-    def keep_gaps(self, piece: Slice, gaps: Gaps) -> bool:
+    def record_gaps(self, slice_: Slice, gaps: Gaps) -> bool:
         """Keep what explains the gaps of a slice; False if it was kept before, which stays: evidence vanishes."""
         try:
             with self.database.writing() as connection:
-                connection.execute(insert(schema.gaps).values(gaps_row(piece, gaps)))
+                connection.execute(insert(schema.gaps).values(gaps_row(slice_, gaps)))
                 return True
         except IntegrityError:
             return False
@@ -558,7 +558,7 @@ class Ledger:
             found = [Alert(**row._mapping) for row in connection.execute(select(table).order_by(table.c.since))]  # noqa: SLF001 - SQLAlchemy's public name
         return {(alert.stream, alert.what): alert for alert in found}
 
-    def keep_alerts(self, open_: Mapping[tuple[str, str], Alert]) -> None:
+    def record_alerts(self, open_: Mapping[tuple[str, str], Alert]) -> None:
         """Keep these alerts, and no others."""
         table = schema.alerts
         with self.database.writing() as connection:
