@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from highwater.errors import ConfigurationError
 from highwater.resources.jars import class_path, folder
 from highwater.resources.java import find_java
+from highwater.resources.object_store import LOG_STORE_JAR
 
 if TYPE_CHECKING:
     from highwater.settings import Settings
@@ -60,5 +62,5 @@ def jars_conf(settings: Settings, environment: Mapping[str, str]) -> dict[str, s
             found=f"there is no complete {place}",
             remedy="run highwater jars, or set SPARK_CONF_DIR to a folder whose spark-defaults.conf names the jars",
         )
-    path = class_path("spark", settings.home)
+    path = os.pathsep.join([class_path("spark", settings.home), str(LOG_STORE_JAR)])
     return {**LOCAL, "spark.driver.extraClassPath": path, "spark.executor.extraClassPath": path}
