@@ -217,6 +217,6 @@ def test_the_jar_is_part_of_the_package() -> None:
     import tomllib
 
     project = tomllib.loads((Path(log_store.SOURCE).parents[3] / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["highwater.resources"]
-    folder = LOG_STORE_JAR.parent.parent
+    patterns = project["tool"]["setuptools"]["package-data"]["highwater"]
+    folder = LOG_STORE_JAR.parents[2]
     assert LOG_STORE_JAR in {file for pattern in patterns for file in folder.glob(pattern)}

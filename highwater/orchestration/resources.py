@@ -13,7 +13,7 @@ from highwater.assets.classified import Classified
 from highwater.errors import HighwaterError
 from highwater.orchestration.redaction import remember_secrets, remembered_secrets
 from highwater.orchestration.worker_leases import LEASE_SECONDS, lease_name
-from highwater.resources.kafka_logins import file_versions
+from highwater.resources.kafka_keys import file_versions
 from highwater.settings import Settings
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Logins to Kafka in the words of both clients, librdkafka and Spark's Java client, and TLS keys for the latter."""
+"""Logins to Kafka in the words of both clients, librdkafka and Spark's Java client."""
 
 from __future__ import annotations
 
@@ -47,19 +47,14 @@ _METHOD, _GRANT = "sasl.oauthbearer.method", "sasl.oauthbearer.grant.type"
 _ENDPOINT, _EXTENSIONS = "sasl.oauthbearer.token.endpoint.url", "sasl.oauthbearer.extensions"
 _USER = ("sasl.username", "sasl.password")
 _KEYTAB, _PRINCIPAL, _SERVICE = "sasl.kerberos.keytab", "sasl.kerberos.principal", "sasl.kerberos.service.name"
-_PHRASE = "ssl.key.password"
-_CERTIFICATE, _KEY = ("ssl.certificate.location", "ssl.certificate.pem"), ("ssl.key.location", "ssl.key.pem")
 # For the token endpoint, which is another server than the broker.
 _HTTPS = ("https.ca.location", "https.ca.pem")
 
-# The properties that `java_login` and `java_keys` translate together, since one needs another.
+# The properties that `java_login` translates together, since one needs another.
 LOGINS = frozenset({*_USER, *_OIDC, _METHOD, _GRANT, _ENDPOINT, _EXTENSIONS, *_HTTPS, _KEYTAB, _PRINCIPAL})
-KEYS = frozenset({*_CERTIFICATE, *_KEY, _PHRASE})
 
 # The broker's address names the region: b-1.demo.a1b2c3.c2.kafka.eu-west-1.amazonaws.com:9098.
 _REGION = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com")
-_CERTIFICATE_BLOCK = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-_KEY_HEADER = re.compile(r"-----BEGIN ([A-Z0-9 ]*PRIVATE KEY)-----")
 
 
 def java_login(config: Mapping[str, str]) -> dict[str, str]:
@@ -183,98 +178,6 @@ def escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\r", "\\r").replace("\n", "\\n")
 
 
-def java_keys(config: Mapping[str, str]) -> dict[str, str]:
-    """The properties of Java's client for the certificate and key of a configuration in PEM.
-
-    Java's client takes one file, with the key in PKCS#8 and without a password. Such a file is named. Otherwise the
-    contents are handed over, and the key is converted: librdkafka reads more formats.
-
-    Raises:
-        ConfigurationError: one of the two is missing or cannot be read. No content is repeated.
-    """
-    if not {*_CERTIFICATE, *_KEY} & config.keys():
-        # The key in a PKCS#12 store may have a password of its own.
-        return {_PHRASE: config[_PHRASE]} if _PHRASE in config else {}
-    name, key = _pem(config, _KEY)
-    certificates = _certificates(*_pem(config, _CERTIFICATE))
-    place, found = config.get("ssl.key.location"), {"ssl.keystore.type": "PEM"}
-    if place is not None and place == config.get("ssl.certificate.location") and _is_plain_pkcs8(key):
-        return {**found, "ssl.keystore.location": place}
-    key = key if _is_plain_pkcs8(key) else _converted(name, key, config.get(_PHRASE))
-    return {**found, "ssl.keystore.certificate.chain": certificates, "ssl.keystore.key": key}
-
-
-def _pem(config: Mapping[str, str], names: tuple[str, str]) -> tuple[str, str]:
-    """The property and the text in PEM, from a file or from the configuration itself."""
-    location, pem = names
-    if pem in config:
-        return pem, config[pem]
-    if location in config:
-        return location, _content(location, config[location])
-    raise ConfigurationError(
-        f"neither {location} nor {pem} is set", remedy="name both a certificate and its private key, or neither"
-    )
-
-
-def _content(name: str, place: str) -> str:
-    try:
-        return Path(place).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-    raise ConfigurationError(
-        f"the file of {name} cannot be read",
-        found=f"{place}: {why}",
-        remedy="name a file in PEM that this user may read; it is read each time a client is made",
-    )
-
-
-def _certificates(name: str, text: str) -> str:
-    """The certificates alone: a private key in the same file must not go with them."""
-    found = _CERTIFICATE_BLOCK.findall(text)
-    if not found:
-        raise ConfigurationError(
-            f"{name} holds no certificate", found="no line with BEGIN CERTIFICATE", remedy="use a certificate in PEM"
-        )
-    return "\n".join(found)
-
-
-def _is_plain_pkcs8(text: str) -> bool:
-    return "-----BEGIN PRIVATE KEY-----" in text
-
-
-def _converted(name: str, text: str, password: str | None) -> str:
-    """A private key of another format in PEM (PKCS#1, SEC 1, or behind a password) as PKCS#8 without a password.
-
-    Java's client refuses PKCS#1. Java 17 opens no key that OpenSSL 3 encrypted (PBES2), whatever the password is.
-    """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-
-    # librdkafka needs no password for a key without one, and takes it.
-    secret = password.encode() if password is not None and "ENCRYPTED" in text else None
-    try:
-        key = serialization.load_pem_private_key(_key_alone(text), secret)
-        return key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ).decode()
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        found = _KEY_HEADER.search(text)
-    raise ConfigurationError(
-        f"the private key of {name} cannot be read",
-        found=f"BEGIN {found[1]}, {_PHRASE} is {'not set' if password is None else 'set'}"
-        if found
-        else "no line with BEGIN PRIVATE KEY",
-        remedy=f"set the right {_PHRASE}, or convert the key to PKCS#8 by openssl pkcs8 -topk8 -nocrypt -in "
-        "key.pem -out key.pkcs8.pem and use the new file",
-    )
-
-
-def _key_alone(text: str) -> bytes:
-    """The block of the key: certificates may stand before it."""
-    found = _KEY_HEADER.search(text)
-    return text[found.start() if found else 0 :].encode()
-
-
 def librdkafka_login(properties: Mapping[str, Any]) -> dict[str, Any]:
     """The properties of a client of librdkafka, with what it needs beyond them for its login.
 
@@ -341,17 +244,3 @@ def _region(bootstrap: str) -> str:
             remedy="set AWS_REGION",
         )
     return region
-
-
-def file_versions(config: Mapping[str, Any]) -> tuple[tuple[str, int, int, int] | None, ...]:
-    """What changes when a file that the configuration names is replaced: clients read it once, when they are made."""
-    places = [str(value) for name, value in sorted(config.items()) if name.endswith((".location", ".keytab"))]
-    return tuple(map(_version_of, places))
-
-
-def _version_of(place: str) -> tuple[str, int, int, int] | None:
-    try:
-        found = Path(place).stat()
-    except OSError:
-        return None
-    return place, found.st_mtime_ns, found.st_size, found.st_ino
