@@ -24,6 +24,7 @@ COMMANDS = {
     "test",
     "test-fast",
     "test-long",
+    "test-s3",
     "bench",
     "lint",
     "format",
