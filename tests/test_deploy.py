@@ -81,7 +81,8 @@ def test_the_compose_file_sets_nothing_that_is_unknown() -> None:
 
 def test_settings_of_the_compose_file_can_be_read() -> None:
     """As they are where nothing is set in .env but what must be."""
-    given = {name: re.sub(r"\$\{\w+(?::?[-?]([^}]*))?\}", r"\1", value) for name, value in shared_environment().items()}
+    every = {name: value for name, value in shared_environment().items() if value is not None}
+    given = {name: re.sub(r"\$\{\w+(?::?[-?]([^}]*))?\}", r"\1", value) for name, value in every.items()}
     found = settings.Settings.from_environment(given)
     assert (found.spark_remote, found.lake) == ("sc://spark:15002", "s3a://highwater/lake")
     assert found.schema_registry_url == "http://registry:8080/apis/ccompat/v7"
