@@ -320,8 +320,6 @@ def test_slices_go_through_all_tables_and_are_kept_up(
     found = erasing.act(bench.work(), None, asked, datetime.now(UTC))
     assert [*found.done] == [one.key for one in slices]
     ensure_whole(gone="o5")
-    bench.materialise(*slices)
-    ensure_whole(gone="o5")
     assert bench.failing() == {}
 
     page = audit(bench.ledger, bench.kafka, bench.lake, bench.stream, {}, versions=True)
