@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import sys
 import math
 import re
 from collections import Counter
@@ -309,21 +310,42 @@ def _avro_schema(text: str, *, any_type: bool) -> Any:
     LOGICAL_READERS.update({f"{kind}-{_OURS}{logical}": reader for (kind, logical), reader in _LOGICAL_TYPES.items()})
     parsed = fastavro.parse_schema(_with_our_types(given))
     _ensure_finite(parsed, ())
-    _refuse_negative_symbols(parsed)
-    return parsed
+    refused: dict[str, Any] = _without_negative_numbers(parsed)
+    return refused
 
 
-def _refuse_negative_symbols(parsed: Any) -> None:
-    """Let fastavro take no symbol of an enum by a negative number: it would read one that nobody wrote."""
-    if isinstance(parsed, dict):
-        if isinstance(parsed.get("symbols"), list):
-            # A list would count it from its end.
-            parsed["symbols"] = dict(enumerate(parsed["symbols"]))
-        for one in parsed.values():
-            _refuse_negative_symbols(one)
-    elif isinstance(parsed, list):
-        for one in parsed:
-            _refuse_negative_symbols(one)
+class _Branches(list[Any]):
+    """The branches of a union, none of which has a negative number.
+
+    fastavro's compiled reader adds the length to a negative number before it asks for the branch, as a list does. With
+    this length the sum is behind the last branch.
+    """
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, int) and number < 0:
+            raise IndexError(f"a union has no branch {number}")
+        return super().__getitem__(number)
+
+
+def _without_negative_numbers(parsed: Any) -> Any:
+    """A parsed schema from which fastavro takes no symbol and no branch of a union by a negative number."""
+    if isinstance(parsed, list):
+        return _Branches(map(_without_negative_numbers, parsed))
+    if not isinstance(parsed, dict):
+        return parsed
+    found = {key: _without_negative_numbers(one) if key in _NESTED else one for key, one in parsed.items()}
+    if "fields" in found:
+        found["fields"] = [{**one, "type": _without_negative_numbers(one["type"])} for one in parsed["fields"]]
+    if "symbols" in found:
+        found["symbols"] = dict(enumerate(parsed["symbols"]))
+    return found
+
+
+# The keys of a schema that have schemas.
+_NESTED = frozenset({"type", "items", "values"})
 
 
 # Begins the names of logical types that fastavro reads by our functions. Its own round decimals, write UUIDs anew, and
@@ -338,7 +360,7 @@ def _with_our_types(schema: Any) -> Any:
         return [_with_our_types(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _with_our_types(one) if key in {"type", "items", "values"} else one for key, one in schema.items()}
+    found = {key: _with_our_types(one) if key in _NESTED else one for key, one in schema.items()}
     if "fields" in found:
         found["fields"] = [{**one, "type": _with_our_types(one["type"])} for one in schema["fields"]]
     logical = found.pop("logicalType", None)

@@ -69,8 +69,8 @@ class Declarations:
     faults: Mapping[Path, DeclarationError] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """Each fault with its remedy in a sentence."""
-        return [f"{file} is skipped: {one.problem}; remedy: {one.remedy}" for file, one in self.faults.items()]
+        """Each fault with its values and its remedy in a line."""
+        return [f"{file} is skipped: {one}" for file, one in self.faults.items()]
 
 
 def read_streams(folder: Path | None = None) -> Declarations:

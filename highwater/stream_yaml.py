@@ -166,6 +166,10 @@ class _Models:
             return self._union(arguments)
         if origin is None or origin is Literal:
             return hint
+        if origin is tuple and len({*arguments}) == 1:
+            # Dagster's sample of the attributes needs the type of an array's items, which the schema of a pair lacks.
+            length = Member(min_length=len(arguments), max_length=len(arguments))
+            return Annotated[origin[self._type(arguments[0]), ...], length]
         return origin[tuple(one if one is Ellipsis else self._type(one) for one in arguments)]
 
     def _union(self, arguments: tuple[Any, ...]) -> Any:

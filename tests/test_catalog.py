@@ -98,7 +98,7 @@ def test_tables_are_found_by_name_whatever_becomes_of_lake_and_catalog(hive: Spa
     # A person dropped the name: no file is lost, and maintenance brings it back, with the tables written without Spark.
     hive.sql("DROP TABLE lake.orders_events")
     assert act(work, None, datetime.now(UTC), sure=False).catalog == ""
-    assert act(work, None, datetime.now(UTC), sure=True).catalog == "registered in lake: orders_events"
+    assert act(work, None, datetime.now(UTC), sure=True).catalog == "registered in lake: orders_events, orders_commits"
     assert count() == 1
     assert act(work, None, datetime.now(UTC), sure=True).catalog == ""
 

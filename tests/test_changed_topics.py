@@ -81,7 +81,7 @@ def test_a_slice_of_a_topic_that_is_not_declared_any_more_is_refused_by_every_as
     assert "if orders was its main topic, declare that again" in str(told["remedy"])
 
 
-@pytest.mark.parametrize("piece", [OF_MAIN, OF_FIRST, OF_SECOND, OF_OTHERS], ids=lambda slice_: slice_.topic)
+@pytest.mark.parametrize("slice_", [OF_MAIN, OF_FIRST, OF_SECOND, OF_OTHERS], ids=lambda slice_: slice_.topic)
 def test_a_topic_of_another_system_that_is_declared_no_more_is_refused_and_a_tier_is_finished(
     ledger: Ledger, slice_: Slice
 ) -> None:

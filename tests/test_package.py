@@ -22,6 +22,7 @@ from highwater.orchestration.cli.init import TEMPLATES, make_project
 from highwater.orchestration.cli.main import main
 from highwater.resources import jars
 from highwater.resources.local_spark import LOCAL, jars_conf, set_java
+from highwater.resources.object_store import LOG_STORE_JAR
 from highwater.settings import Settings
 from highwater.stream_files import load_streams, streams_folder
 
@@ -186,7 +187,7 @@ def test_a_local_master_takes_the_jars_that_were_fetched(tmp_path: Path, monkeyp
     done = CliRunner().invoke(main, ["jars"], catch_exceptions=False)
     assert done.exit_code == 0
     assert (tmp_path / "jars" / "spark" / "a-1.jar").is_file()
-    expected = f"{tmp_path}/jars/spark/*"
+    expected = f"{tmp_path}/jars/spark/*{os.pathsep}{LOG_STORE_JAR}"
     assert jars_conf(settings(tmp_path), {}) == {
         **LOCAL,
         "spark.driver.extraClassPath": expected,
