@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
-import sys
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
