@@ -339,6 +339,8 @@ def _without_negative_numbers(parsed: Any) -> Any:
     found = {key: _without_negative_numbers(one) if key in _NESTED else one for key, one in parsed.items()}
     if "fields" in found:
         found["fields"] = [{**one, "type": _without_negative_numbers(one["type"])} for one in parsed["fields"]]
+    if _NAMED in found:
+        found[_NAMED] = {name: _without_negative_numbers(one) for name, one in parsed[_NAMED].items()}
     if "symbols" in found:
         found["symbols"] = dict(enumerate(parsed["symbols"]))
     return found
@@ -346,6 +348,8 @@ def _without_negative_numbers(parsed: Any) -> Any:
 
 # The keys of a schema that have schemas.
 _NESTED = frozenset({"type", "items", "values"})
+# Where fastavro has the types that the rest of a schema names.
+_NAMED = "__named_schemas"
 
 
 # Begins the names of logical types that fastavro reads by our functions. Its own round decimals, write UUIDs anew, and

@@ -242,7 +242,10 @@ def _of_texts(name: str, texts: Sequence[str], hints: Hints) -> tuple[Field, str
             "perhaps a decimal in base64, whose scale no record says: with the scale it is decimal(p,s), unscaled=True"
         )
         return Field(name, "string"), reason
-    return _money(name, texts) or (Field(name, "string"), "")
+    reason = ""
+    if all(map(_PLAIN_DECIMAL.fullmatch, texts)):
+        reason = "numbers in text: a decimal(p,s) with text=True reads them as numbers"
+    return _money(name, texts) or (Field(name, "string"), reason)
 
 
 def _is_time(text: str, form: re.Pattern[str]) -> bool:

@@ -230,6 +230,8 @@ def _decimal(field: Field, found: Any) -> Decimal:
         found = number_of(found)
     if isinstance(found, Beyond):
         raise MisfitError(f"it does not fit {field.type}")
+    if isinstance(found, str) and _JSON_NUMBER.fullmatch(found):
+        raise OtherTypeError("it is a number in text, which text=True declares")
     if not isinstance(found, Decimal):
         raise OtherTypeError("it is no number")
     return found

@@ -10,6 +10,7 @@ from datetime import date, timedelta
 from enum import Enum
 from typing import Any
 
+from highwater import declaration
 from highwater.declaration import Stream
 
 LINE_LENGTH = 120
@@ -183,6 +184,8 @@ class _Source:
         return _Node(f"timedelta(seconds={seconds})")
 
     def _use(self, module: str, name: str) -> None:
+        # A declaration names one module for a stream and its parts, as the pages do.
+        module = declaration.__name__ if name in declaration.__all__ else module
         self._used.setdefault(module, set()).add(name)
 
 

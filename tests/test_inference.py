@@ -764,7 +764,15 @@ def test_the_file_declares_the_same_stream_in_the_format_of_ruff(
     found = infer("shop", records_of(sample()))
     source = to_source(found.stream, comments=found.comments, field_comments=found.field_reasons)
     assert loaded(source, tmp_path) == found.stream
+    assert "declaration_parts" not in source
     assert_formatted([source], tmp_path)
+
+
+def test_numbers_in_text_are_text_and_the_reason_names_the_declaration_that_reads_numbers() -> None:
+    records = records_of([(f"p-{n}", {"parcel": f"p-{n}", "weight": f"{n}.250"}) for n in range(40)])
+    found = infer("parcels", records)
+    assert types(found)["weight"] == "string"
+    assert "text=True" in found.field_reasons["weight"]
 
 
 def assert_formatted(sources: Sequence[str], folder: Path, *, rules: bool = True) -> None:
