@@ -84,6 +84,7 @@ def test_avro() -> None:
     ]
 
 
+IN_TEXT = "it is a number in text, which text=True declares"
 KEY = "7f1c3c1e-0000-4000-8000-000000000001"
 
 
@@ -402,7 +403,7 @@ FAR = 2**62  # microseconds: the year 148,107
         ("double", None, 1e39, Field("x", "float"), "field x: it does not fit float"),
         ("double", None, 0.5, Field("x", "decimal(4,2)"), "field x: it is no number"),
         ("double", None, 5.0, Field("x", "timestamp", unit="s"), "field x: it is no number"),
-        ("string", None, "0.5", Field("x", "decimal(4,2)"), "field x: it is a number in text, which text=True declares"),
+        ("string", None, "0.5", Field("x", "decimal(4,2)"), f"field x: {IN_TEXT}"),
         ("string", None, "half", Field("x", "decimal(4,2)"), "field x: it is no number"),
         ("int", None, 5, Field("x", "decimal(4,2)"), Decimal(5)),
         ("int", None, 5, Field("x", "double"), 5.0),
