@@ -359,7 +359,7 @@ class Retention:
 
     Args:
         raw: rows of slices whose newest record was published, and that were planned, longer ago than this go; a day
-            at least. What keeps them longer, docs/operations.md tells.
+            at least. What keeps them longer, docs/maintenance.md tells.
         events: forever, so None: rows of events are what `current`, the versions and the ends of records are told by,
             and without its row a second delivery of an event would count as a first.
         rejects: forever, so None: by their rows it is told what waits, is parked or was given up.

@@ -122,7 +122,7 @@ class Finding:
 
 
 def judge(facts: TopicFacts) -> list[Finding]:
-    """Hold a topic against every rule, in the order of the table in docs/operations.md."""
+    """Hold a topic against every rule, in the order of the table in docs/audit.md."""
     return [rule(facts) for rule in RULES]
 
 

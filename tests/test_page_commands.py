@@ -11,7 +11,7 @@ import click
 import pytest
 
 from highwater.orchestration.cli.main import main
-from tests.test_docs import PAGES, REPOSITORY
+from tests.test_docs import PAGES, REPOSITORY, spans, text_of
 
 SHELL_BLOCK = re.compile(r"^ *```(?:sh|bash|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SEPARATORS = {"|", "||", ";", "&&", "&"}
@@ -96,3 +96,9 @@ def test_a_wrong_command_line_has_a_fault(line: str, fault: str | None) -> None:
 
     assert found
     assert next(filter(None, found), None) == fault
+
+
+def test_the_page_of_commands_has_every_command() -> None:
+    named = {word for span in spans(text_of("docs/commands.md")) for word in re.findall(r"[a-z][a-z-]+", span)}
+
+    assert set(main.commands) - named == set()

@@ -351,7 +351,7 @@ def audit(run: Run, asked: Audit) -> None:
     run.context.log_event(dg.AssetObservation(table_key(run.stream, "events"), metadata=metadata))
     for line in page.head:
         run.log(line)
-    remedy = f"the page on {run.stream.name}/events names each, with its remedy; docs/operations.md explains them"
+    remedy = f"the page on {run.stream.name}/events names each, with its remedy; docs/audit.md explains them"
     if (error := outcome([page], remedy)) is not None:
         raise error
 
