@@ -72,7 +72,7 @@ jars-lock: $(VENV)/ready-project ## Record the jars and their checksums in highw
 	@$(RUN) dev.jars --lock
 
 clean: ## Remove all that was made, downloads too; asks nothing
-	rm -rf $(VENV) .highwater build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .highwater build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 # A mark, not the program: an interrupted `venv` leaves a Python without pip, and is begun anew.
 $(VENV)/ready-venv:

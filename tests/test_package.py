@@ -16,6 +16,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from dev.image_steps import instructions
 from dev.paths import REPOSITORY
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.init import TEMPLATES, make_project
@@ -132,6 +133,39 @@ def test_a_project_has_its_example_and_no_placeholder(tmp_path: Path) -> None:
     assert len((project / "README.md").read_text().splitlines()) <= 12
 
 
+def test_nothing_installs_the_package_by_its_name() -> None:
+    """PyPI's `highwater` is another project: pages and templates installed that one."""
+    pages = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), *TEMPLATES.rglob("*.template")]
+    code = [*(REPOSITORY / "highwater").rglob("*.py")]
+    by_name = re.compile(r"pip (?:install|wheel|download)[^\n`]*[ '\"](?<![/.-])highwater(?![\w./-])|highwater\s*[=~<>]=")
+    found = {
+        f"{file.relative_to(REPOSITORY)}: {line}"
+        for file in (*pages, *code)
+        for line in file.read_text().splitlines()
+        if by_name.search(line) and "adr" not in file.parts
+    }
+    assert found == set()
+
+
+def test_a_project_installs_a_wheel_with_what_s3_needs(tmp_path: Path) -> None:
+    """Its image had neither boto3 nor the log store, so its runs refused a lake on S3."""
+    make_project(tmp_path / "shop")
+    steps = {one.text: one.name for one in instructions((tmp_path / "shop" / "Dockerfile").read_text())}
+    [copied] = [text for text, name in steps.items() if name == "COPY" and "wheels" in text]
+    [install] = [text for text in steps if "pip install" in text]
+    assert copied == "wheels /wheels"
+    assert '"$(echo /wheels/highwater-*.whl)[s3]"' in install
+    said = (tmp_path / "shop" / "README.md").read_text()
+    assert "folder `wheels`" in said
+    assert said.index("DAGSTER_HOME") < said.index("highwater doctor")
+
+
+def test_the_compose_file_of_a_project_can_have_a_lake_on_s3(tmp_path: Path) -> None:
+    make_project(tmp_path / "shop")
+    given = yaml.safe_load((tmp_path / "shop" / "compose.yaml").read_text())["x-highwater"]["environment"]
+    assert {"HIGHWATER_LAKE", "HIGHWATER_SENSORS", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID"} <= set(given)
+
+
 def test_the_instance_of_a_project_is_the_shipped_one() -> None:
     assert (TEMPLATES / "dagster.yaml.template").read_text() == (REPOSITORY / "dagster.yaml").read_text()
 
@@ -187,11 +221,26 @@ def test_a_local_master_takes_the_jars_that_were_fetched(tmp_path: Path, monkeyp
     done = CliRunner().invoke(main, ["jars"], catch_exceptions=False)
     assert done.exit_code == 0
     assert (tmp_path / "jars" / "spark" / "a-1.jar").is_file()
-    expected = f"{tmp_path}/jars/spark/*{os.pathsep}{LOG_STORE_JAR}"
+    expected = f"{LOG_STORE_JAR}{os.pathsep}{tmp_path}/jars/spark/*"
     assert jars_conf(settings(tmp_path), {}) == {
         **LOCAL,
         "spark.driver.extraClassPath": expected,
         "spark.executor.extraClassPath": expected,
+    }
+
+
+def test_the_jars_of_a_server_have_the_log_store_of_this_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image of a project got its jars this way, and could not commit to S3."""
+    place = jars.folder("spark", tmp_path)
+    place.mkdir(parents=True)
+    (place / LOG_STORE_JAR.name).write_bytes(b"of another release")
+    monkeypatch.setattr(jars, "ensure", lambda name, tools: jars.folder(name, tools))
+    done = CliRunner().invoke(main, ["jars", "--to", str(tmp_path)], catch_exceptions=False)
+    assert done.output == f"the jars are in {place}\n"
+    assert {file.name: file.read_bytes() for file in place.iterdir()} == {
+        LOG_STORE_JAR.name: LOG_STORE_JAR.read_bytes()
     }
 
 

@@ -62,5 +62,6 @@ def jars_conf(settings: Settings, environment: Mapping[str, str]) -> dict[str, s
             found=f"there is no complete {place}",
             remedy="run highwater jars, or set SPARK_CONF_DIR to a folder whose spark-defaults.conf names the jars",
         )
-    path = os.pathsep.join([class_path("spark", settings.home), str(LOG_STORE_JAR)])
+    # The log store of this release is before the copy that another release's `highwater jars` may have left.
+    path = os.pathsep.join([str(LOG_STORE_JAR), class_path("spark", settings.home)])
     return {**LOCAL, "spark.driver.extraClassPath": path, "spark.executor.extraClassPath": path}

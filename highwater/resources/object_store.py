@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import uuid
 from collections.abc import Mapping
@@ -54,6 +55,13 @@ def is_s3(path: str) -> bool:
             remedy=f"name the lake {SCHEME}://{path.partition('://')[2]}",
         )
     return path.startswith(f"{SCHEME}://")
+
+
+def copy_log_store(folder: Path) -> None:
+    """Put the jar of the log store into a folder of jars, in the place of one of another release."""
+    half = folder / f".{LOG_STORE_JAR.name}"
+    shutil.copyfile(LOG_STORE_JAR, half)
+    half.replace(folder / LOG_STORE_JAR.name)
 
 
 def ensure_log_store(session: SparkSession, lake: str) -> None:
@@ -121,7 +129,7 @@ def _probe(bucket: str, key: str) -> None:
     except ImportError:
         raise ConfigurationError(
             "the package boto3 is needed to see whether an object store is safe to write to",
-            remedy="pip install 'highwater[s3]'",
+            remedy="pip install boto3; the extra [s3] of the wheel has it",
         ) from None
     where = f"{SCHEME}://{bucket}/{key}"
     try:

@@ -14,11 +14,14 @@ from highwater.orchestration.deployment import Deployment
 @click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="The folder; HIGHWATER_HOME by default.")
 @deployment_of
 def fetch_jars(deployment: Deployment, to: Path | None) -> None:
-    """Fetch the jars of Delta and of the Kafka connector into jars/spark of a folder.
+    """Fetch the jars of Delta, of the Kafka connector and of S3 into jars/spark of a folder.
 
-    Each jar is compared with a recorded checksum. Runs on a local master take them from HIGHWATER_HOME; a Spark server
-    or a cluster gets a copy.
+    Each jar is compared with a recorded checksum. The log store for a lake on S3 comes from the package itself. Runs on
+    a local master take the jars from HIGHWATER_HOME; a Spark server or a cluster gets a copy.
     """
     from highwater.resources.jars import ensure
+    from highwater.resources.object_store import copy_log_store
 
-    click.echo(f"the jars are in {ensure('spark', to or deployment.settings.home)}")
+    place = ensure("spark", to or deployment.settings.home)
+    copy_log_store(place)
+    click.echo(f"the jars are in {place}")
