@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import yaml
 
 from dev.image_steps import Image, below, instructions
+from dev.object_store import ObjectStore
 from dev.paths import REPOSITORY
 from highwater import settings
 from highwater.resources.spark import STATIC_CONF
@@ -92,7 +95,96 @@ def test_settings_of_the_compose_file_can_be_read() -> None:
 
 def test_what_must_be_set_is_in_the_example() -> None:
     needed = set(re.findall(r"\$\{(\w+):\?\}", (DEPLOY / "compose.yaml").read_text()))
-    assert needed == set(re.findall(r"^(\w+)=", (DEPLOY / "example.env").read_text(), re.MULTILINE))
+    example = set(re.findall(r"^(\w+)=", (DEPLOY / "example.env").read_text(), re.MULTILINE))
+    assert needed <= example
+    assert example - needed <= set(shared_environment())
+
+
+def test_a_role_needs_no_keys_of_aws() -> None:
+    """Compose refused to start without keys, and a role got keys that it must not have."""
+    assert {name: shared_environment()[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")} == {
+        "AWS_ACCESS_KEY_ID": None,
+        "AWS_SECRET_ACCESS_KEY": None,
+    }
+
+
+@pytest.mark.slow
+def test_the_bucket_of_the_compose_file_is_made_on_its_own_store(tmp_path: Path) -> None:
+    """It was made in the account of whoever had configured Amazon's store, and a second start failed."""
+    [python, option, code] = compose()["services"]["bucket"]["command"]
+    assert "http://s3:5000/highwater" in code
+    with ObjectStore(tmp_path) as store:
+        words = [sys.executable, option, code.replace("http://s3:5000", store.url)]
+        for _ in range(2):
+            subprocess.run(words, check=True, env={"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, timeout=60)
+        assert [one["Name"] for one in store.client().list_buckets()["Buckets"]] == ["highwater"]
+    assert python == "python"
+
+
+def test_the_store_of_the_compose_file_is_the_one_of_the_tests() -> None:
+    from importlib.metadata import version
+
+    assert compose()["services"]["s3"]["image"] == f"motoserver/moto:{version('moto')}"
+
+
+def test_servers_of_spark_are_started_by_the_command_that_knows_the_lake() -> None:
+    """They were started without the settings of S3, which the command derives from AWS's variables."""
+    assert compose()["services"]["spark"]["command"][:2] == ["highwater", "serve-spark"]
+    assert "- highwater\n            - serve-spark" in (CHART / "templates" / "spark.yaml").read_text()
+
+
+EXECUTOR = {
+    "SPARK_JAVA_OPT_0": "-Da=1",
+    "SPARK_JAVA_OPT_1": "-Db=two words",
+    "SPARK_EXECUTOR_MEMORY": "1024m",
+    "SPARK_CLASSPATH": "/opt/highwater/jars/spark/*",
+    "SPARK_CONF_DIR": "/opt/spark/conf",
+    "SPARK_DRIVER_URL": "spark://driver@host:1",
+    "SPARK_EXECUTOR_ID": "7",
+    "SPARK_EXECUTOR_CORES": "2",
+    "SPARK_APPLICATION_ID": "app",
+    "SPARK_EXECUTOR_POD_IP": "10.0.0.1",
+    "SPARK_RESOURCE_PROFILE_ID": "0",
+    "SPARK_EXECUTOR_POD_NAME": "pod",
+}
+
+
+def test_the_image_starts_an_executor_where_spark_asks_for_one(tmp_path: Path) -> None:
+    """Spark on Kubernetes starts a pod by the argument `executor` alone, which the image did not know."""
+    import pyspark
+
+    java = tmp_path / "java"
+    java.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    java.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), "/usr/bin", "/bin"])
+    said = subprocess.run(
+        [DEPLOY / "entrypoint.sh", "executor"],
+        env={"PATH": path, **EXECUTOR},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    jars = Path(pyspark.__file__).parent / "jars"
+    assert said == [
+        "-Da=1",
+        "-Db=two words",
+        "-Xms1024m",
+        "-Xmx1024m",
+        "-cp",
+        f"/opt/spark/conf:{jars}/*:/opt/highwater/jars/spark/*",
+        "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
+        *("--driver-url", "spark://driver@host:1", "--executor-id", "7", "--cores", "2", "--app-id", "app"),
+        *("--hostname", "10.0.0.1", "--resourceProfileId", "0", "--podName", "pod"),
+    ]
+
+
+def test_the_image_carries_out_every_other_command_as_it_is() -> None:
+    """Dagster's launcher of runs gives the command as arguments."""
+    words = [DEPLOY / "entrypoint.sh", "sh", "-c", 'printf "%s|" "$@"; exit 3', "name", "a b", "executor"]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("a b|executor|", 3)
+    [entry] = [one.text for one in instructions(DOCKERFILE) if one.name == "ENTRYPOINT"]
+    assert entry == '["/opt/highwater/entrypoint.sh"]'
 
 
 def test_every_service_is_watched_and_bounded() -> None:
@@ -233,6 +325,8 @@ def test_the_chart_names_settings_that_exist() -> None:
     assert len(named) > 12
     assert {name for name in named if name not in own_variables() and not name.startswith(OTHERS)} == set()
     assert not {*values()["settings"]} & {*values()["secrets"]}
+    empty = [name for name, value in values()["settings"].items() if name.startswith("AWS_") and not value]
+    assert empty == [], "deltalake does not take an empty one for none"
 
 
 def test_settings_that_may_hold_secrets_are_no_plain_values() -> None:
@@ -252,27 +346,44 @@ def test_templates_ask_for_values_that_there_are() -> None:
             at = at[name]
 
 
+def helm(*arguments: str | Path) -> str:
+    """What Helm prints."""
+    program = shutil.which("helm")
+    if program is None:
+        pytest.skip("helm is not on PATH")
+    made = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
+    return made.stdout
+
+
+def render(*options: str) -> list[dict[str, Any]]:
+    """What `helm template` makes of the chart."""
+    helm("lint", "--strict", CHART, *options)
+    said = helm("template", "shop", CHART, "--namespace", "data", *options)
+    return [one for one in yaml.safe_load_all(said) if one]
+
+
 @pytest.fixture(scope="module")
 def rendered() -> list[dict[str, Any]]:
-    """What `helm template` makes of the chart."""
-    helm = shutil.which("helm")
-    if helm is None:
-        pytest.skip("helm is not on PATH")
-    for command in (["lint", "--strict"], ["template", "shop", "--namespace", "data"]):
-        name = [command[1]] if command[0] == "template" else []
-        made = subprocess.run(
-            [helm, command[0], *name, str(CHART), *command[1 + len(name) :]],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert made.returncode == 0, made.stdout + made.stderr
-    return [one for one in yaml.safe_load_all(made.stdout) if one]
+    """The chart with its own values."""
+    return render()
+
+
+def pods_of(made: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The pods of a rendered chart by the names of their Deployments."""
+    return {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in made if one["kind"] == "Deployment"}
+
+
+def launcher_of(made: list[dict[str, Any]]) -> dict[str, Any]:
+    """The configuration of the launcher of runs."""
+    [config] = [one["data"] for one in made if one["kind"] == "ConfigMap" and "dagster.yaml" in one["data"]]
+    found: dict[str, Any] = yaml.safe_load(config["dagster.yaml"])["run_launcher"]["config"]
+    return found
 
 
 def test_every_pod_of_the_chart_is_bounded_probed_and_without_root(rendered: list[dict[str, Any]]) -> None:
-    pods = {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in rendered if one["kind"] == "Deployment"}
-    assert set(pods) == {"shop-code", "shop-webserver", "shop-daemon", "shop-spark"}
+    pods = pods_of(rendered)
+    assert set(pods) == {"shop-code", "shop-webserver", "shop-daemon", "shop-metrics", "shop-spark"}
     for pod in pods.values():
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["serviceAccountName"] == "shop"
@@ -292,6 +403,40 @@ def test_runs_of_the_chart_are_pods_with_the_same_settings(rendered: list[dict[s
     container = launcher["config"]["run_k8s_config"]["container_config"]
     assert container["resources"] == values()["runs"]["resources"]
     assert {one["name"] for one in container["env"]} >= {*values()["secrets"], "HIGHWATER_HOME"}
+
+
+def test_pods_of_runs_have_no_more_rights_than_the_others(rendered: list[dict[str, Any]]) -> None:
+    """They had no seccomp profile, and might gain privileges."""
+    pod, container = (launcher_of(rendered)["run_k8s_config"][part] for part in ("pod_spec_config", "container_config"))
+    for other in pods_of(rendered).values():
+        assert pod["security_context"] == other["securityContext"]
+        assert container["security_context"] == other["containers"][0]["securityContext"]
+    assert pod["security_context"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["security_context"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_volumes_of_your_own_are_in_every_pod(tmp_path: Path) -> None:
+    volume = {"name": "kafka-ca", "secret": {"secretName": "kafka-ca"}}
+    mount = {"name": "kafka-ca", "mountPath": "/etc/highwater", "readOnly": True}
+    mine = tmp_path / "values.yaml"
+    mine.write_text(yaml.safe_dump({"extraVolumes": [volume], "extraVolumeMounts": [mount]}))
+    made = render("--values", str(mine))
+    for pod in pods_of(made).values():
+        assert volume in pod["volumes"]
+        assert mount in pod["containers"][0]["volumeMounts"]
+    assert (launcher_of(made)["volumes"], launcher_of(made)["volume_mounts"]) == ([volume], [mount])
+    assert "volumes" not in launcher_of(render())
+
+
+def test_metrics_are_served_where_they_are_wanted(rendered: list[dict[str, Any]]) -> None:
+    services = {one["metadata"]["name"]: one["spec"] for one in rendered if one["kind"] == "Service"}
+    [container] = pods_of(rendered)["shop-metrics"]["containers"]
+    assert container["command"][:2] == ["highwater", "serve-metrics"]
+    assert [port["containerPort"] for port in container["ports"]] == [
+        one["port"] for one in services["shop-metrics"]["ports"]
+    ]
+    without = render("--set", "metrics.enabled=false")
+    assert [one["kind"] for one in without if one["metadata"]["name"] == "shop-metrics"] == []
 
 
 def test_the_account_of_the_chart_may_make_jobs_in_its_namespace_alone(rendered: list[dict[str, Any]]) -> None:

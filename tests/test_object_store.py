@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -14,11 +15,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from click.testing import CliRunner
 
 from dev import log_store
 from dev.object_store import ObjectStore
 from dev.processes import LOOPBACK, free_port
 from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
+from highwater.orchestration import resources
+from highwater.orchestration.cli.main import main
 from highwater.orchestration.reporting import doctor
 from highwater.resources import object_store
 from highwater.resources.delta import open_table
@@ -78,6 +82,16 @@ def test_spark_s_settings_follow_from_those_of_aws() -> None:
     by_host = {"AWS_ENDPOINT_URL": "https://store", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"}
     assert s3a_conf(by_host)["spark.hadoop.fs.s3a.path.style.access"] == "false"
     assert s3a_conf(by_host)["spark.hadoop.fs.s3a.connection.ssl.enabled"] == "true"
+
+
+def test_an_empty_variable_of_aws_counts_as_not_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """deltalake panicked on an empty AWS_ENDPOINT_URL, which the compose file passed on."""
+    for begin in (resources.settings, lambda: CliRunner().invoke(main, ["init", str(tmp_path / "shop")])):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "")
+        monkeypatch.setenv("AWS_REGION", "")
+        monkeypatch.setenv("AWS_PROFILE", "mine")
+        begin()
+        assert {"AWS_ENDPOINT_URL", "AWS_REGION", "AWS_PROFILE"} & set(os.environ) == {"AWS_PROFILE"}
 
 
 def test_a_scheme_that_hadoop_does_not_open_is_refused() -> None:

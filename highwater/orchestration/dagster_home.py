@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Opened = Callable[[], AbstractContextManager["dg.DagsterInstance | None"]]
 
-_COPY = "set it to the whole path of a folder with a copy of dagster.yaml, as make up does"
+_COPY = "set it to the whole path of a folder with a copy of the project's dagster.yaml"
 
 
 def ensure_home(home: str) -> None:

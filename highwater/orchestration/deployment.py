@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from highwater.resources.object_store import drop_empty_variables
 from highwater.resources.schema_registry import schema_finder
+from highwater.settings import Settings
 from highwater.stream_files import Declarations, declared, read_streams
 
 if TYPE_CHECKING:
@@ -19,7 +22,16 @@ if TYPE_CHECKING:
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
     from highwater.schemas import Schema
-    from highwater.settings import Settings
+
+
+def settings_of_process() -> Settings:
+    """The settings of this process, read now: every command, tick and run begins here.
+
+    Raises:
+        ConfigurationError: a setting cannot be used.
+    """
+    drop_empty_variables(os.environ)
+    return Settings.from_environment(os.environ)
 
 
 class Deployment:

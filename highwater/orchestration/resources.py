@@ -11,6 +11,7 @@ from pydantic import PrivateAttr
 
 from highwater.assets.classified import Classified
 from highwater.errors import HighwaterError
+from highwater.orchestration.deployment import settings_of_process
 from highwater.orchestration.redaction import remember_secrets, remembered_secrets
 from highwater.orchestration.worker_leases import LEASE_SECONDS, lease_name
 from highwater.resources.kafka_keys import file_versions
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 def settings() -> Settings:
     """The settings of this process, read now; their secrets stay known, for errors of clients that are still open."""
-    found = Settings.from_environment(os.environ)
+    found = settings_of_process()
     remember_secrets(found)
     return found
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,16 @@ def is_s3(path: str) -> bool:
             remedy=f"name the lake {SCHEME}://{path.partition('://')[2]}",
         )
     return path.startswith(f"{SCHEME}://")
+
+
+def drop_empty_variables(environment: MutableMapping[str, str]) -> None:
+    """Let an empty variable of AWS count as not set, as an empty setting does.
+
+    deltalake panics on an empty address, and Java's SDK refuses an empty region. Compose files and charts pass empty
+    ones on.
+    """
+    for name in [name for name, value in environment.items() if name.startswith("AWS_") and not value]:
+        del environment[name]
 
 
 def copy_log_store(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -28,6 +27,7 @@ from highwater.orchestration.cli.parked import discard_parked, reclaim, redrive_
 from highwater.orchestration.cli.pause import pause, pause_tier, resume, resume_tier
 from highwater.orchestration.cli.rebuild import rebuild_all, rebuild_current, rebuild_ledger
 from highwater.orchestration.cli.serve_metrics import serve_metrics
+from highwater.orchestration.cli.serve_spark import serve_spark
 from highwater.orchestration.cli.terminal import (
     as_json_option,
     by_option,
@@ -42,8 +42,7 @@ from highwater.orchestration.cli.terminal import (
 )
 from highwater.orchestration.cli.tracing import explain, locate
 from highwater.orchestration.cli.try_stream import try_stream
-from highwater.orchestration.deployment import Deployment
-from highwater.settings import Settings
+from highwater.orchestration.deployment import Deployment, settings_of_process
 
 if TYPE_CHECKING:
     from highwater.slices import Slice
@@ -64,7 +63,7 @@ class _Group(click.Group):
 @click.option(
     "--declarations",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of the declared streams, instead of the shipped one.",
+    help="Folder with the files of the streams, instead of HIGHWATER_STREAMS or the project's own.",
 )
 @click.version_option(package_name="highwater")
 @click.pass_context
@@ -77,7 +76,7 @@ def main(context: click.Context, declarations: Path | None) -> None:
     is away and trying again may help.
     """
     warn = partial(click.echo, err=True)
-    context.obj = Deployment(Settings.from_environment(os.environ), declarations, warn)
+    context.obj = Deployment(settings_of_process(), declarations, warn)
 
 
 @main.command()
@@ -263,6 +262,7 @@ for _command in (
     locate,
     metrics,
     serve_metrics,
+    serve_spark,
     decisions,
     redrive_parked,
     discard_parked,

@@ -445,7 +445,7 @@ def _dagster(environment: Mapping[str, str]) -> str:
     if not home:
         raise ConfigurationError(
             "DAGSTER_HOME is not set",
-            remedy="set it to a folder with a copy of dagster.yaml; make up does so",
+            remedy="set it to the whole path of a folder with a copy of the project's dagster.yaml",
         )
     ensure_home(home)
     file = Path(home).expanduser() / "dagster.yaml"

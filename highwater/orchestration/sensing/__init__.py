@@ -1,5 +1,5 @@
 """What a tick of a sensor does: planning, retries, requests of runs, repair, publication, the mirror.
 
-Deciding is pure (`cutting`, `due_times`, `requests`, `turns`); the rest carries it out. The sensors themselves are in
+Deciding is pure (`slice_planner`, `run_requests`, `due_times`); the rest carries it out. The sensors are in
 `highwater.orchestration.sensors`.
 """

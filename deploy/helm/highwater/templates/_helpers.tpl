@@ -24,23 +24,35 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- if .Values.spark.enabled -}}sc://{{ .Release.Name }}-spark:15002{{- else -}}{{ .Values.spark.remote }}{{- end -}}
 {{- end }}
 
-{{/* Arguments: root, name. */}}
+{{/* Of every pod and container, those of runs too. */}}
+{{- define "highwater.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "highwater.containerSecurity" -}}
+allowPrivilegeEscalation: false
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{/* Argument: root. */}}
 {{- define "highwater.pod" -}}
 serviceAccountName: {{ .root.Release.Name }}
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
-securityContext:
-  runAsNonRoot: true
-  runAsUser: 10001
-  runAsGroup: 10001
-  fsGroup: 10001
-  seccompProfile: {type: RuntimeDefault}
+securityContext: {{- include "highwater.podSecurity" . | nindent 2 }}
 volumes:
   - name: config
     configMap: {name: {{ .root.Release.Name }}}
   - name: home
     emptyDir: {}
+  {{- with .root.Values.extraVolumes }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 
 {{/* Arguments: root, name, resources. */}}
@@ -48,9 +60,7 @@ volumes:
 name: {{ .name }}
 image: {{ include "highwater.image" .root }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-securityContext:
-  allowPrivilegeEscalation: false
-  capabilities: {drop: [ALL]}
+securityContext: {{- include "highwater.containerSecurity" . | nindent 2 }}
 envFrom:
   - configMapRef: {name: {{ .root.Release.Name }}-settings}
 env: {{- include "highwater.env" .root | nindent 2 }}
@@ -58,5 +68,8 @@ volumeMounts:
   - {name: home, mountPath: /var/lib/highwater}
   - {name: config, mountPath: /opt/dagster/dagster.yaml, subPath: dagster.yaml}
   - {name: config, mountPath: /opt/project/workspace.yaml, subPath: workspace.yaml}
+  {{- with .root.Values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 resources: {{- toYaml .resources | nindent 2 }}
 {{- end }}

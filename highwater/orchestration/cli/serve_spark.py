@@ -1,0 +1,35 @@
+"""The command `serve-spark`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import click
+
+from highwater.orchestration.cli.terminal import deployment_of
+from highwater.orchestration.deployment import Deployment
+
+PORT = 15002
+
+
+@click.command("serve-spark")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 for all.")
+@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="The port to listen on.")
+@click.option("--conf", "given", multiple=True, metavar="NAME=VALUE", help="A property of Spark; repeatable.")
+@deployment_of
+def serve_spark(deployment: Deployment, host: str, port: int, given: Sequence[str]) -> None:
+    """Serve Spark Connect, for SPARK_REMOTE of the other processes, until the process is ended.
+
+    The server has Delta's settings, and those of a lake on S3 from AWS's variables. Its master is
+    HIGHWATER_SPARK_MASTER. A local one takes the jars of `highwater jars`, unless SPARK_CONF_DIR is set. It has no
+    login.
+    """
+    from highwater.resources import connect_server
+
+    properties = dict(map(connect_server.parse_property, given))
+    listening = {"spark.connect.grpc.binding.address": host, "spark.connect.grpc.binding.port": str(port)}
+    conf = connect_server.server_conf(deployment.settings, os.environ) | listening | properties
+    connect_server.prepare_environment(deployment.settings, os.environ)
+    command = connect_server.command(conf)
+    os.execv(command[0], command)  # noqa: S606 - the process becomes the server, so its signals reach it
