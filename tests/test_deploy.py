@@ -180,7 +180,7 @@ def test_the_image_starts_an_executor_where_spark_asks_for_one(tmp_path: Path) -
 
 def test_the_image_carries_out_every_other_command_as_it_is() -> None:
     """Dagster's launcher of runs gives the command as arguments."""
-    words = [DEPLOY / "entrypoint.sh", "sh", "-c", 'printf "%s|" "$@"; exit 3', "name", "a b", "executor"]
+    words = [str(DEPLOY / "entrypoint.sh"), "sh", "-c", 'printf "%s|" "$@"; exit 3', "name", "a b", "executor"]
     done = subprocess.run(words, check=False, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("a b|executor|", 3)
     [entry] = [one.text for one in instructions(DOCKERFILE) if one.name == "ENTRYPOINT"]
