@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dev import paths
 from dev.image_steps import Image, below, instructions
 from dev.object_store import ObjectStore
 from dev.paths import REPOSITORY
@@ -299,6 +301,66 @@ def test_the_spark_of_the_image_has_what_cannot_be_set_later() -> None:
     assert {name: given.get(name) for name in STATIC_CONF} == dict(STATIC_CONF)
     assert given["spark.driver.extraClassPath"].startswith("/opt/highwater/jars/spark/*")
     assert given["spark.executor.extraClassPath"] == given["spark.driver.extraClassPath"]
+
+
+# Each with any name behind it.
+OPEN_ENDED = (
+    "spark.executorEnv.",
+    "spark.sql.catalog.",
+    "spark.yarn.appMasterEnv.",
+    "spark.kubernetes.executor.secretKeyRef.",
+    "spark.hadoop.",
+    "spark.delta.logStore.",
+)
+OF_THE_CHART = {"spark.enabled", "spark.remote"}
+WITH_PROPERTIES = [
+    *PAGES,
+    REPOSITORY / "docs" / "configuration.md",
+    DEPLOY / "spark-defaults.conf",
+    CHART / "values.yaml",
+]
+
+
+def test_every_property_of_a_page_is_one_of_spark_or_delta() -> None:
+    """By the constants of the classes of Spark 4.0 and of Delta; a page had a name of another mode."""
+    import pyspark
+
+    found = {
+        name.rstrip(".")
+        for file in WITH_PROPERTIES
+        for name in re.findall(r"(?<![\w./-])spark\.[A-Za-z][\w.-]*\w", file.read_text())
+        if not name.startswith(OPEN_ENDED)
+    }
+    places = [Path(pyspark.__file__).parent / "jars", paths.TOOLS / "jars" / "spark"]
+    wanted = (
+        "spark-core_",
+        "spark-common-utils",
+        "spark-sql",
+        "spark-catalyst",
+        "spark-connect_",
+        "spark-yarn",
+        "delta-",
+    )
+    archives = [
+        one for place in places for one in place.glob("*.jar") if one.name.startswith((*wanted, "spark-kubernetes"))
+    ]
+    known = b"".join(
+        archive.read(name)
+        for archive in map(zipfile.ZipFile, archives)
+        for name in archive.namelist()
+        if name.endswith(".class") and re.search("config|Conf|internal|Utils|Constants|package", name)
+    )
+    assert len(found) > 20
+    constants_of = {
+        name: [b"\x01" + len(one).to_bytes(2) + one for one in spelled(name)] for name in found - OF_THE_CHART
+    }
+    assert {name for name, forms in constants_of.items() if not any(form in known for form in forms)} == set()
+
+
+def spelled(name: str) -> list[bytes]:
+    """How a constant may hold the name: Delta's are without the prefix, and an account's last word is another constant."""
+    short = name.removeprefix("spark.databricks.delta.").removesuffix(".serviceAccountName")
+    return [name.encode(), short.encode()]
 
 
 def test_the_instance_in_containers_is_the_shipped_one_on_postgresql() -> None:
