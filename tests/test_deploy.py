@@ -30,8 +30,8 @@ DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 PAGES = sorted((REPOSITORY / "docs" / "deployment").glob("*.md"))
 # Variables of others, by what they begin with, and those of no family.
 OTHERS = ("AWS_", "DAGSTER_", "SPARK_", "PYSPARK_", "POSTGRES_", "PG", "JAVA_HOME", "CODE_SERVER_HOST")
-# Values and SQL that look like variables.
-NO_VARIABLES = {"SASL_SSL", "SASL_PLAINTEXT"}
+# Values and SQL that look like variables, and a variable that Spark's launcher alone reads.
+NO_VARIABLES = {"SASL_SSL", "SASL_PLAINTEXT", "HADOOP_CONF_DIR"}
 
 
 def variables(text: str) -> set[str]:
@@ -358,7 +358,7 @@ def test_every_property_of_a_page_is_one_of_spark_or_delta() -> None:
 
 
 def spelled(name: str) -> list[bytes]:
-    """How a constant may hold the name: Delta's are without the prefix, and an account's last word is another constant."""
+    """How constants hold the name: Delta's are without the prefix, and the last word of an account is one of its own."""
     short = name.removeprefix("spark.databricks.delta.").removesuffix(".serviceAccountName")
     return [name.encode(), short.encode()]
 
