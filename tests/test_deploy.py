@@ -67,7 +67,8 @@ def test_every_variable_of_a_page_is_known_and_used(page: Path) -> None:
     named = variables(page.read_text())
     assert {name for name in named if name not in own_variables() and not name.startswith(OTHERS)} == set()
 
-    tests = "".join(file.read_text() for file in (REPOSITORY / "tests").glob("*.py") if file != Path(__file__))
+    files = [*(REPOSITORY / "tests").glob("*.py"), *(REPOSITORY / "dev").glob("*.py")]
+    tests = "".join(file.read_text() for file in files if file != Path(__file__))
     used = (DEPLOY / "compose.yaml").read_text() + tests
     by_constant = {name for name, constant in constants().items() if f".{constant}," in tests}
     assert {name for name in named - by_constant if name not in used} == set()
@@ -358,7 +359,7 @@ def test_every_property_of_a_page_is_one_of_spark_or_delta() -> None:
 
 
 def spelled(name: str) -> list[bytes]:
-    """How constants hold the name: Delta's are without the prefix, and the last word of an account is one of its own."""
+    """How constants hold the name: Delta's are without the prefix, and the last word of an account is its own."""
     short = name.removeprefix("spark.databricks.delta.").removesuffix(".serviceAccountName")
     return [name.encode(), short.encode()]
 
