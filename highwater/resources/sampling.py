@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.reading import Record
-from highwater.sampling import Part, halves, shares, window
+from highwater.sampling import READ_FOR_REPEATS, Part, halves, lacks_repeats, repeats, shares, window
 
 if TYPE_CHECKING:
     from highwater.resources.kafka import Kafka
@@ -40,6 +40,26 @@ def sample(kafka: Kafka, topic: str, count: int, only: Part | None = None) -> li
         asked = {p: share if only else halves(share)[part] for p, share in wanted.items()}
         found.update(_at(kafka, topic, logs, asked, part))
     return [found[place] for place in sorted(found)]
+
+
+def sample_repeats(kafka: Kafka, topic: str, sampled: Sequence[Record], only: Part | None = None) -> list[Record]:
+    """Further records with the keys of a sample, where few of its keys occur twice.
+
+    Args:
+        kafka: the cluster.
+        topic: the topic.
+        sampled: the sample.
+        only: the end of the log that was sampled; None for both.
+
+    Raises:
+        TopicAbsentError, OffsetsExpiredError, DependencyAwayError: as for `sample`.
+    """
+    if not lacks_repeats(sampled):
+        return []
+    logs = kafka.topic_state(topic).log()
+    wanted = shares({partition: len(log) for partition, log in logs.items()}, READ_FOR_REPEATS * len(sampled))
+    windows = {partition: window(logs[partition], number, only or "beginning") for partition, number in wanted.items()}
+    return repeats(sampled, map(record_of, kafka.read(topic, windows)))
 
 
 def _at(

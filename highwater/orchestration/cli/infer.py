@@ -71,8 +71,8 @@ def infer(
         _ensure_writable(file, force=force)
     schemas = deployment.schemas()
     if subject is None:
-        records = _sample(deployment, topic, most, part)
-        found = _infer_from(deployment, topic, name, records, schemas)
+        records, further = _sample(deployment, topic, most, part)
+        found = _infer_from(deployment, topic, name, [*records, *further], schemas)
     else:
         records, found = [], _infer_subject(deployment, topic, name, subject)
     counts = count_sample(found.stream, records, schemas)
@@ -104,8 +104,9 @@ def _ensure_writable(file: Path, *, force: bool) -> None:
         raise ConfigurationError(f"{file.parent} is no folder", remedy="create it, or name another file with --out")
 
 
-def _sample(deployment: Deployment, topic: str, most: int, part: str | None) -> list[Record]:
-    from highwater.resources.sampling import sample
+def _sample(deployment: Deployment, topic: str, most: int, part: str | None) -> tuple[list[Record], list[Record]]:
+    """The sample, and further records with its keys."""
+    from highwater.resources.sampling import sample, sample_repeats
 
     only: Any = None if part is None else PARTS[part]
     records = sample(deployment.kafka(), topic, most, only)
@@ -114,7 +115,7 @@ def _sample(deployment: Deployment, topic: str, most: int, part: str | None) -> 
             f"topic {topic} has no committed records",
             remedy="wait for the first record, or give a registered schema with --subject",
         )
-    return records
+    return records, sample_repeats(deployment.kafka(), topic, records, only)
 
 
 def _infer_from(
