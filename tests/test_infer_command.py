@@ -82,6 +82,25 @@ def test_a_topic_is_inferred_declared_and_tried(
     assert (absent.exit_code, name in absent.stderr) == (PERMANENT, True)
 
 
+@pytest.mark.slow
+def test_a_key_and_a_version_are_found_though_a_sample_has_each_key_once(
+    run: Callable[..., Result], folder: Path, topic: TopicFactory, bootstrap: str
+) -> None:
+    """The keys are bytes, so only records of the same sensor show which field is theirs."""
+
+    def reading(number: int) -> Message:
+        sensor = number % 200
+        value = {"sensor": f"s-{sensor}", "seq": number // 200, "ts": 1_767_225_600_000 + number}
+        return Message(b"\xff" + sensor.to_bytes(2, "big"), json.dumps(value).encode(), partition=sensor % 2)
+
+    name = topic("readings", partitions=2)
+    send(bootstrap, name, map(reading, range(600)))
+    shown = run("infer", name, "--name", "readings", "--records", "100")
+    assert shown.exit_code == 0, shown.output
+    stream = load_streams(folder)["readings"]
+    assert (stream.key, stream.version) == (("sensor",), "seq")
+
+
 def test_records_of_a_file_are_tried_without_a_broker(run: Callable[..., Result], tmp_path: Path) -> None:
     value = {"order_id": "o-1", "version": 1, "status": "placed", "customer_id": "c1", "amount": 12.5}
     value["event_time"] = "2026-03-01T10:00:00Z"

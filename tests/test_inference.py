@@ -29,7 +29,7 @@ from highwater.formats import Avro, BigEndian, Csv, Format, Json, KeyFormat, Lin
 from highwater.inference import Inferred, infer, infer_from_schema
 from highwater.reading import Record
 from highwater.sample_counts import count_sample, records_from_lines
-from highwater.sampling import shares
+from highwater.sampling import lacks_repeats, repeats, shares
 from highwater.schemas import Schema
 from highwater.sources import Header, Key, Meta
 from highwater.stream_files import load_streams
@@ -934,6 +934,35 @@ def test_a_public_format_is_recognised_from_three_records(name: str) -> None:
 )
 def test_partitions_give_equal_shares_of_a_sample(sizes: dict[int, int], count: int, expected: dict[int, int]) -> None:
     assert shares(sizes, count) == expected
+
+
+def keyed(*keys: bytes | None, value: bytes = b"{}", first: int = 0) -> list[Record]:
+    return [Record(value, key, (), "t", 0, first + number) for number, key in enumerate(keys)]
+
+
+def test_repeats_have_the_keys_of_the_sample() -> None:
+    """Sensors that send in turn gave a sample with each key once: an append-only stream without a key."""
+    sample = keyed(b"a", b"b", b"c", b"d", b"e")
+    assert lacks_repeats(sample)
+    found = repeats(sample, keyed(b"a", b"b", b"x", b"y", b"z", b"b", b"x", b"a", b"c"))
+    assert [(record.offset, record.key) for record in found] == [(5, b"b"), (7, b"a")]
+
+
+def test_a_busy_key_alone_is_no_evidence_of_repeats() -> None:
+    sample = keyed(*(bytes([one]) for one in range(40)))
+    found = repeats(sample, keyed(*[b"\0"] * 50, b"\x01", first=40))
+    assert [record.key for record in found] == [b"\0"] * 3 + [b"\x01"]
+
+
+def test_large_records_are_not_read_for_repeats() -> None:
+    sample = keyed(*(bytes([one]) for one in range(40)))
+    large = keyed(*(bytes([one]) for one in range(40)), value=bytes(20 * 2**20), first=40)
+    assert len(repeats(sample, large)) == 3
+
+
+@pytest.mark.parametrize("keys", [(b"a", None), (b"a", b"a"), ()])
+def test_repeats_are_not_read_where_they_show_nothing(keys: tuple[bytes | None, ...]) -> None:
+    assert not lacks_repeats(keyed(*keys))
 
 
 def test_a_sample_is_counted_with_an_example_of_each_reject() -> None:
