@@ -103,7 +103,9 @@ class Trial:
         from confluent_kafka.admin import AdminClient, NewTopic
 
         admin = AdminClient({"bootstrap.servers": self._bootstrap})
-        made = NewTopic(self._topic.name, PARTITIONS, 1, config=dict(self._topic.config))
+        # The records' timestamps are older than the broker's retention.
+        config = {"retention.ms": "-1", **self._topic.config}
+        made = NewTopic(self._topic.name, PARTITIONS, 1, config=config)
         admin.create_topics([made])[self._topic.name].result(30)
         queue = {"queue.buffering.max.messages": 1_000_000, "linger.ms": 20, "enable.idempotence": True}
         producer = Producer({"bootstrap.servers": self._bootstrap, **queue})

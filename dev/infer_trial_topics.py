@@ -415,7 +415,7 @@ def registered_json(records: int, account: Account, register: Register) -> Itera
 
 TOPICS: Mapping[str, Topic] = {
     "debezium": Topic("shop.public.orders", debezium, "shop_public_orders"),
-    "avro": Topic("invoices", avro, "invoices", registry=True, config={"cleanup.policy": "compact,delete"}),
+    "avro": Topic("invoices", avro, "invoices", registry=True, config={"cleanup.policy": "compact"}),
     "github": Topic("github.events", github, "github_events"),
     "telemetry": Topic("telemetry", telemetry, "telemetry"),
     "order-lines": Topic("shop.order-lines", order_lines, "shop_order_lines"),

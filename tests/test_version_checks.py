@@ -17,7 +17,7 @@ from assets.streams.payments import STREAM as PAYMENTS
 from dev.compare import SHAPES
 from dev.compare_versions import NUMBERS, OF_THE_DATA, compare_versions, wrong_versions
 from dev.planted import plant as plant_table
-from highwater.declaration import Severity, Transitions
+from highwater.declaration import Field, Severity, Transitions
 from highwater.envelope import Origin
 from highwater.orchestration.checking import missing_versions, version_questions
 from highwater.orchestration.checking.checks import evaluation
@@ -206,6 +206,45 @@ def test_a_conflict_names_its_origins(planted: Planted) -> None:
     found = planted.verdicts()[ONE_CONTENT]
     for key in (FIRST, THIRD, STREAM):
         assert {"0:4", "0:5", "0:25"} == set(str(found[key].samples[0]["origins"]).split(", "))
+
+
+SKU, GIFT = {"sku": "A", "price": Decimal("1.50")}, {"sku": "B", "price": None}
+NESTED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "other lines": ({"lines": [SKU, GIFT]}, {"lines": [GIFT, SKU]}, 1),
+    "no lines": ({"lines": []}, {"lines": None}, 1),
+    "another place": ({"place": {"town": "Ulm"}}, {"place": {"town": None}}, 1),
+    "another tag": ({"tags": [("a", "1")]}, {"tags": [("a", "2")]}, 1),
+    "no text": ({"customer_id": ""}, {"customer_id": None}, 1),
+    "the same": ({"lines": [SKU], "place": {"town": "Ulm"}}, {"lines": [SKU], "place": {"town": "Ulm"}}, 0),
+    "tags in another order": ({"tags": [("a", "1"), ("b", None)]}, {"tags": [("b", None), ("a", "1")]}, 0),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_arrays_maps_and_structs_are_content(tmp_path: Path, name: str) -> None:
+    """Two records of one version that differ in an order's lines alone counted as one that was delivered twice."""
+    import pyarrow as pa
+
+    line = (Field("sku", "string"), Field("price", "decimal(12,2)", nullable=True))
+    fields = (
+        Field("lines", "array", of=Field("line", "struct", of=line), nullable=True),
+        Field("place", "struct", of=(Field("town", "string", nullable=True),), nullable=True),
+        Field("tags", "map", of=Field("tag", "string", nullable=True), nullable=True),
+    )
+    planted = Planted(tmp_path, replace(ORDERS, fields=(*ORDERS.fields, *fields), publishes=None))
+    of_line = pa.struct([("sku", pa.string()), ("price", pa.decimal128(12, 2))])
+    planted.extra = [
+        pa.field("lines", pa.list_(of_line)),
+        pa.field("place", pa.struct([("town", pa.string())])),
+        pa.field("tags", pa.map_(pa.string(), pa.string())),
+    ]
+    first, second, conflicts = NESTED[name]
+    before = planted.verdicts()[ONE_CONTENT][STREAM].numbers["second_deliveries"]
+    planted.events += [event(4, 1, "x", **first), event(5, 1, "x", **second)]
+    found = planted.verdicts()
+    assert found[ONE_CONTENT][STREAM].passed == (not conflicts)
+    assert found[ONE_CONTENT][STREAM].numbers["second_deliveries"] - before == 1 - conflicts
+    assert found[ALONG_OFFSETS][STREAM].passed
 
 
 def test_the_transition_of_a_version_with_two_contents_is_that_of_the_one_that_counts(planted: Planted) -> None:

@@ -97,6 +97,8 @@ class Planted:
         self.current: list[Row] | None = None
         self.slices = [FIRST, SECOND, THIRD, TIER]
         self.width, self.partitions = WIDTH, 2
+        # Columns beside those of the stream `orders`.
+        self.extra: list[pa.Field[Any]] = []
 
     def write(self) -> None:
         import pyarrow as pa
@@ -104,18 +106,25 @@ class Planted:
         proofs = [
             _proof(self.stream, key, self.width, self.partitions) for key in self.slices if key not in self.undecided
         ]
-        self._write("events", [row for row in self.events if row["slice"] not in self.undecided], _events(), proofs)
+        events = [row for row in self.events if row["slice"] not in self.undecided]
+        self._write("events", events, self._events(), proofs)
         self._write("rejects", self.rejects, _rejects(), proofs)
         sent = self.rejects if self.published is None else self.published
         published = [{**row, "published_at": self.published_at} for row in sent]
         schema = pa.schema([*_origin(), *_numbers(), ("published_at", pa.timestamp("us", "UTC"))])
         self._write("dlq", published, schema)
         brought = winners(self.events) if self.current is None else self.current
-        columns = _events().append(pa.field("updated_by_slice", pa.string()))
+        columns = self._events().append(pa.field("updated_by_slice", pa.string()))
         plain = columns.remove(columns.get_field_index("slice"))
         mine = [{name: row.get(name) for name in plain.names} for row in with_milliseconds(brought)]
         decided = {key: 1 for key in self.slices if key not in self.undecided}
         commit_current(self.lake, "orders", decided, pa.Table.from_pylist(mine, plain), replace=True)
+
+    def _events(self) -> pa.Schema:
+        schema = _events()
+        for column in self.extra:
+            schema = schema.append(column)
+        return schema
 
     def _write(self, table: str, rows: Iterable[Row], schema: pa.Schema, proofs: Iterable[Proof] = ()) -> None:
         import pyarrow as pa

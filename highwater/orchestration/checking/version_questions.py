@@ -332,12 +332,19 @@ def key_ranges(table: DeltaTable, sampled: str, parts: int, written: Callable[[A
 
 
 def _content(stream: Stream, events: DeltaTable) -> str:
-    """One value for all that a record says, in SQL; without arrays, maps and structs, which have no text there."""
-    fields = [f for f in content_columns(stream_of(stream, events)) if f.type not in CONTAINERS]
+    """One value for all that a record says, in SQL: a hash, with the nested values beside it, which have no text."""
+    columns = content_columns(stream_of(stream, events))
+    nested, fields = ([f for f in columns if (f.type in CONTAINERS) is one] for one in (True, False))
     texts = [f"encode({quoted(f.name)}, 'hex')" if f.type == "binary" else quoted(f.name) for f in fields]
-    columns = ["event_time", *(["deleted"] if has_column(events, "deleted") else []), *texts]
-    listed = ", ".join(f"coalesce(cast({name} AS VARCHAR), '')" for name in columns)
-    return f"md5(concat_ws(chr(31), {listed}))"
+    shown = ["event_time", *(["deleted"] if has_column(events, "deleted") else []), *texts]
+    listed = ", ".join(f"coalesce(cast({name} AS VARCHAR), chr(30))" for name in shown)
+    plain = f"md5(concat_ws(chr(31), {listed}))"
+    if not nested:
+        return plain
+    # The order of a map's entries says nothing.
+    beside = [f"array_sort(map_entries({quoted(f.name)}))" if f.type == "map" else quoted(f.name) for f in nested]
+    members = ", ".join(f"'c{number}', {value}" for number, value in enumerate([plain, *beside]))
+    return f"named_struct({members})"
 
 
 def _rules(stream: Stream) -> dict[str, str]:
