@@ -157,14 +157,14 @@ def _raw(world: World, rows: DataFrame) -> DataFrame:
     del world
     from pyspark.sql import functions as F
 
-    told = rows.selectExpr(
+    raw = rows.selectExpr(
         "CAST(concat('o', id) AS BINARY) AS key", "value",
         "CAST(array() AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers", "'bench' AS origin_topic",
         "0 AS origin_partition", "id AS origin_offset", "timestamp'2026-01-01' AS origin_timestamp",
         "1767225600000 AS origin_timestamp_ms",
     ).withColumn(PROBLEM, F.lit(None).cast("string")).persist()  # fmt: skip
-    told.count()
-    return told
+    raw.count()
+    return raw
 
 
 def _json(world: World, records: int, value: str) -> DataFrame:
@@ -213,7 +213,7 @@ def _protobuf(world: World, records: int) -> DataFrame:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(_descriptors())).file[0])
     kind = message_factory.GetMessageClass(pool.FindMessageTypeByName("bench.Order"))
-    told = [
+    values = [
         (
             n,
             kind(
@@ -222,5 +222,5 @@ def _protobuf(world: World, records: int) -> DataFrame:
         )
         for n in range(MESSAGES)
     ]
-    few = world.spark.createDataFrame(told, "n BIGINT, value BINARY")
+    few = world.spark.createDataFrame(values, "n BIGINT, value BINARY")
     return _raw(world, world.spark.range(records).selectExpr("id", f"id % {MESSAGES} AS n").join(few, "n"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from bench.harness import Result, Row, Verdict, timed
 from bench.world import Bed, World, fill, last_slices
 from highwater.assets import current, events, raw
-from highwater.assets.commit import Standing
+from highwater.assets.commit import CommittedSlices
 from highwater.assets.events import raw_rows
 from highwater.commit_records import CommitRecord, to_user_metadata, with_proof
 from highwater.proof import Proof
@@ -99,7 +99,7 @@ def _filled(world: World, bed: Bed, keys: int) -> None:
 
 def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
     """Slices whose events are committed: half of the keys uniform, half among the newest 1 %."""
-    some_slices = [_piece(bed, n) for n in range(1, SLICES + 1)]
+    some_slices = [_slice(bed, n) for n in range(1, SLICES + 1)]
     bed.ledger.add(some_slices)
     path = bed.lake.path(bed.stream.name, events.TABLE)
     create_table(world.spark, path, events.columns(bed.stream), events.SEARCHED, nullcontext)
@@ -125,7 +125,7 @@ def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
     return some_slices
 
 
-def _piece(bed: Bed, ordinal: int) -> Slice:
+def _slice(bed: Bed, ordinal: int) -> Slice:
     offsets = OffsetRange(ordinal * EVENTS, ordinal * EVENTS + EVENTS)
     return Slice(bed.stream.name, TOPIC, "bench", 0, ordinal, {0: offsets}, datetime.now(UTC))
 
@@ -181,12 +181,12 @@ def _raw_at(world: World, stream: Stream, slices: int, commits: int) -> Row:
     _link_slices(path, slices)
     _record_slices(bed, slices)
     seconds: dict[str, list[float]] = {"commit": [], "read of a slice": []}
-    Standing.read(world.work(bed, some_slices[:1]), raw.TABLE)
+    CommittedSlices.read(world.work(bed, some_slices[:1]), raw.TABLE)
     world.spark.read.format("delta").load(str(path)).where("slice = 'x'").count()
     for slice_ in some_slices[1:]:
         work = world.work(bed, [slice_])
         seconds["commit"].append(timed(lambda work=work: raw.materialise(work)))  # type: ignore[misc]
-        version = Standing.read(work, raw.TABLE).version
+        version = CommittedSlices.read(work, raw.TABLE).version
         seconds["read of a slice"].append(timed(lambda w=work, v=version: raw_rows(w, w.slices, v).count()))  # type: ignore[misc]
     print(f"  {slices:,} slices: {seconds}", flush=True)
     assert [*(path / "_delta_log").glob("*.checkpoint*.parquet")], "no checkpoint was among the commits"
@@ -218,7 +218,7 @@ def _record_slices(bed: Bed, slices: int) -> None:
     from deltalake import write_deltalake
 
     table = bed.lake.table_at(bed.stream.name, raw.TABLE)
-    some_slices = [_piece(bed, n) for n in range(LINKED, LINKED + slices)]
+    some_slices = [_slice(bed, n) for n in range(LINKED, LINKED + slices)]
     rows = [
         row_of(
             table,

@@ -153,12 +153,12 @@ def _near_and_far(home: Path, brokers: int) -> Iterator[dict[str, str]]:
         proxies.join()
 
 
-def _delay(ports: Sequence[int], tell: Connection) -> None:
+def _delay(ports: Sequence[int], connection: Connection) -> None:
     from dev.proxy import DelayingProxy
 
     with ExitStack() as proxies:
-        tell.send([proxies.enter_context(DelayingProxy(port, ADDED_SECONDS)).address for port in ports])
-        tell.recv()
+        connection.send([proxies.enter_context(DelayingProxy(port, ADDED_SECONDS)).address for port in ports])
+        connection.recv()
 
 
 def _rows(case: Case, bootstrap: str, rounds: int, records: int) -> list[Row]:
@@ -299,10 +299,10 @@ def _bare(
     first = time.perf_counter() - begin
     begin = time.perf_counter()
     for number in range(records):
-        told = partial(report_id, str(number)) if by_id else report
+        callback = partial(report_id, str(number)) if by_id else report
         while True:
             try:
-                producer.produce(topic, payload, b"%d" % (number % KEYS), on_delivery=told)
+                producer.produce(topic, payload, b"%d" % (number % KEYS), on_delivery=callback)
                 break
             except BufferError:
                 producer.poll(0.1)

@@ -90,7 +90,7 @@ def _events(world: World, rounds: int, records: int, slices: int) -> Row:
         shutil.rmtree(Path(tables.lake.path("orders", published.TABLE)), ignore_errors=True)
         tables.stream = replace(tables.stream, publishes=Accepted(f"{tables.stream.topic}.{next(numbers)}"))
         ensure_accepted(tables.kafka, tables.stream)
-        with _kept(sent) if turn < 0 else nullcontext():
+        with _collected(sent) if turn < 0 else nullcontext():
             return timed(lambda: tables.publish(*some_slices))
 
     several = f", {slices} slices" if slices > 1 else ""
@@ -108,14 +108,14 @@ def _rejects(world: World, rounds: int, records: int) -> Row:
         tables.decide(slice_, [], rejected=_some(0, records), known=False)
         decided, _ = tables.lake.committed_at("orders", "rejects", [slice_.key])
         work = tables.work(slice_)
-        with _kept(sent) if turn < 0 else nullcontext():
+        with _collected(sent) if turn < 0 else nullcontext():
             return timed(lambda: dlq._publish(work, slice_, decided[slice_.key], topics))  # noqa: SLF001 - the commit of its table is Spark's
 
     return alternate(f"{records:,} rejects", {"Highwater": ours, **_bare(world, sent)}, rounds)
 
 
 @contextmanager
-def _kept(sent: list[list[Record]]) -> Iterator[None]:
+def _collected(sent: list[list[Record]]) -> Iterator[None]:
     """Remember the records of each transaction: of the round that does not count."""
     commit = Transactions.commit
 

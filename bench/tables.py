@@ -54,7 +54,7 @@ class Chunk:
         slice_: the slice.
         content: for each record the number of what it says.
         kind: sound, a copy, unresolved or malformed.
-        partition, offset: where it stands.
+        partition, offset: where it is.
     """
 
     slice_: Slice
@@ -67,8 +67,8 @@ class Chunk:
         """Those of some kinds."""
         import numpy as np
 
-        kept = np.isin(self.kind, kinds)
-        return Chunk(self.slice_, self.content[kept], self.kind[kept], self.partition[kept], self.offset[kept])
+        mask = np.isin(self.kind, kinds)
+        return Chunk(self.slice_, self.content[mask], self.kind[mask], self.partition[mask], self.offset[mask])
 
     @property
     def keys(self) -> pa.Array:
@@ -234,12 +234,12 @@ class Maker:
             # A key's last content is the third; of the keys that still live at the end, whatever came last.
             lasting = chunk.where(_SOUND, _UNRESOLVED)
             final = (lasting.versions == 3) | (lasting.content + LIVING >= self.contents)
-            kept = Chunk(
+            chosen = Chunk(
                 chunk.slice_,
                 *[column[final] for column in (lasting.content, lasting.kind, lasting.partition, lasting.offset)],
             )
-            rows = _events(kept, tier, 0).drop_columns(["slice", "attempt", "retries"])
-            by = pa.array([chunk.slice_.key, tier]).take(pa.array((kept.kind == _UNRESOLVED).astype("int64")))
+            rows = _events(chosen, tier, 0).drop_columns(["slice", "attempt", "retries"])
+            by = pa.array([chunk.slice_.key, tier]).take(pa.array((chosen.kind == _UNRESOLVED).astype("int64")))
             parts.append(rows.append_column("updated_by_slice", by))
         keys = [*[chunk.slice_.key for chunk in batch], tier]
         metadata = to_user_metadata([CommitRecord(key, 1, None, tier) for key in keys], 0)

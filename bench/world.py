@@ -165,7 +165,7 @@ def last_slices(world: World, bed: Bed, slices: int, records: int, *, first: int
     state = world.kafka().topic_state(bed.stream.topic)
     ends = {p: int(s.last_stable or 0) for p, s in state.partitions.items()}
     share = records // PARTITIONS
-    cut = [{p: _piece(end, slices, n, share) for p, end in ends.items()} for n in range(slices)]
+    cut = [{p: _slice(end, slices, n, share) for p, end in ends.items()} for n in range(slices)]
     some_slices = [
         Slice(
             stream=bed.stream.name,
@@ -190,7 +190,7 @@ def whole_topic(world: World, bed: Bed) -> Slice:
     return replace(slice_, ranges=ranges, marks=fingerprints(world.kafka(), bed.stream.topic, ranges))
 
 
-def _piece(end: int, slices: int, n: int, share: int) -> OffsetRange:
+def _slice(end: int, slices: int, n: int, share: int) -> OffsetRange:
     start = end - slices * share + n * share
     return OffsetRange(start, start + share)
 

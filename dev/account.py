@@ -46,7 +46,7 @@ class Written:
         waits_for: the customer that it waits for.
         known: whether that customer is known by now.
         visible: whether readers of committed records must see it; None when the writer died before it knew.
-        partition: with `offset` and `timestamp` (milliseconds since 1970) where it stands; None without a report.
+        partition: with `offset` and `timestamp` (milliseconds since 1970) where it is; None without a report.
     """
 
     id: int
@@ -159,7 +159,7 @@ class Account:
             )
 
     def written(self, topic: str) -> list[Written]:
-        """Every record that may stand in the topic, in the order of writing."""
+        """Every record that may be in the topic, in the order of writing."""
         rows = self._connection.execute(
             "SELECT r.id, r.entity, r.key, r.value_hash, r.fault, r.ending, r.reason, r.permanent, r.version, "
             "r.waits_for, c.known_at IS NOT NULL, r.transaction_id, t.outcome, "

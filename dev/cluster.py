@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shutil.rmtree(home, ignore_errors=True)
     try:
         with signals_raise_interrupt(), EmbeddedCluster(home, asked.brokers, controller_apart=True) as cluster:
-            _tell(cluster, again=asked.again)
+            _report(cluster, again=asked.again)
             _watch(cluster, again=asked.again)
     except HighwaterError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _tell(cluster: EmbeddedCluster, *, again: bool) -> None:
+def _report(cluster: EmbeddedCluster, *, again: bool) -> None:
     print(f"HIGHWATER_KAFKA_BOOTSTRAP={cluster.bootstrap}")
     for broker in cluster.brokers:
         print(f"broker {broker.node.id}: process group {broker.pid}, log {broker.log}")

@@ -16,7 +16,7 @@ from dev.compare_dlq import compare_published
 from dev.compare_metrics import Measures, compare_metrics
 from dev.differences import Differences
 from dev.intended import EVENT, TOMBSTONE, UNRESOLVED, Ending
-from dev.readings import Kept, Place, Row, Tables
+from dev.readings import Place, Row, Tables, TopicRecord
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -84,11 +84,11 @@ class Comparison:
 def compare(
     shape: Shape,
     account: Sequence[Written],
-    topic: Mapping[Place, Kept],
+    topic: Mapping[Place, TopicRecord],
     tables: Tables,
     *,
-    dlq: Mapping[str, Mapping[Place, Kept]],
-    accepted: Mapping[Place, Kept] | None = None,
+    dlq: Mapping[str, Mapping[Place, TopicRecord]],
+    accepted: Mapping[Place, TopicRecord] | None = None,
     all_retried: bool = False,
     all_sent: bool = False,
     main_topic: str | None = None,
@@ -109,14 +109,16 @@ def compare(
     """
     made = Comparison(shape.stream)
     name = main_topic or shape.stream
-    standing = _account_and_topic(account, topic, made)
+    written_by_place = _account_and_topic(account, topic, made)
     raw = _raw_and_topic(tables, topic, name, made)
     for tier in shape.dlq_topics(name):
         _raw_and_topic(tables, _planned(tables, dlq.get(tier, {}), tier), tier, made)
     _slices(tables, made)
     events = _by_place(tables.events, name, "events", topic, made)
     rejects = _by_place(tables.rejects, name, "rejects", topic, made)
-    winners = [w for p, w in standing.items() if _ended(p, w, raw, events, rejects, made, all_retried=all_retried)]
+    winners = [
+        w for p, w in written_by_place.items() if _ended(p, w, raw, events, rejects, made, all_retried=all_retried)
+    ]
     _event_contents(shape, topic, raw, events, made)
     _reject_contents(shape, name, topic, raw, rejects, made)
     made.numbers["records published to the DLQ"] = compare_published(
@@ -126,26 +128,26 @@ def compare(
         made.numbers["accepted events sent"] = compare_accepted(
             shape.types, tables.events, accepted, made.differences, main_topic=name, all_sent=all_sent
         )
-    _current(shape, winners, {w.id: p for p, w in standing.items()}, topic, tables.current, made)
+    _current(shape, winners, {w.id: p for p, w in written_by_place.items()}, topic, tables.current, made)
     if shape.measures:
         minutes = compare_metrics(shape.measures, tables.events, tables.metrics, made.differences)
         made.numbers["minutes in metrics"] = minutes
-    _nowhere(account, standing, tables, made)
+    _nowhere(account, written_by_place, tables, made)
     made.numbers["records in the topic"] = len(topic)
     made.numbers["rows of raw"] = len(tables.raw)
     made.numbers["events"] = len(tables.events)
     made.numbers["accepted by a retry"] = sum(row["retries"] > 0 for row in tables.events)
     made.numbers["rejects"] = len(tables.rejects)
-    made.numbers["tombstones"] = sum(kept.value is None for kept in topic.values())
+    made.numbers["tombstones"] = sum(record.value is None for record in topic.values())
     return made
 
 
 def _account_and_topic(
-    account: Sequence[Written], topic: Mapping[Place, Kept], made: Comparison
+    account: Sequence[Written], topic: Mapping[Place, TopicRecord], made: Comparison
 ) -> dict[Place, Written]:
     """Where each committed record of the account stands; notes what only one of the two holds."""
     diff = made.differences
-    standing: dict[Place, Written] = {}
+    written_by_place: dict[Place, Written] = {}
     lost: dict[tuple[bytes | None, bytes | None], list[Written]] = defaultdict(list)
     for written in account:
         place = place_of(written)
@@ -158,11 +160,11 @@ def _account_and_topic(
         elif place not in topic:
             diff.add("topic: lacks a record that was delivered", place)
         else:
-            standing[place] = written
+            written_by_place[place] = written
             _same_record(written, topic[place], diff)
-    for place in topic.keys() - standing.keys():
-        _claim(place, topic[place], lost, standing, diff)
-    return standing
+    for place in topic.keys() - written_by_place.keys():
+        _claim(place, topic[place], lost, written_by_place, diff)
+    return written_by_place
 
 
 def place_of(written: Written) -> Place | None:
@@ -172,29 +174,29 @@ def place_of(written: Written) -> Place | None:
     return Place(written.partition, written.offset)
 
 
-def _same_record(written: Written, kept: Kept, diff: Differences) -> None:
-    diff.compare("topic: another key than was written", kept.place, written.key, kept.key)
-    value_hash = None if kept.value is None else digest(kept.value)
-    diff.compare("topic: another value than was written", kept.place, written.value_hash, value_hash)
-    diff.compare("topic: another timestamp than was reported", kept.place, written.timestamp, kept.timestamp)
+def _same_record(written: Written, record: TopicRecord, diff: Differences) -> None:
+    diff.compare("topic: another key than was written", record.place, written.key, record.key)
+    value_hash = None if record.value is None else digest(record.value)
+    diff.compare("topic: another value than was written", record.place, written.value_hash, value_hash)
+    diff.compare("topic: another timestamp than was reported", record.place, written.timestamp, record.timestamp)
 
 
 def _claim(
     place: Place,
-    kept: Kept,
+    record: TopicRecord,
     lost: Mapping[tuple[bytes | None, bytes | None], list[Written]],
-    standing: dict[Place, Written],
+    written_by_place: dict[Place, Written],
     diff: Differences,
 ) -> None:
-    """A record without a delivery report, because its writer was killed, may stand in the topic after all."""
-    candidates = lost.get((kept.key, None if kept.value is None else digest(kept.value)), [])
+    """A record without a delivery report, because its writer was killed, may be in the topic after all."""
+    candidates = lost.get((record.key, None if record.value is None else digest(record.value)), [])
     if candidates:
-        standing[place] = candidates.pop(0)
+        written_by_place[place] = candidates.pop(0)
     else:
         diff.add("topic: holds a record that nobody wrote", place)
 
 
-def _raw_and_topic(tables: Tables, topic: Mapping[Place, Kept], name: str, made: Comparison) -> dict[Place, Row]:
+def _raw_and_topic(tables: Tables, topic: Mapping[Place, TopicRecord], name: str, made: Comparison) -> dict[Place, Row]:
     diff = made.differences
     raw: dict[Place, Row] = {}
     for row in tables.raw:
@@ -204,17 +206,17 @@ def _raw_and_topic(tables: Tables, topic: Mapping[Place, Kept], name: str, made:
         if place in raw:
             diff.add("raw: holds a record twice", place, raw[place]["slice"], row["slice"])
         raw[place] = row
-        kept = topic.get(place)
-        if kept is None:
+        record = topic.get(place)
+        if record is None:
             diff.add("raw: holds what the topic does not", place)
         else:
-            _same_bytes(row, kept, diff)
+            _same_bytes(row, record, diff)
     for place in topic.keys() - raw.keys():
         diff.add("raw: lacks a record of the topic", place)
     return raw
 
 
-def _planned(tables: Tables, records: Mapping[Place, Kept], topic: str) -> dict[Place, Kept]:
+def _planned(tables: Tables, records: Mapping[Place, TopicRecord], topic: str) -> dict[Place, TopicRecord]:
     """Those records of a tier that lie in slices; the others are not due yet."""
     ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for proof in tables.proofs.get("raw", ()):
@@ -222,8 +224,8 @@ def _planned(tables: Tables, records: Mapping[Place, Kept], topic: str) -> dict[
             for partition, (start, end) in proof["ranges"].items():
                 ranges[int(partition)].append((start, end))
     return {
-        place: kept
-        for place, kept in records.items()
+        place: record
+        for place, record in records.items()
         if any(start <= place.offset < end for start, end in ranges[place.partition])
     }
 
@@ -232,16 +234,16 @@ def _topic_of(slice_key: str) -> str:
     return slice_key.rpartition("@")[0]
 
 
-def _same_bytes(row: Row, kept: Kept, diff: Differences) -> None:
+def _same_bytes(row: Row, record: TopicRecord, diff: Differences) -> None:
     for column, expected, found in (
-        ("key", kept.key, row["key"]),
-        ("value", kept.value, row["value"]),
-        ("headers", kept.headers, _headers(row)),
-        ("timestamp", kept.timestamp, row["timestamp_ms"]),
-        ("timestamp type", kept.timestamp_type, row["timestamp_type"]),
+        ("key", record.key, row["key"]),
+        ("value", record.value, row["value"]),
+        ("headers", record.headers, _headers(row)),
+        ("timestamp", record.timestamp, row["timestamp_ms"]),
+        ("timestamp type", record.timestamp_type, row["timestamp_type"]),
         ("generation", 0, row["generation"]),
     ):
-        diff.compare(f"raw: another {column} than the topic", kept.place, expected, found)
+        diff.compare(f"raw: another {column} than the topic", record.place, expected, found)
 
 
 def _headers(row: Row) -> tuple[tuple[str, bytes | None], ...]:
@@ -288,7 +290,7 @@ def _tiles(planned: Iterable[Row], diff: Differences) -> None:
 
 
 def _by_place(
-    rows: Sequence[Row], name: str, table: str, topic: Mapping[Place, Kept], made: Comparison
+    rows: Sequence[Row], name: str, table: str, topic: Mapping[Place, TopicRecord], made: Comparison
 ) -> dict[Place, list[Row]]:
     found: dict[Place, list[Row]] = defaultdict(list)
     for row in rows:
@@ -331,7 +333,7 @@ def _ended(
 def _ensure_each_try(place: Place, rejects: Sequence[Row], events: Sequence[Row], made: Comparison) -> None:
     """A record is rejected once at each try before the last, and accepted once at the most, after those.
 
-    Where it was taken back from the DLQ its slice decided it anew: what that said before is gone, and what its tiers
+    Where it was reclaimed from the DLQ its slice decided it again: what that said before is gone, and what its tiers
     said is not.
     """
     tries = [_try(row) for row in [*rejects, *events]]
@@ -345,7 +347,7 @@ def _ensure_each_try(place: Place, rejects: Sequence[Row], events: Sequence[Row]
 
 
 def _try(row: Row) -> tuple[int, int]:
-    """How often the record was taken back before a try, and how often it was tried since."""
+    """How often the record was reclaimed before a try, and how often it was tried since."""
     return int(row.get("reclaims") or 0), int(row["retries"])
 
 
@@ -357,7 +359,7 @@ def _allowed(written: Written, *, all_retried: bool) -> tuple[Ending, ...]:
 
 def _event_contents(
     shape: Shape,
-    topic: Mapping[Place, Kept],
+    topic: Mapping[Place, TopicRecord],
     raw: Mapping[Place, Row],
     events: Mapping[Place, Sequence[Row]],
     made: Comparison,
@@ -370,16 +372,16 @@ def _event_contents(
                 _same_slice("events", place, raw, row, made.differences)
 
 
-def expected_event(shape: Shape, kept: Kept) -> dict[str, Any]:
+def expected_event(shape: Shape, record: TopicRecord) -> dict[str, Any]:
     """The columns of the event that a record must become, by a reading of its JSON of its own."""
-    value = _parsed(kept.value)
+    value = _parsed(record.value)
     columns = {name: _typed(value.get(name), kind) for name, kind in shape.types.items()}
     return {
         **columns,
-        "key": None if kept.key is None else kept.key.decode(errors="replace"),
+        "key": None if record.key is None else record.key.decode(errors="replace"),
         "version": columns[shape.version],
         "event_time": columns[shape.event_time],
-        "origin_timestamp_ms": kept.timestamp,
+        "origin_timestamp_ms": record.timestamp,
     }
 
 
@@ -418,7 +420,7 @@ def _same_slice(table: str, place: Place, raw: Mapping[Place, Row], row: Row, di
 def _reject_contents(
     shape: Shape,
     name: str,
-    topic: Mapping[Place, Kept],
+    topic: Mapping[Place, TopicRecord],
     raw: Mapping[Place, Row],
     rejects: Mapping[Place, Sequence[Row]],
     made: Comparison,
@@ -427,12 +429,12 @@ def _reject_contents(
     for place, rows in rejects.items():
         for row in rows:
             if place in topic:
-                kept = topic[place]
-                diff.compare("rejects: another key than the topic", place, kept.key, row["key"])
-                diff.compare("rejects: another value than the topic", place, kept.value, row["value"])
+                record = topic[place]
+                diff.compare("rejects: another key than the topic", place, record.key, row["key"])
+                diff.compare("rejects: another value than the topic", place, record.value, row["value"])
                 if not row["retries"]:
-                    diff.compare("rejects: other headers than the topic", place, kept.headers, _headers(row))
-                diff.compare("rejects: another origin_timestamp", place, kept.timestamp, row["origin_timestamp_ms"])
+                    diff.compare("rejects: other headers than the topic", place, record.headers, _headers(row))
+                diff.compare("rejects: another origin_timestamp", place, record.timestamp, row["origin_timestamp_ms"])
             ways = shape.dlq_topics(name)
             goes_to = ways[-1] if row["permanent"] else ways[min(row["retries"], shape.tiers)]
             diff.compare("rejects: another next_topic", place, goes_to, row["next_topic"])
@@ -443,7 +445,7 @@ def _current(
     shape: Shape,
     accepted: Sequence[Written],
     places: Mapping[int, Place],
-    topic: Mapping[Place, Kept],
+    topic: Mapping[Place, TopicRecord],
     rows: Sequence[Row],
     made: Comparison,
 ) -> None:
@@ -451,7 +453,7 @@ def _current(
     winners: dict[str, Written] = {}
     for written in accepted:
         best = winners.get(written.entity)
-        if best is None or _standing(written, places, topic) < _standing(best, places, topic):
+        if best is None or _write_rank(written, places, topic) < _write_rank(best, places, topic):
             winners[written.entity] = written
     view = current_view(rows)
     diff = made.differences
@@ -468,7 +470,7 @@ def _current(
     made.numbers["keys in current"] = len(view)
 
 
-def _standing(written: Written, places: Mapping[int, Place], topic: Mapping[Place, Kept]) -> tuple[int, ...]:
+def _write_rank(written: Written, places: Mapping[int, Place], topic: Mapping[Place, TopicRecord]) -> tuple[int, ...]:
     """The version rule, smaller is better: the higher version; of equal ones the earlier publish time and place."""
     place = places[written.id]
     return (-(written.version or 0), topic[place].timestamp, *place)
@@ -491,9 +493,11 @@ def _rank(row: Row) -> tuple[int, int, int, int]:
     return (-number, row["origin_timestamp_ms"], row["origin_partition"], row["origin_offset"])
 
 
-def _nowhere(account: Sequence[Written], standing: Mapping[Place, Written], tables: Tables, made: Comparison) -> None:
-    """Aborted records stand in no table; their keys are theirs alone, so the keys tell it too."""
-    committed = {written.entity for written in standing.values()}
+def _nowhere(
+    account: Sequence[Written], written_by_place: Mapping[Place, Written], tables: Tables, made: Comparison
+) -> None:
+    """Aborted records are in no table; their keys are theirs alone, so the keys tell it too."""
+    committed = {written.entity for written in written_by_place.values()}
     aborted = {w.entity for w in account if w.visible is False} - committed
     diff = made.differences
     for name, rows in (("raw", tables.raw), ("rejects", tables.rejects)):

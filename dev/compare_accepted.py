@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dev.compare_dlq import envelope
 from dev.differences import Differences
-from dev.readings import Kept, Place, Row
+from dev.readings import Place, Row, TopicRecord
 
 Origin = tuple[str, int, int, int]
 
@@ -23,13 +23,13 @@ class Sent(NamedTuple):
     revision: int
     late: bool
     retracted: bool
-    kept: Kept
+    record: TopicRecord
 
 
 def compare_accepted(
     types: Mapping[str, str],
     events: Sequence[Row],
-    held: Mapping[Place, Kept],
+    held: Mapping[Place, TopicRecord],
     diff: Differences,
     *,
     main_topic: str,
@@ -48,41 +48,41 @@ def compare_accepted(
     Returns:
         How many records stand on the topic.
     """
-    sent = [one for kept in held.values() if (one := _told(kept, diff)) is not None]
+    sent = [one for record in held.values() if (one := _sent_of(record, diff)) is not None]
     for (origin, revision), count in Counter((one.origin, one.revision) for one in sent).items():
         diff.compare("accepted: records of one revision", (*origin, revision), 1, count)
     _in_order(sent, main_topic, diff)
-    standing = {origin: one for origin, one in _newest(sent).items() if not one.retracted}
+    newest = {origin: one for origin, one in _newest(sent).items() if not one.retracted}
     rows = {_origin(row): row for row in events}
-    for origin in standing.keys() - rows.keys():
+    for origin in newest.keys() - rows.keys():
         diff.add("accepted: holds what is no event", origin)
-    for origin in standing.keys() & rows.keys():
-        _same(types, rows[origin], standing[origin], diff)
-    told = Counter(_content(types, rows[origin]) for origin in standing.keys() & rows.keys())
+    for origin in newest.keys() & rows.keys():
+        _same(types, rows[origin], newest[origin], diff)
+    counts = Counter(_content(types, rows[origin]) for origin in newest.keys() & rows.keys())
     for content in {_content(types, row) for row in events}:
-        if all_sent or told[content] > 1:
-            diff.compare("accepted: records of one content", content, 1, told[content])
+        if all_sent or counts[content] > 1:
+            diff.compare("accepted: records of one content", content, 1, counts[content])
     return len(held)
 
 
-def _told(kept: Kept, diff: Differences) -> Sent | None:
-    headers = envelope(kept)
+def _sent_of(record: TopicRecord, diff: Differences) -> Sent | None:
+    headers = envelope(record)
     try:
         numbers = [int(headers[f"origin.{name}"]) for name in ("generation", "partition", "offset")]
         origin = (headers["origin.topic"], numbers[0], numbers[1], numbers[2])
-        return Sent(origin, int(headers.get("revision", "0")), "late" in headers, "retracted" in headers, kept)
+        return Sent(origin, int(headers.get("revision", "0")), "late" in headers, "retracted" in headers, record)
     except (KeyError, ValueError):
-        diff.add("accepted: a record without its origin", kept.place)
+        diff.add("accepted: a record without its origin", record.place)
         return None
 
 
 def _in_order(sent: Iterable[Sent], main_topic: str, diff: Differences) -> None:
-    """What came in time stands in the order of its origins, partition by partition."""
+    """What came in time is in the order of its origins, partition by partition."""
     before: dict[int, Origin] = {}
-    for one in sorted(sent, key=lambda one: one.kept.place):
+    for one in sorted(sent, key=lambda one: one.record.place):
         if one.late or one.revision or one.origin[0] != main_topic:
             continue
-        partition = one.kept.place.partition
+        partition = one.record.place.partition
         diff.compare("accepted: another partition", one.origin, one.origin[2], partition)
         if partition in before and before[partition] >= one.origin:
             diff.add("accepted: behind one that came later", one.origin)
@@ -106,7 +106,7 @@ def _content(types: Mapping[str, str], row: Row) -> tuple[Any, ...]:
 
 
 def _same(types: Mapping[str, str], row: Row, one: Sent, diff: Differences) -> None:
-    found = json.loads(one.kept.value or b"null", parse_float=Decimal)
+    found = json.loads(one.record.value or b"null", parse_float=Decimal)
     diff.compare("accepted: other fields", one.origin, [*types], [*(found or ())])
     for name, kind in types.items():
         value = (found or {}).get(name)

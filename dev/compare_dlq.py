@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dev.differences import Differences
-from dev.readings import Kept, Place, Row
+from dev.readings import Place, Row, TopicRecord
 
 
 class Sent(NamedTuple):
-    """A record on a DLQ topic, by what its envelope says: identity, attempt, and how often it was taken back before."""
+    """A record on a DLQ topic, by what its envelope says: identity, attempt, and how often it was reclaimed before."""
 
     topic: str
     origin: tuple[str, int, int, int]
@@ -22,7 +22,7 @@ class Sent(NamedTuple):
 def compare_published(
     rejects: Sequence[Row],
     noted: Sequence[Row],
-    held: Mapping[str, Mapping[Place, Kept]],
+    held: Mapping[str, Mapping[Place, TopicRecord]],
     diff: Differences,
     events: Sequence[Row] = (),
 ) -> int:
@@ -33,20 +33,20 @@ def compare_published(
         noted: the table of what was published.
         held: the DLQ topics' records.
         diff: gets what differs.
-        events: the table of events. What was taken back and decided anew leaves its copy on the topic, and no reject.
+        events: the table of events. What was reclaimed and reprocessed leaves its copy on the topic, and no reject.
 
     Returns:
         How many records stand on the topics.
     """
     expected = {_sent(row): row for row in rejects}
-    found: dict[Sent, list[Kept]] = defaultdict(list)
+    found: dict[Sent, list[TopicRecord]] = defaultdict(list)
     for topic, records in held.items():
-        for kept in records.values():
-            told = _told(topic, kept)
-            if told is None:
-                diff.add("dlq: a record whose envelope cannot be read", f"{topic} {kept.place}")
+        for record in records.values():
+            identity = _sent_of(topic, record)
+            if identity is None:
+                diff.add("dlq: a record whose envelope cannot be read", f"{topic} {record.place}")
             else:
-                found[told].append(kept)
+                found[identity].append(record)
     for sent, row in expected.items():
         _one(sent, row, found.get(sent, []), diff)
     newest: Counter[tuple[str, int, int, int]] = Counter()
@@ -71,8 +71,8 @@ def _reclaims(row: Row) -> int:
     return int(row.get("reclaims") or 0)
 
 
-def _told(topic: str, kept: Kept) -> Sent | None:
-    headers = envelope(kept)
+def _sent_of(topic: str, record: TopicRecord) -> Sent | None:
+    headers = envelope(record)
     try:
         numbers = [int(headers[f"origin.{name}"]) for name in ("generation", "partition", "offset")]
         origin = (headers["origin.topic"], numbers[0], numbers[1], numbers[2])
@@ -81,12 +81,12 @@ def _told(topic: str, kept: Kept) -> Sent | None:
         return None
 
 
-def envelope(kept: Kept) -> dict[str, str]:
+def envelope(record: TopicRecord) -> dict[str, str]:
     """The headers that Highwater gave a record, by their names without the common beginning."""
     prefix = "highwater."
     return {
         name.removeprefix(prefix): (value or b"").decode(errors="replace")
-        for name, value in kept.headers
+        for name, value in record.headers
         if name.startswith(prefix)
     }
 
@@ -95,21 +95,21 @@ def _own(headers: Iterable[tuple[str, bytes | None]]) -> list[tuple[str, bytes |
     return [header for header in headers if not header[0].startswith("highwater.")]
 
 
-def _one(sent: Sent, row: Row, records: Sequence[Kept], diff: Differences) -> None:
+def _one(sent: Sent, row: Row, records: Sequence[TopicRecord], diff: Differences) -> None:
     diff.compare("dlq: records of a reject", sent, 1, len(records))
     own = [(header["key"], header["value"]) for header in row["headers"] or ()]
-    for kept in records[:1]:
-        told = envelope(kept)
-        missing = told.get("left_out", "").split(",")  # of one that is parked by reference
+    for record in records[:1]:
+        headers = envelope(record)
+        missing = headers.get("left_out", "").split(",")  # of one that is parked by reference
         pairs: tuple[tuple[str, Any, Any], ...] = (
-            ("key", None if "key" in missing else row["key"], kept.key),
-            ("value", b"" if "value" in missing else row["value"], kept.value),
-            ("headers of the record itself", [] if "headers" in missing else _own(own), _own(kept.headers)),
-            ("partition", row["origin_partition"], kept.place.partition),
-            ("timestamp type", 1, kept.timestamp_type),
-            ("reason", row["reason"], told.get("reason")),
-            ("slice", row["slice"], told.get("slice")),
-            ("origin timestamp", row["origin_timestamp_ms"], int(told.get("origin.timestamp", -1))),
+            ("key", None if "key" in missing else row["key"], record.key),
+            ("value", b"" if "value" in missing else row["value"], record.value),
+            ("headers of the record itself", [] if "headers" in missing else _own(own), _own(record.headers)),
+            ("partition", row["origin_partition"], record.place.partition),
+            ("timestamp type", 1, record.timestamp_type),
+            ("reason", row["reason"], headers.get("reason")),
+            ("slice", row["slice"], headers.get("slice")),
+            ("origin timestamp", row["origin_timestamp_ms"], int(headers.get("origin.timestamp", -1))),
         )
         for what, expected, found in pairs:
             diff.compare(f"dlq: another {what}", sent, expected, found)

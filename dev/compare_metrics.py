@@ -76,7 +76,7 @@ def _expected(measures: Measures, minute: datetime, minutes: Mapping[datetime, S
 
 
 def _mean(minute: datetime, events: int, amount: Decimal, found: Decimal | None, diff: Differences) -> None:
-    """The mean is the quotient, to within half of the last digit that is told."""
+    """The mean is the quotient, to within half of the last digit that is reported."""
     exact = Fraction(amount) / events if events else None
     if exact is None or found is None:
         diff.compare("metrics: another hour_mean", minute, exact, found)

@@ -1,6 +1,6 @@
 """Dagster's daemon, which looks every few seconds whether a backfill was requested.
 
-Dagster's own looks every 30 s, and none of its settings changes that: a demonstration would stand still for half of it.
+Dagster's own looks every 30 s, and none of its settings changes that: a demonstration would hang for half of it.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class SliceStates:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run and how it stands, in Dagster's words; `will_retry` when Dagster starts it once more by itself."""
+    """A run and how it stands, in Dagster's words; `will_retry` when Dagster starts it again by itself."""
 
     id: str
     status: str
@@ -136,8 +136,8 @@ def observed(ask: Ask, asset: tuple[str, str], label: str) -> list[str]:
 
 def launch_run(ask: Ask, job: str, tags: Mapping[str, str]) -> str:
     """Launch a run of a job, as its page does; returns its id."""
-    told = [{"key": key, "value": value} for key, value in tags.items()]
-    params = {"selector": {**_HERE, "jobName": job}, "runConfigData": {}, "executionMetadata": {"tags": told}}
+    tag_list = [{"key": key, "value": value} for key, value in tags.items()]
+    params = {"selector": {**_HERE, "jobName": job}, "runConfigData": {}, "executionMetadata": {"tags": tag_list}}
     answer = ask(_LAUNCH_RUN, {"params": params})["launchRun"]
     if answer["__typename"] != "LaunchRunSuccess":
         raise DagsterRefusedError(f"a run of {job} was refused", found=answer, remedy="read the webserver's log")

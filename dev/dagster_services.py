@@ -192,7 +192,7 @@ class DagsterServices:
             if loaded["__typename"] == "PythonError":
                 raise ChildFailedError(
                     f"the code location {entry['name']!r} does not load",
-                    found="".join(told.strip() + "\n" for told in _messages(loaded)),
+                    found="".join(message.strip() + "\n" for message in _messages(loaded)),
                     remedy="mend the module; `dagster definitions validate -w workspace.yaml` shows the same",
                 )
 

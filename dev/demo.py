@@ -30,7 +30,7 @@ from dev.dagster_questions import (
     runs,
 )
 from dev.demo_burst import Burst
-from dev.demo_report import Figures, tell
+from dev.demo_report import Figures, report
 from dev.demo_shipments import Shipments, compare_shipments
 from dev.faults import BURST
 from dev.generator import SOURCES, Order, Target, create_topic, generate
@@ -158,7 +158,7 @@ class Demo:
             with self._phase("the backlog is taken and sent; half of the late customers become known; a burst"):
                 watch.until(lambda: watch.decided("orders"), "the first decision")
                 self.figures.resolved = self._release_half()
-                # Sent too: a run that sends gives up where a backfill decides its slices anew meanwhile.
+                # Sent too: a run that sends gives up where a backfill decides its slices again meanwhile.
                 watch.until(lambda: watch.taken("orders") and watch.sent("orders"), "the end of the backlog")
             slices = watch.slices("orders")
             if len(slices) < 2:
@@ -306,7 +306,7 @@ class _Watch:
             if self._demo.left() < 0:
                 raise TooSlowError(
                     f"{what} did not come in time",
-                    found=self._standing(),
+                    found=self._missing_slices(),
                     remedy="run it again with --deadline SECONDS",
                 )
             time.sleep(POLL_SECONDS)
@@ -330,10 +330,10 @@ class _Watch:
         if failed:
             raise _failed(failed, self._stack)
 
-    def _standing(self) -> str:
+    def _missing_slices(self) -> str:
         missing = {"/".join(a): sorted(s.planned - s.materialised) for a, s in self._known.items()}
-        told = "; ".join(f"{asset} lacks {', '.join(keys)}" for asset, keys in missing.items() if keys)
-        return told or "every slice that is planned is materialised"
+        missing_text = "; ".join(f"{asset} lacks {', '.join(keys)}" for asset, keys in missing.items() if keys)
+        return missing_text or "every slice that is planned is materialised"
 
     def planned(self, stream: str) -> frozenset[str]:
         """The slices that Dagster knows."""
@@ -459,7 +459,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         demo = Demo(fresh_home(asked.home.absolute()), console, deadline=asked.deadline, scale=asked.scale)
         console.print(f"logs: {demo.home / 'logs'}")
         comparisons = demo.run()
-        tell(demo.console, demo.figures, comparisons, demo.home)
+        report(demo.console, demo.figures, comparisons, demo.home)
         differ = any(comparison.differences for comparison in comparisons)
         return 1 if differ or demo.figures.wrong else 0
 

@@ -33,7 +33,7 @@ class BurstFigures:
         opened: when the breaker opened, in UTC.
         why: what opened it, in the breaker's words.
         published: records on the parked topic while it was open.
-        told: what a tick of the planner said meanwhile.
+        status_line: what a tick of the planner said meanwhile.
         probes: the slices that were tried after the cool-down.
         closed: when the breaker closed, in UTC.
         ends: where the records ended, by the comparison.
@@ -47,7 +47,7 @@ class BurstFigures:
     opened: datetime | None = None
     why: str = ""
     published: int = 0
-    told: str = ""
+    status_line: str = ""
     probes: tuple[str, ...] = ()
     closed: datetime | None = None
     ends: Counter[str] | None = None
@@ -64,7 +64,7 @@ class BurstFigures:
         found = []
         if self.published:
             found.append(f"{self.published:,} records stood on {PARKED} while the breaker of {STREAM} was open")
-        if self.closed and not self.told:
+        if self.closed and not self.status_line:
             found.append(f"no observation of kafka/{STREAM} shows the open breaker")
         if self.ends is not None and self.ends != expected:
             found.append(f"the burst of {self.records:,} records ended as {dict(self.ends)}")
@@ -141,4 +141,4 @@ class Burst:
         probes = runs(self._ask, tags=[{"key": PURPOSE, "value": PROBE}])
         figures.probes = tuple(run.tags[RANGE_START] for run in probes)
         shown = [text for text in observed(self._ask, ("kafka", STREAM), "breaker") if not text.startswith("closed")]
-        figures.told = shown[-1] if shown else ""
+        figures.status_line = shown[-1] if shown else ""

@@ -11,7 +11,7 @@ from dev.compare import Comparison
 from dev.demo_burst import PARKED, STREAM, BurstFigures
 from dev.demo_shipments import WITH_ADDED
 from dev.generator import Summary
-from dev.reconcile import report
+from dev.reconcile import report as report_comparison
 from dev.shipments import ADDED
 from dev.shipments import STREAM as SHIPMENTS
 from highwater.orchestration.checking.origin_counts import Ends
@@ -43,13 +43,13 @@ class Figures:
         return [*(f"{stream}: {ends.error}" for stream, ends in self.ends.items() if ends.error), *self.burst.wrong]
 
 
-def tell(console: Console, figures: Figures, comparisons: Sequence[Comparison], home: Path) -> None:
+def report(console: Console, figures: Figures, comparisons: Sequence[Comparison], home: Path) -> None:
     """The report."""
     from rich.table import Table
 
     console.print()
     for comparison in comparisons:
-        report(comparison, console)
+        report_comparison(comparison, console)
     records = sum(summary.records for summary in figures.written)
     busy = sum(summary.seconds for summary in figures.written)
     slices = {c.stream: c.numbers["slices"] for c in comparisons}
@@ -95,7 +95,7 @@ def _burst_rows(burst: BurstFigures) -> list[tuple[str, str]]:
     )
     return [
         ("burst", opened),
-        ("meanwhile", f"kafka/{STREAM} shows that the breaker is {burst.told}"),
+        ("meanwhile", f"kafka/{STREAM} shows that the breaker is {burst.status_line}"),
         ("recovery", closed),
     ]
 

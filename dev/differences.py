@@ -22,8 +22,10 @@ class Differences:
         self.counts[kind] += 1
         listed = self.samples.setdefault(kind, [])
         if len(listed) < SAMPLES:
-            told = "" if expected is None and found is None else f": expected {_short(expected)}, found {_short(found)}"
-            listed.append(f"{where}{told}")
+            values = (
+                "" if expected is None and found is None else f": expected {_short(expected)}, found {_short(found)}"
+            )
+            listed.append(f"{where}{values}")
 
     def compare(self, kind: str, where: object, expected: object, found: object) -> None:
         """Note a difference where the two are not equal."""

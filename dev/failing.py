@@ -25,15 +25,15 @@ class Failing(NamedTuple):
 
 
 def failing(sources: Sources, stream: Stream) -> Iterator[Failing]:
-    """The checks that fail in slices that stand whole in all tables, those that the stream only warns of among them.
+    """The checks that fail in slices that are complete in all tables, those that the stream only warns of among them.
 
     What a check itself calls a warning is no failure: it is explained, and may mend itself.
     """
     from highwater.orchestration.checking.checks import CHECKS, failures
     from highwater.orchestration.checking.slice_status import attempts
 
-    standing = attempts(sources.lake, stream)
-    keys = [slice_.key for slice_ in sources.ledger.slices(stream.name) if not standing.lacking(slice_.key)]
+    committed = attempts(sources.lake, stream)
+    keys = [slice_.key for slice_ in sources.ledger.slices(stream.name) if not committed.lacking(slice_.key)]
     for checks in CHECKS if keys else ():
         red = failures(stream, checks.verdicts(sources, stream, keys), warned=True)
         yield from (Failing(name, key, verdict.text) for name, key, verdict in red)

@@ -64,12 +64,12 @@ class Killer:
 
     Args:
         stack: whose processes.
-        tell: told of each kill.
+        report: told of each kill.
         done: how many of what were killed.
     """
 
     stack: Stack
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     done: Counter[Victim] = field(default_factory=Counter)
 
     def run(self, kills: Iterator[Kill], stop: Event) -> None:
@@ -85,7 +85,7 @@ class Killer:
         if victim is not Victim.WORKER:
             self._restart(victim)
         self.done[victim] += 1
-        self.tell(f"kill {self.done.total()}: {victim}")
+        self.report(f"kill {self.done.total()}: {victim}")
 
     def _kill_worker(self, stop: Event) -> bool:
         deadline = time.monotonic() + PATIENCE_SECONDS

@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1"
 PORTS = range(20_000, 32_000)
 
 POLL_SECONDS = 0.1
-# What is waited for is given up after so many times the time that it may take: tests run on machines that are shared.
+# What is waited for is exhausted after so many times the time that it may take: tests run on machines that are shared.
 PATIENCE = 1.0
 _GUARD = str(Path(__file__).with_name("guard.py"))
 TAIL_LINES = 25

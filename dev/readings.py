@@ -23,7 +23,7 @@ _TIMESTAMP_TYPES_ABOVE_WIRE = 1
 
 
 class Place(NamedTuple):
-    """Where a record stands in its topic."""
+    """Where a record is in its topic."""
 
     partition: int
     offset: int
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kept:
+class TopicRecord:
     """A record as the topic holds it; the timestamp in milliseconds since 1970."""
 
     place: Place
@@ -70,7 +70,7 @@ _READER: dict[str, object] = {
 }
 
 
-def read_topic(bootstrap: str, topic: str, config: Mapping[str, str] | None = None) -> dict[Place, Kept]:
+def read_topic(bootstrap: str, topic: str, config: Mapping[str, str] | None = None) -> dict[Place, TopicRecord]:
     """Every committed record of a topic. Nothing is subscribed, and no offset is committed.
 
     Raises:
@@ -91,7 +91,7 @@ def read_topic(bootstrap: str, topic: str, config: Mapping[str, str] | None = No
 
 def read_topics(
     bootstrap: str, topics: Sequence[str], config: Mapping[str, str] | None = None
-) -> dict[str, dict[Place, Kept]]:
+) -> dict[str, dict[Place, TopicRecord]]:
     """The same of several topics; one that does not exist is left out."""
     from confluent_kafka.admin import AdminClient
 
@@ -113,18 +113,18 @@ def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
         consumer.close()
 
 
-def _read_to_end(consumer: Consumer, topic: str, partitions: set[int]) -> dict[Place, Kept]:
+def _read_to_end(consumer: Consumer, topic: str, partitions: set[int]) -> dict[Place, TopicRecord]:
     from confluent_kafka import KafkaError
 
-    found: dict[Place, Kept] = {}
+    found: dict[Place, TopicRecord] = {}
     deadline = time.monotonic() + KAFKA_SECONDS
     while partitions:
         for message in consumer.consume(1000, 0.05):
             deadline = time.monotonic() + KAFKA_SECONDS
             error = message.error()
             if error is None:
-                kept = _kept(message)
-                found[kept.place] = kept
+                record = _record_of(message)
+                found[record.place] = record
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the name that librdkafka gives it
                 partitions.discard(message.partition() or 0)
             else:
@@ -138,10 +138,10 @@ def _away(topic: str, found: str) -> DependencyAwayError:
     return DependencyAwayError(f"topic {topic} could not be read", found=found, remedy="see that the broker answers")
 
 
-def _kept(message: Message) -> Kept:
+def _record_of(message: Message) -> TopicRecord:
     kind, milliseconds = message.timestamp()
     headers: Any = message.headers() or ()  # the stub allows a mapping, which librdkafka never gives
-    return Kept(
+    return TopicRecord(
         place=Place(message.partition() or 0, message.offset() or 0),
         timestamp=milliseconds,
         timestamp_type=kind - _TIMESTAMP_TYPES_ABOVE_WIRE,

@@ -28,7 +28,8 @@ from dev.generator import SOURCES, Order, Target, create_topic, generate
 from dev.kills import Killer, schedule
 from dev.processes import LOOPBACK, exit_status
 from dev.readings import is_covered, read_rows
-from dev.reconcile import reconcile, report
+from dev.reconcile import reconcile
+from dev.reconcile import report as report_comparison
 from dev.stack import Stack
 from highwater import settings
 from highwater.errors import TemporaryError
@@ -143,11 +144,11 @@ class Soak:
             # Its client would tell of each connection that the killed broker refuses.
             target = Target(stack.bootstrap, self.home, self.lake, {"log_level": "0"})
             writers = [self._writer(stream, target) for stream in STREAMS]
-            killer = Killer(stack, self._tell)
+            killer = Killer(stack, self._report)
             killer.run(schedule(self.ordeal.seed, self.ordeal.kills, self.ordeal.least, self.ordeal.most), self._stop)
             for writer in writers:
                 writer.join()
-            self._tell("everything is written and killed; the rest is waited for")
+            self._report("everything is written and killed; the rest is waited for")
             self._settle(stack)
             verdict = self._judge(stack, {str(victim): count for victim, count in killer.done.items()})
             if not _was_called(deaf):
@@ -173,7 +174,7 @@ class Soak:
             try:
                 generate(SOURCES[stream], target, order, self._stop)
             except (TemporaryError, KafkaException) as error:
-                self._tell(f"the generator of {stream} starts again: {str(error).splitlines()[0]}")
+                self._report(f"the generator of {stream} starts again: {str(error).splitlines()[0]}")
                 self._stop.wait(1.0)
 
     def _written(self, stream: str) -> Sequence[Written]:
@@ -188,19 +189,19 @@ class Soak:
             account.close()
 
     def _settle(self, stack: Stack) -> None:
-        """Wait until every offset of the main topics is in a slice that stands in all tables, and events are sent."""
+        """Wait until every offset of the main topics is in a slice that is in all tables, and events are sent."""
         dagster = stack.dagster
         assert dagster is not None
-        deadline, told = time.monotonic() + self.ordeal.settle, -1
+        deadline, reported = time.monotonic() + self.ordeal.settle, -1
         while left := self._left(dagster.ask, stack.bootstrap):
             self._release()
             if time.monotonic() > deadline:
                 raise TooSlowError(
                     "not everything was settled in time", found="; ".join(left), remedy=f"read {self.home / 'logs'}"
                 )
-            if len(left) != told:
-                told = len(left)
-                self._tell(f"{told} things are left, {left[0]} among them")
+            if len(left) != reported:
+                reported = len(left)
+                self._report(f"{reported} things are left, {left[0]} among them")
             time.sleep(POLL_SECONDS)
 
     def _left(self, ask: Ask, bootstrap: str) -> list[str]:
@@ -215,11 +216,11 @@ class Soak:
         return [*lacking, *unread, *([] if lacking or unread else self._unsent())]
 
     def _release(self) -> None:
-        """Do what a person does who sees that slices were given up because their workers were killed that often."""
-        given_up = self._ledger.given_up
-        for one in [one for stream in STREAMS for one in given_up.open(stream)]:
-            given_up.release(one.slice_key, by="soak", because="its workers were killed", now=datetime.now(UTC))
-            self._tell(f"{one.text}: let go on")
+        """Do what a person does who sees that slices were exhausted because their workers were killed that often."""
+        exhausted = self._ledger.exhausted_slices
+        for one in [one for stream in STREAMS for one in exhausted.open(stream)]:
+            exhausted.release(one.slice_key, by="soak", because="its workers were killed", now=datetime.now(UTC))
+            self._report(f"{one.text}: let go on")
 
     def _unsent(self) -> list[str]:
         """What waits to be sent to the topics of accepted events."""
@@ -235,7 +236,7 @@ class Soak:
         verdict = Verdict(killed=killed)
         lake, kafka = Lake(self.lake), Kafka(stack.bootstrap)
         for stream in STREAMS:
-            self._tell(f"topic, tables and account of {stream} are compared, record by record")
+            self._report(f"topic, tables and account of {stream} are compared, record by record")
             comparison = reconcile(stream, bootstrap=stack.bootstrap, lake=self.lake, home=self.home, all_sent=True)
             verdict.comparisons.append(comparison)
             written, wanted = self._written(stream), int(self.ordeal.records * SHARES[stream])
@@ -253,7 +254,7 @@ class Soak:
         verdict.seconds = time.monotonic() - self._began
         return verdict
 
-    def _tell(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         self.console.print(f"[dim]{time.monotonic() - self._began:6.0f} s[/dim]  {what}")
 
 
@@ -280,11 +281,11 @@ def _alarms(lake: Lake, stream: Stream, account: Sequence[Written], red: Sequenc
     return compare_versions(expected, counts, failed)
 
 
-def tell(console: Console, ordeal: Ordeal, verdict: Verdict) -> None:
+def report(console: Console, ordeal: Ordeal, verdict: Verdict) -> None:
     """The report."""
     console.print()
     for comparison in verdict.comparisons:
-        report(comparison, console)
+        report_comparison(comparison, console)
     killed = ", ".join(f"{count} x {victim}" for victim, count in sorted(verdict.killed.items()))
     console.print(f"seed {ordeal.seed}: {ordeal.records:,} records, {verdict.slices} slices, {verdict.seconds:.0f} s")
     console.print(f"killed: {killed or 'nothing'}")
@@ -306,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         soak = Soak(fresh_home(asked.home.absolute()), console, ordeal)
         console.print(f"seed {ordeal.seed}; logs: {soak.home / 'logs'}")
         verdict = soak.run()
-        tell(console, ordeal, verdict)
+        report(console, ordeal, verdict)
         return 1 if verdict.wrong else 0
 
     return exit_status(run)

@@ -101,7 +101,7 @@ def _run(arguments: argparse.Namespace) -> None:
     print_table(NAMES, examined(stack))
     print(f"Starting; logs are in {home / 'logs'} ...", flush=True)
     with stack:
-        print(told(stack), flush=True)
+        print(welcome(stack), flush=True)
         while True:
             for line in stack.supervise():
                 print(line, flush=True)
@@ -125,13 +125,13 @@ def start_generators(stack: Stack, burst: Mapping[str, int]) -> None:
     for stream, rate in RATES.items():
         command = [sys.executable, "-m", "dev.generator", "--stream", stream, "--until-interrupted"]
         command += ["--bootstrap", stack.bootstrap, "--home", str(stack.home), "--rate", str(rate)]
-        # Each start writes keys of its own: the same seed would write the versions of the last start once more.
+        # Each start writes keys of its own: the same seed would write the versions of the last start again.
         command += ["--seed", str(int(time.time())), "--late-customers-after", str(LATE_SECONDS)]
         command += ["--burst", str(burst.get(stream, 0))]
         stack.run(f"generator-{stream}", command)
 
 
-def told(stack: Stack) -> str:
+def welcome(stack: Stack) -> str:
     """What a person wants to know of a running stack."""
     lines = [
         f"Dagster   {stack.webserver_url}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-# Stands for the stream of a condition that concerns all of them; no stream's name has a blank.
+# The stream of a condition that concerns all streams; no stream's name has a blank.
 DEPLOYMENT = "the deployment"
 
 
@@ -33,16 +33,16 @@ class Measure:
 
     @classmethod
     def of_nothing(cls, stream: str, what: str, why: str) -> Measure:
-        """Of what is not there any more: it ends the alert, which would stand for ever without a measure."""
+        """The measure that ends an alert whose subject was removed; nothing else would end it."""
         return cls(stream, what, why, "none", over=False, remedy="nothing is to be done")
 
 
 @dataclass(frozen=True)
 class Alert:
-    """An alert that is open, or whose recovery is still to be told.
+    """An alert that is open, or whose recovery is still to be reported.
 
     Args:
-        told: whether the receiver took the alert.
+        reported: whether the receiver took the alert.
         ended: when the condition passed; None while it lasts.
     """
 
@@ -52,16 +52,16 @@ class Alert:
     threshold: str
     remedy: str
     since: datetime
-    told: bool = False
+    reported: bool = False
     ended: datetime | None = None
 
     @property
-    def to_tell(self) -> bool:
-        """Whether the receiver is to be told something."""
-        return not self.told or self.ended is not None
+    def is_unreported(self) -> bool:
+        """Whether the receiver gets a message."""
+        return not self.reported or self.ended is not None
 
     def to_plain(self) -> dict[str, Any]:
-        """What the receiver is told."""
+        """The message to the receiver."""
         return {
             "kind": "alert" if self.ended is None else "recovery",
             "stream": self.stream,
@@ -90,24 +90,23 @@ class Watch:
 
     Args:
         gone: what nobody watches over any more.
-        anew: what is to be kept as watched over now: what is declared here and was not kept for a while, and what gets
-            another day.
+        added: names to record as watched: declared names without a recent record, and names that get another day.
     """
 
     gone: frozenset[str]
-    anew: frozenset[str]
+    added: frozenset[str]
 
 
-def watch(standing: Collection[str], declared: Collection[str], seen: Mapping[str, datetime], now: datetime) -> Watch:
-    """What alerts stand for that nothing declares any more, so that nothing measures it.
+def watch(watched: Collection[str], declared: Collection[str], seen: Mapping[str, datetime], now: datetime) -> Watch:
+    """Which watched names nothing declares any more, so that nothing measures them.
 
     Args:
-        standing: the names of what alerts stand for.
+        watched: the names of open alerts.
         declared: the names of what this tick measures.
         seen: when a tick of anybody last watched over a name.
         now: the time, in UTC.
     """
-    others = frozenset(standing) - frozenset(declared)
+    others = frozenset(watched) - frozenset(declared)
     pause = now - max(seen.values(), default=now - PAUSE)
     if pause >= PAUSE:
         return Watch(frozenset(), frozenset(declared) | others)
@@ -119,9 +118,9 @@ def watch(standing: Collection[str], declared: Collection[str], seen: Mapping[st
 def after(open_: Open, measures: Iterable[Measure], now: datetime) -> dict[tuple[str, str], Alert]:
     """The alerts after some measurements.
 
-    A condition that was not measured stays as it was. One that lasts has the words of the last measure, since what the
-    remedy names may be done by now. One that passes before anybody was told of it leaves nothing behind; one that comes
-    back before its recovery was told goes on.
+    A condition that was not measured stays unchanged. A lasting condition takes the text of its last measure, since the
+    old remedy may be done. A condition that passes before its alert was sent leaves no trace. A condition that returns
+    before its recovery was sent goes on.
     """
     found = dict(open_)
     for measure in measures:
@@ -129,16 +128,16 @@ def after(open_: Open, measures: Iterable[Measure], now: datetime) -> dict[tuple
         known = found.get(name)
         if measure.over:
             fresh = Alert(*name, measure.value, measure.threshold, measure.remedy, since=now)
-            found[name] = fresh if known is None else replace(fresh, since=known.since, told=known.told)
-        elif known is not None and known.told:
+            found[name] = fresh if known is None else replace(fresh, since=known.since, reported=known.reported)
+        elif known is not None and known.reported:
             found[name] = replace(known, value=measure.value, ended=known.ended or now)
         elif known is not None:
             del found[name]
     return found
 
 
-def told(open_: Open, alert: Alert) -> dict[tuple[str, str], Alert]:
+def mark_reported(open_: Open, alert: Alert) -> dict[tuple[str, str], Alert]:
     """The alerts after the receiver took this one: an alert stays open, a recovery closes it."""
     name = alert.stream, alert.what
     rest = {key: value for key, value in open_.items() if key != name}
-    return rest if alert.ended is not None else {**rest, name: replace(alert, told=True)}
+    return rest if alert.ended is not None else {**rest, name: replace(alert, reported=True)}

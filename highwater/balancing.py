@@ -11,8 +11,8 @@ T = TypeVar("T")
 def balanced(combine: Callable[[T, T], T], parts: Sequence[T]) -> T:
     """All parts in their order, combined two by two: a thousand of them nest ten deep.
 
-    For conditions and unions of Spark whose number grows with the data. A client of Spark Connect sends them as nested
-    messages, of which protobuf reads a hundred levels; a chain of fifty parts is too deep for it.
+    For conditions and unions of Spark whose number grows with the data. A Spark Connect client sends them as nested
+    messages. Protobuf reads at most a hundred levels, and a chain of fifty parts already exceeds that.
 
     Args:
         combine: makes one of two neighbours; it must be associative.

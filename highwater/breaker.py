@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 CLOSED = "closed"
 OPEN = "open"
 HALF_OPEN = "half-open"
-# Each probe that fails or is refused doubles the cool-down, up to this, or to what is declared if that is longer: what
-# nothing mends is not read and judged every few minutes, and what is mended waits no longer than this.
+# Each probe that fails or is refused doubles the cool-down, up to this limit or the declared one if that is longer.
 LONGEST_COOL_DOWN = timedelta(minutes=30)
 # A probe that came to no end, because its process was killed and nobody took the slice up, makes room for another. The
 # largest slices take minutes.
@@ -153,7 +152,7 @@ def judge(
         circuit: the breaker.
         rules: its limits.
         cases: the slices, in the order of their plan.
-        first: those of which this is the first attempt.
+        first: the slices with their first attempt.
         now: the time, in UTC.
     """
     window, refused, why = circuit.window, [], None
@@ -166,7 +165,7 @@ def judge(
             continue
         refused.append(case.key)
         if counted or case.key == circuit.probe:
-            why = _told(over)
+            why = _shares_text(over)
     if why is not None:
         return opened(circuit, rules, why, now), tuple(refused)
     return (circuit if refused else replace(circuit, window=window)), tuple(refused)
@@ -186,7 +185,7 @@ def beyond(window: Sequence[Outcome], rules: Breaker, least: int) -> Sequence[Ou
     return ()
 
 
-def _told(over: Sequence[Outcome]) -> str:
+def _shares_text(over: Sequence[Outcome]) -> str:
     records, rejects = sum(one.records for one in over), sum(one.rejects for one in over)
     where = over[-1].key if len(over) == 1 else f"the {len(over)} slices up to {over[-1].key}"
     return f"{rejects:,} of {records:,} records of {where} were rejected"
@@ -197,13 +196,13 @@ def fail(
 ) -> Circuit:
     """The breaker after a run failed by an error of its own: one failure, however many slices it took.
 
-    Its one error tells of one of them, or of none, and nothing of the others.
+    The one error of the batch names at most one slice, and says nothing about the others.
 
     Args:
         circuit: the breaker.
         rules: its limits.
         keys: the slices of the run, in the order of their plan.
-        first: those of which this was the first attempt.
+        first: the slices with their first attempt.
         what: the error in a few words.
         now: the time, in UTC.
     """
@@ -229,7 +228,7 @@ def opened(circuit: Circuit, rules: Breaker, why: str, now: datetime) -> Circuit
 
 
 def done(circuit: Circuit, key: str, now: datetime) -> Circuit:
-    """The breaker after a slice stands whole, or nothing but what holds it is in its way: the probe closes it."""
+    """The breaker after a slice is committed in all tables, or only its hold is in its way: the probe closes it."""
     return Circuit(since=now) if circuit.probe == key else circuit
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from highwater.reading import Record
 
 _RANGES = {"integer": 2**31, "long": 2**63}
-_KEPT_WHOLE = frozenset({"json", "array", "map", "struct"})
+_NESTED_TYPES = frozenset({"json", "array", "map", "struct"})
 _BEGIN = datetime(1970, 1, 1)  # noqa: DTZ001 - a time that is shown without its zone
 
 
@@ -37,7 +37,7 @@ class Outcome:
     Args:
         kind: an `event`, an event that is a `delete`, a `tombstone` that does nothing, or a `reject`.
         reason: of a reject: `malformed`, `schema`, `invalid` or `unresolved`.
-        detail: what is wrong with a reject.
+        detail: why the record was rejected.
         values: the fields by name, of a reject as far as they can be read.
         key: the key; None without one.
         version: the version; a timestamp in microseconds since 1970.
@@ -97,7 +97,7 @@ def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome
 def _values(
     stream: Stream, record: Record, found: Mapping[str, Any], own_key: Any, *, deletes: bool
 ) -> tuple[dict[str, Any], list[tuple[str, ValueError]]]:
-    """The fields that can be read by name, and what is wrong with the others."""
+    """The fields that can be read by name, and the faults of the others."""
     values, errors = dict[str, Any](), list[tuple[str, ValueError]]()
     for declared in read_fields(stream):
         needed = declared.name in stream.required_fields
@@ -148,7 +148,7 @@ def _ensure_sound(stream: Stream, found: Mapping[str, Any]) -> None:
     for name in dict.fromkeys(path[0] for _, path in paths):
         if name in repeated:
             raise MisfitError(f"field {name} occurs twice")
-    for name in dict.fromkeys(path[0] for one, path in paths if len(path) > 1 or one.type in _KEPT_WHOLE):
+    for name in dict.fromkeys(path[0] for one, path in paths if len(path) > 1 or one.type in _NESTED_TYPES):
         _ensure_part_is_sound(name, found.get(name))
 
 

@@ -69,21 +69,21 @@ class Stream:
         key: the fields whose values, joined by `key_separator`, are the key of an event; of several fields each has a
             backslash before every backslash and every first character of the separator. None: events have no key.
         version: the field that orders the states of a key: an integer, a long or a timestamp; or several such fields,
-            the first of which counts most. None, as it must be without a key: the stream is append-only, without
-            `current` and without checks of versions.
+            most significant first. None, required without a key: the stream is append-only, without `current` and
+            without checks of versions.
         event_time: the field of type timestamp that says when it happened; None for the record's timestamp.
-        key_separator: what stands between the parts of a key of several fields; it holds no backslash.
+        key_separator: separates the parts of a key of several fields; it holds no backslash.
         start: where planning begins in a topic that was never planned: a `Start`, or a time in ISO 8601 with its zone.
         on_expired: whether offsets that retention took before they were read stop their partition, or their slice,
             until a person accepts the loss, or are recorded as lost by the planner and by the slice's run.
         tiers: how long a rejected record waits before its first, second, ... retry: each is a DLQ topic,
             `<topic>.dlq.1` and so on. Between a second and seven days, each longer than the one before.
         on_reject: for each reason whether such a record is retried, parked at once for a person, or holds its slice.
-        alerts: beyond what somebody is told.
+        alerts: beyond what somebody is reported.
         foreign: DLQ topics of other systems whose records are retried as if they came from the first tier.
-        metrics: what is measured of each minute of event time; without it the stream has no table `metrics`.
+        metrics: the measures of each minute of event time; without it the stream has no table `metrics`.
         first_version: the number of a key's first version, where each version is one more than the one before it: one
-            that is missing is told then. None where versions may have gaps, or are times.
+            that is missing is reported then. None where versions may have gaps, or are times.
         checks: for each check that shall have another severity than in `CHECKS` which one.
         breaker: when slices are no longer decided.
         publishes: where accepted events are sent to; None if nowhere.
@@ -96,8 +96,8 @@ class Stream:
             text.
         deletes: which records delete their key; None where none does.
         unknown_fields: what happens to members of a record that no field is taken from.
-        rules: conditions of Spark SQL over the fields, by name; a record of which one is false is `invalid`. A
-            condition that is null is not broken. They fail as expressions of fields do.
+        rules: conditions of Spark SQL over the fields, by name; a record that violates one is `invalid`. A null
+            condition counts as satisfied. They fail as expressions of fields do.
     """
 
     name: str
@@ -258,7 +258,7 @@ class Stream:
 
     @property
     def namespace(self) -> str:
-        """What stands before the topic of an origin that no slice of the main topic reads; no topic's name has a /."""
+        """The prefix of an origin's topic that no slice of the main topic reads; no topic's name has a /."""
         return f"{self.topic}.foreign/"
 
     def is_origin(self, topic: str) -> bool:

@@ -142,7 +142,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Deletes:
-    """Which records delete their key. A delete is a version of it: what is older never brings the key back.
+    """Which records delete their key. A delete is a version of the key: an older event never restores it.
 
     In a record that deletes, fields other than the key, the version and the event time may be absent or null.
 
@@ -215,7 +215,7 @@ class Limits:
 
     Args:
         most_records: offsets in one slice at the most, over all partitions.
-        fewest_records: a slice is cut at once when so many offsets wait ...
+        fewest_records: a slice is cut at once when this many offsets wait ...
         longest_wait: ... or when the oldest of fewer has waited so long since the last plan.
         slices_a_tick: slices that one tick of the planner cuts at the most.
         slices_a_run: slices that one requested run takes at the most.
@@ -261,7 +261,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Alerts:
-    """Beyond what somebody is to be told.
+    """Beyond what somebody is to be reported.
 
     Args:
         reject_ratio: rejects among the records of the newest 20 slices, 0 to 1.
@@ -273,7 +273,7 @@ class Alerts:
         held_back: how old the first record of an open transaction may be; of a topic that keeps less than twice as long
             half of what it keeps.
         published_late: how long an accepted event may wait until it is sent, of a stream that publishes.
-        reclaimed_late: how long what was taken back from the DLQ may wait until its slice is materialised again.
+        reclaimed_late: how long what was reclaimed from the DLQ may wait until its slice is materialised again.
     """
 
     reject_ratio: float = 0.5
@@ -289,7 +289,7 @@ class Alerts:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What is measured of each minute of event time.
+    """The measures of each minute of event time.
 
     Args:
         status: the field of type `string` by whose values (`one_of`) events are counted.
@@ -338,7 +338,7 @@ class Upkeep:
     """What maintenance keeps of a stream.
 
     Args:
-        live_slices: so many slices, the youngest plans, keep their keys in Dagster at the most; 1 or more.
+        live_slices: the number of slices, newest plans first, whose keys stay in Dagster; 1 or more.
         live_for: slices planned longer ago lose theirs as well; None for no such limit.
         horizon: data files that no version of a table younger than this needs are removed.
         runs_for: Dagster's runs that ended longer ago and name no live key are deleted; None keeps them.
@@ -358,11 +358,11 @@ class Retention:
     """How long rows are kept, by table; None keeps them forever.
 
     Args:
-        raw: rows of slices whose newest record was published, and that were planned, longer ago than this go; a day
-            at least. What keeps them longer, docs/maintenance.md tells.
-        events: forever, so None: rows of events are what `current`, the versions and the ends of records are told by,
-            and without its row a second delivery of an event would count as a first.
-        rejects: forever, so None: by their rows it is told what waits, is parked or was given up.
+        raw: rows of slices go once their newest record and their plan are both older than this; a day at least.
+            docs/maintenance.md lists what keeps rows longer.
+        events: None, forever: `current`, the versions and the ends of records rest on these rows, and
+            without its row a second delivery of an event would count as a first.
+        rejects: None, forever: the rows show which records wait, are parked or were discarded.
     """
 
     raw: timedelta | None = None
@@ -396,8 +396,8 @@ ON_REJECT: Mapping[str, OnReject] = MappingProxyType(
 class Severity(str, Enum):
     """What a check that fails does.
 
-    `WARN` marks the slice and counts nowhere as an error; `ERROR` counts as one in the audit; `BLOCK` also keeps runs
-    from committing what is downstream of the table that was checked.
+    `WARN` marks the slice and counts nowhere as an error. `ERROR` counts as an error in the audit. `BLOCK` also stops
+    runs before the tables downstream of the checked table.
     """
 
     WARN = "warn"
@@ -425,7 +425,7 @@ CHECKS: Mapping[str, Severity] = MappingProxyType(
         "events_published": Severity.ERROR,
     }
 )
-# Those that can be judged before anything downstream of their table is written: the others need what is downstream.
+# Checks that need nothing downstream of their table; only these can block.
 CAN_BLOCK = frozenset(
     {
         "slices_tile",
@@ -443,7 +443,7 @@ CAN_BLOCK = frozenset(
 # A tier of less would be planned again before its own slice has run; one of more would outlive what people remember.
 SHORTEST_DELAY = timedelta(seconds=1)
 LONGEST_DELAY = timedelta(days=7)
-# Maintenance runs once a day; what is shorter is a mistake in the unit.
+# Maintenance runs once a day; a shorter interval is a mistake in the unit.
 SHORTEST_RETENTION = timedelta(days=1)
 
 

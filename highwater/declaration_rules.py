@@ -48,7 +48,7 @@ _COLUMN = re.compile(r"[A-Za-z0-9_]+")
 
 
 def problems(stream: Stream) -> list[str]:
-    """What is wrong with a declaration, in sentences; nothing if it may be used."""
+    """The faults of a declaration, in sentences; empty if it may be used."""
     names = [f.name for f in stream.fields]
     found = []
     if not _NAME.fullmatch(stream.name):
@@ -156,7 +156,7 @@ def _name_problems(names: Sequence[str]) -> list[str]:
         for name in names
         if not NAME.fullmatch(name)
     ]
-    # Spark does not tell upper from lower case.
+    # Spark does not distinguish upper from lower case.
     found += [
         f"the fields {first!r} and {second!r} would be one column: they must differ in more than case"
         for first, second in combinations(names, 2)
@@ -382,12 +382,12 @@ def _retention_problems(retention: Retention) -> list[str]:
         found.append("retention: raw is kept for a day at least")
     if retention.events is not None:
         found.append(
-            "retention: events are kept forever: current, the versions and the ends of records are told by them, and "
+            "retention: events are kept forever: current, the versions and the ends of records are known by them, and "
             "a second delivery of one that is gone would be taken for new; highwater erase removes those of a key"
         )
     if retention.rejects is not None:
         found.append(
-            "retention: rejects are kept forever: by them it is told what waits, is parked or was given up; "
+            "retention: rejects are kept forever: they show what waits, is parked or was discarded; "
             "highwater erase removes those of a key"
         )
     return found

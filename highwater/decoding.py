@@ -315,7 +315,7 @@ def _avro_schema(text: str, *, any_type: bool) -> Any:
 
 
 class _Branches(list[Any]):
-    """The branches of a union, none of which has a negative number.
+    """The branches of a union; none has a negative number.
 
     fastavro's compiled reader adds the length to a negative number before it asks for the branch, as a list does. With
     this length the sum is behind the last branch.
@@ -352,7 +352,7 @@ _NESTED = frozenset({"type", "items", "values"})
 _NAMED = "__named_schemas"
 
 
-# Begins the names of logical types that fastavro reads by our functions. Its own round decimals, write UUIDs anew, and
+# Begins the names of logical types that fastavro reads by our functions. Its own round decimals, write UUIDs again, and
 # fail for times that Python does not know, also in fields that nobody reads.
 _OURS = "highwater-"
 _MOST_DECIMAL_DIGITS = 38

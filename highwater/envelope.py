@@ -35,7 +35,7 @@ VALUE, OWN_HEADERS, KEY = "value", "headers", "key"
 
 # Room that a DLQ topic must have beyond the main topic's largest record.
 MOST_BYTES = 16 * 1024
-# A detail is for people; what is longer is cut, so that the envelope never outgrows its room.
+# A detail is for people; it is cut at this length, so that the envelope never outgrows its room.
 MOST_DETAIL = 1000
 
 # Of numbers that count up: one less than the columns hold, so that the next one has room as well.
@@ -82,7 +82,7 @@ class Reference:
 
     Args:
         left_out: the parts of the record that are not in it: the value, and perhaps its own headers and its key.
-        place: where all of it stands in raw.
+        place: where all of it is in raw.
         size: of the whole record with its envelope, in bytes.
     """
 
@@ -131,8 +131,8 @@ class Envelope:
         detail: the same in words.
         slice_key: the slice that rejected it the last time.
         first_failed_at: when it was rejected the first time, in UTC.
-        reclaims: how often the origin had been taken back from the DLQ when this was published (`highwater.reclaims`).
-        reference: where the record stands, if it is left out of this one; None of a whole one.
+        reclaims: how often the origin had been reclaimed from the DLQ when this was published (`highwater.reclaims`).
+        reference: where raw holds the record, if this record leaves it out; None for a whole record.
     """
 
     topic: str
@@ -168,8 +168,8 @@ class Envelope:
             FIRST_FAILED_AT: self.first_failed_at.isoformat(),
             RECLAIMS: self.reclaims,
         }
-        told: list[Header] = [(name, str(value).encode()) for name, value in plain.items()]
-        return told if self.reference is None else [*told, *self.reference.headers()]
+        headers: list[Header] = [(name, str(value).encode()) for name, value in plain.items()]
+        return headers if self.reference is None else [*headers, *self.reference.headers()]
 
 
 def wrapped(envelope: Envelope, headers: Iterable[Header]) -> list[Header]:

@@ -31,7 +31,7 @@ class Erasure:
     """That a person had a key erased, or that maintenance took rows of raw for their age.
 
     Args:
-        number: given by the ledger; 0 before it is kept.
+        number: given by the ledger; 0 before it is recorded.
         stream: the stream.
         digest: SHA-256 of the key's bytes, in hexadecimal; `BY_AGE` of rows that went by their age.
         reason: why.
@@ -61,7 +61,7 @@ class Erased:
         places: the offsets of the records in its topic, which raw held or, where they were never read, would have held.
         rows: how many rows of each table; of rows that went by their age how many these are, as `AGED`.
         done_at: when all of them were gone, in UTC; None while that is under way.
-        number: of the erasure; 0 before it is kept.
+        number: the number of the erasure; 0 before it is recorded.
     """
 
     slice_key: str
@@ -130,7 +130,7 @@ def moment_of(ms: int) -> datetime:
 def remaining(
     key: str, counts: Mapping[str, int], raw: int, tombstones: int, events: int, rejects: Mapping[str, int]
 ) -> dict[str, int]:
-    """The numbers of a decision without some of its records; what is left over of these was superseded.
+    """The counts of a decision without some of its records; remaining ones count as superseded.
 
     Args:
         key: the slice key.

@@ -1,4 +1,4 @@
-"""The errors of Highwater: two small families, told apart by what helps against them."""
+"""The errors of Highwater: two small families, distinguished by what helps against them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class HighwaterError(Exception):
     """A fault with a remedy.
 
     Args:
-        problem: what is wrong, with the object's name.
+        problem: the fault, with the object's name.
         stored: the value that Highwater had recorded, where there is one.
         found: the value that was found instead.
         remedy: what the operator does next, a command where there is one.
@@ -111,7 +111,7 @@ class BlockedError(PermanentError):
 
 
 class RejectsOverLimitError(PermanentError):
-    """So many records of a slice would be rejected that it is left undecided as a whole."""
+    """Too many records of a slice would be rejected, so the whole slice is left undecided."""
 
 
 class RetractionError(PermanentError):
@@ -126,7 +126,7 @@ class RecordTooLargeError(PermanentError):
     """A record is larger than its topic, or the producer, takes; nothing of its transaction is visible.
 
     Args:
-        problem: what is wrong.
+        problem: the fault.
         stored: not used.
         found: the sizes.
         remedy: the commands that raise the limits.
@@ -156,7 +156,7 @@ class DependencyAwayError(TemporaryError):
     """Kafka, the lake, the ledger or Spark could not be reached; nothing was decided (I15).
 
     Args:
-        problem: what is wrong.
+        problem: the fault.
         stored: the value that Highwater had recorded, where there is one.
         found: the value that was found instead.
         remedy: what the operator does next.

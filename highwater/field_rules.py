@@ -26,7 +26,7 @@ _MOST_DECIMAL_DIGITS = 38
 
 
 def field_problems(declared: Field, depth: int = 0) -> list[str]:
-    """What is wrong with a declared field, in sentences; nothing if it may be used."""
+    """The faults of a declared field, in sentences; empty if it may be used."""
     kind = TYPE.fullmatch(declared.type)
     if kind is None:
         return [f"field {declared.name!r}: unknown type {declared.type!r}"]
@@ -43,7 +43,7 @@ def _too_deep(declared: Field) -> str:
 
 
 def _inside_problems(declared: Field, depth: int) -> list[str]:
-    """What is wrong with what is inside of an array, a map or a struct."""
+    """The faults inside an array, a map or a struct."""
     name, kind, members = declared.name, declared.type, declared.members
     if kind not in CONTAINERS:
         return [f"field {name!r}: of is for arrays, maps and structs, and this is a {kind}"] if members else []
@@ -107,7 +107,7 @@ def _reference_problems(declared: Field) -> list[str]:
 
 
 def _form_problems(declared: Field) -> list[str]:
-    """What is said of how a value is written, and does not go with the type."""
+    """The declared settings of a value's notation that do not fit the type."""
     name, kind, found = declared.name, declared.type, []
     units = _UNITS_OF.get(kind, frozenset())
     if declared.unit is not None and declared.unit not in units:

@@ -104,7 +104,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class MainLog:
-    """Which slices of the main topic read an offset, or will read it: by what is planned, lost and accepted.
+    """Which slices of the main topic read an offset, or will read it, by plans, losses and accepted events.
 
     What a slice covers and its reading did not find is read all the same: compaction took it for a newer record of its
     key, or its transaction was aborted.
@@ -160,7 +160,7 @@ class MainLog:
         ]
 
     def _named(self) -> set[int]:
-        """The partitions of which something is known: others joined later, at 0."""
+        """The partitions with a record in the ledger: others joined later, at 0."""
         named = {p for one in self.generations for p in one.starts}
         return named | {p for ends in self.ends.values() for p in ends} | {loss.partition for loss in self.losses}
 

@@ -80,7 +80,7 @@ def _recursive(pattern: str) -> str | None:
 
 
 def format_problems(stream: Stream) -> list[str]:
-    """What is wrong with the format of a stream, and with fields that it cannot have, in sentences."""
+    """The faults of a stream's format, and of fields that the format cannot have, in sentences."""
     value = stream.value
     if isinstance(value, Csv):
         return _csv_problems(value) + _named_problems(stream, set(value.columns), "column")

@@ -64,7 +64,7 @@ class Csv:
         columns: the names of the columns, in their order.
         delimiter: the character between two values.
         quote: the character around values that hold the delimiter; doubled inside of them.
-        null: the text that stands for null, with quotes or without; None if no text does.
+        null: the text that means null, with quotes or without; None if no text does.
     """
 
     columns: tuple[str, ...]

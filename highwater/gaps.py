@@ -1,8 +1,7 @@
 """Gaps: planned offsets under which raw holds no record, and what explains them.
 
-A reader of committed records passes over aborted ones, one of uncommitted records sees them; markers of transactions
-are seen by neither. What compaction took is seen by neither too, so on a topic that is compacted the two are not told
-apart.
+A reader of committed records skips aborted ones, a reader of uncommitted records sees them. Neither sees markers of
+transactions or compacted records, so on a compacted topic these two cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Gaps:
     """What explained the gaps of a slice when it was first looked at; also that there were none.
 
     Args:
-        digest: of the places, so that a gap that comes later is told from those that were there.
+        digest: of the places, so that a gap that comes later is distinguished from those that were there.
         aborted: seen by readers of uncommitted records alone.
         markers: seen by nobody, on a topic that was never compacted.
         markers_or_compacted: seen by nobody, on another topic.
@@ -108,17 +107,17 @@ def offsets_in(gaps: Ranges) -> int:
 
 def digest_of(gaps: Ranges) -> str:
     """A digest of the places: as many bytes for one gap as for a million."""
-    told = sha256()
+    digest = sha256()
     for partition in sorted(gaps):
         for gap in gaps[partition]:
-            told.update(f"{partition}:{gap.start}-{gap.end};".encode())
-    return told.hexdigest()
+            digest.update(f"{partition}:{gap.start}-{gap.end};".encode())
+    return digest.hexdigest()
 
 
 def rounds(gaps: Ranges, apart: int) -> list[dict[int, OffsetRange]]:
     """Reads that cover the gaps, each of one range a partition.
 
-    Gaps that lie less than `apart` offsets from each other are read as one: what is between them costs less than
+    Gaps less than `apart` offsets from each other are read as one: reading the records between them costs less than
     another consumer.
     """
     joined = {p: _joined(ranges, apart) for p, ranges in gaps.items()}

@@ -1,8 +1,8 @@
 """What was recorded of a partition's past, and whether what Kafka holds now still agrees with it (I16).
 
 A leader election that is not clean replaces acknowledged records under the same offsets and the same topic ID. Two
-things tell: each batch carries the leader epoch in which it was written (KIP-320), and nothing before a planned end was
-written in a later epoch than the one of the plan; and the last record before that end has a fingerprint.
+things show: each batch carries the leader epoch in which it was written (KIP-320), and nothing before a planned end was
+written in a later epoch than the plan's; and the last record before that end has a fingerprint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Fingerprint:
     """The last record that could be seen before a planned end.
 
     Args:
-        offset: where it stands.
+        offset: where it is.
         digest: SHA-256 of its timestamp, key and value, in hexadecimal.
     """
 
@@ -102,9 +102,9 @@ SOUND = History()
 
 
 def replaced(was: Recorded, now: Sequence[SeenRecord]) -> bool:
-    """Whether other records stand before the planned end than when it was planned.
+    """Whether other records are before the planned end than at planning time.
 
-    A record that retention or compaction took is no divergence: then only an epoch that is too late tells.
+    A record that retention or compaction removed is no divergence: then only a later epoch shows one.
 
     Args:
         was: what was recorded.

@@ -1,7 +1,7 @@
 """Holds: slices of a stream that are decided one at a time, in their order, and what keeps one of them back.
 
 A record whose reason holds keeps its slice from being decided. Every slice behind it waits, in each table downstream of
-raw, until that one stands there. What a hold stops is deciding: planning goes on, and so does raw.
+raw, until that one is there. What a hold stops is deciding: planning goes on, and so does raw.
 """
 
 from __future__ import annotations
@@ -127,15 +127,15 @@ def found_again(known: Hold | None, slice_key: str, stream: str, found: Found, n
     return replace(known, found=found, attempts=known.attempts + 1, tried_at=now)
 
 
-def in_the_way(order: Sequence[str], standing: Collection[str], run: Collection[str]) -> tuple[str, str] | None:
+def in_the_way(order: Sequence[str], committed: Collection[str], run: Collection[str]) -> tuple[str, str] | None:
     """Which slice of a run is not to go into a table yet, and the earlier one that is to go first; None if all may.
 
     Args:
         order: slices in their order: those of the run, those between them, and as many before them as are looked at.
-        standing: those that stand in the table.
+        committed: those that are in the table.
         run: those that are to go into it now, in their order.
     """
-    first = next((key for key in order if key not in standing and key not in run), None)
+    first = next((key for key in order if key not in committed and key not in run), None)
     if first is None:
         return None
     behind = next((key for key in order[order.index(first) :] if key in run), None)

@@ -70,8 +70,8 @@ class Inferred:
         """The reasons by the arguments of the stream that they are for."""
         renamed = {"format": "value", "envelope": "fields"}
         plain = {"envelope"} if self.reasons["envelope"].startswith("none") else set()
-        told = {choice: reason for choice, reason in self.reasons.items() if choice not in plain}
-        return {renamed.get(choice, choice): reason for choice, reason in told.items()}
+        reasons = {choice: reason for choice, reason in self.reasons.items() if choice not in plain}
+        return {renamed.get(choice, choice): reason for choice, reason in reasons.items()}
 
     @property
     def field_reasons(self) -> dict[str, str]:

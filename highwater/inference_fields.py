@@ -138,7 +138,7 @@ class Seen:
 
 
 def seen_in(documents: Iterable[Any]) -> Seen:
-    """What is seen in some documents."""
+    """The statistics of some documents."""
     found = Seen()
     for one in documents:
         found.add(one)

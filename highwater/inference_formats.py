@@ -187,7 +187,7 @@ def _row(line: str, delimiter: str) -> list[str]:
 
 
 def _is_head(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first line names columns: distinct words, none of which occurs in its column again."""
+    """Whether the first line names columns: distinct words that do not occur again in their columns."""
     first, *others = rows
     names = [name.strip() for name in first]
     plain = all(name.replace("_", "a").isalnum() and name[:1].isalpha() for name in names)
@@ -206,7 +206,7 @@ def _plain(lines: Sequence[str]) -> Recognised:
 
 @dataclass(frozen=True)
 class Envelope:
-    """What is around the data of a value.
+    """The delimiters around the data of a value.
 
     Args:
         kind: `debezium`, `connect`, `cloudevents`, `cloudevents headers`, or empty for none.

@@ -154,21 +154,21 @@ def _add_leaves(
         below = path[len(prefix) :]
         if shorter and len(below) > 1 and below[0] == "data" and "_".join(below[1:]).lower() not in top:
             below = below[1:]
-        if (kept := _draft(path, declared, "_".join(below), (path,), reasons)) is None:
+        if (draft := _draft(path, declared, "_".join(below), (path,), reasons)) is None:
             layout.left_out.append(".".join(path))
         else:
-            layout.drafts.append(kept)
+            layout.drafts.append(draft)
 
 
 def _draft(
     path: Path, declared: Field, wanted: str, sources: tuple[Path, ...], reasons: Mapping[Path, str]
 ) -> Draft | None:
-    kept = writable(declared) if is_writable(path) else None
-    if kept is None:
+    writable_field = writable(declared) if is_writable(path) else None
+    if writable_field is None:
         return None
     inside = {one[len(path) :]: why for one, why in reasons.items() if one[: len(path)] == path}
-    told = [f"{'.'.join(filter(None, below))}: {why}" if any(below) else why for below, why in inside.items()]
-    return Draft(wanted, kept, sources, "; ".join(told))
+    comments = [f"{'.'.join(filter(None, below))}: {why}" if any(below) else why for below, why in inside.items()]
+    return Draft(wanted, writable_field, sources, "; ".join(comments))
 
 
 def _add_change(layout: Layout, tree: Field, prefix: Path, reasons: Mapping[Path, str]) -> None:
@@ -182,10 +182,10 @@ def _add_change(layout: Layout, tree: Field, prefix: Path, reasons: Mapping[Path
     for path, declared in leaves(replace(row, optional=False, nullable=False), (*prefix, "after")):
         below = path[len(prefix) + 1 :]
         both = (path, (*prefix, "before", *below))
-        if (kept := _draft(path, declared, "_".join(below), both, reasons)) is None:
+        if (draft := _draft(path, declared, "_".join(below), both, reasons)) is None:
             layout.left_out.append(".".join(path))
         else:
-            layout.drafts.append(kept)
+            layout.drafts.append(draft)
     layout.rows = frozenset(one.wanted for one in layout.drafts)
     source = {one.name for one in _member(whole, ("source",)).members}
     operation = Field("op", "string")

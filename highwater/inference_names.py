@@ -122,7 +122,7 @@ def writable(field: Field) -> Field | None:
     """The field without members that no source can name; None if nothing is left."""
     if not field.members:
         return field
-    kept = [inner for one in field.members if is_writable((one.name,)) and (inner := writable(one)) is not None]
-    if not kept:
+    members = [inner for one in field.members if is_writable((one.name,)) and (inner := writable(one)) is not None]
+    if not members:
         return None
-    return replace(field, of=kept[0] if isinstance(field.of, Field) else tuple(kept))
+    return replace(field, of=members[0] if isinstance(field.of, Field) else tuple(members))

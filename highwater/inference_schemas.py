@@ -27,7 +27,7 @@ _LOGICAL: Mapping[str, Mapping[str, Any]] = {
 }
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _MOST_DIGITS = 38
-# Types of which the wider one holds the values of both.
+# Pairs of types where the wider one holds the values of both.
 _WIDER = ("integer", "long", "float", "double")
 
 

@@ -1,4 +1,4 @@
-"""Fields of log lines: whoever knows what a line is about binds it, and the formatter adds it."""
+"""Fields of log lines: the code that knows a line's subject binds it, and the formatter adds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maintenance: what is compacted, how old a file must be to be removed, and which keys are retired."""
+"""Maintenance: which files to compact, how old a file must be to be removed, and which keys to retire."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_LEASES = timedelta(minutes=20)
 SMALL_BYTES = 16 * 1024 * 1024
 # A slice that a run takes by itself is written as eight files at the most, up to two million offsets.
 FEWEST_FILES = 9
-# Partitions in one OPTIMIZE, whose names stand in its text; and what one maintenance rewrites of a table at the most.
+# Partitions in one OPTIMIZE, whose names are in its text; and what one maintenance rewrites of a table at the most.
 PARTITIONS_A_COMMIT = 100
 MOST_BYTES = 20 * 1024**3
 # A recalled key stays for so long, whatever else would retire it: that is time for a backfill.
@@ -32,7 +32,7 @@ class Horizon:
 
     Args:
         run: how long a run may go on, or the oldest one has gone on already.
-        retries: how often a run is begun anew when its worker died; a query of the first may still go on in Spark.
+        retries: how often a run is restarted when its worker died; a query of the first may still go on in Spark.
         leases: how long a commit may wait for its turn.
     """
 
@@ -88,7 +88,7 @@ class Horizon:
 
 
 def hours(time: timedelta) -> str:
-    """A time in hours, as it is told."""
+    """A time in hours, as it is reported."""
     return f"{time / timedelta(hours=1):.4g} h"
 
 
@@ -131,7 +131,7 @@ def to_compact(parts: Iterable[Part]) -> list[str]:
 
 # What readers of Parquet expect of a file.
 TARGET_BYTES = 128 * 1024 * 1024
-# A writer waits for the rewrite of so many files at the most.
+# A writer waits for the rewrite of at most this many files.
 FILES_A_GROUP = 5_000
 
 
@@ -202,7 +202,7 @@ def candidates(live: Sequence[Key], newest: int, longest: timedelta | None, now:
 
     Args:
         live: the live keys, in any order.
-        newest: so many stay, the youngest plans; recalled ones stay beside them.
+        newest: how many of the youngest plans stay; recalled ones stay beside them.
         longest: those planned longer ago are retired as well; None for no such limit.
         now: in UTC.
     """
@@ -223,16 +223,16 @@ def to_retire(
 
     Args:
         wanted: the candidates.
-        complete: slices that stand whole in all tables.
+        complete: slices that are complete in all tables.
         named: keys that an unfinished run or backfill names.
     """
-    kept = {"named by unfinished runs or backfills": 0, "not complete": 0}
+    skipped = {"named by unfinished runs or backfills": 0, "not complete": 0}
     found = []
     for key in wanted:
         if key in named:
-            kept["named by unfinished runs or backfills"] += 1
+            skipped["named by unfinished runs or backfills"] += 1
         elif key not in complete:
-            kept["not complete"] += 1
+            skipped["not complete"] += 1
         else:
             found.append(key)
-    return found, {why: count for why, count in kept.items() if count}
+    return found, {why: count for why, count in skipped.items() if count}

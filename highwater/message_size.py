@@ -37,7 +37,7 @@ class Limits:
     Args:
         topics: `max.message.bytes` of each topic.
         client: `message.max.bytes` of the producer.
-        compresses: whether the producer compresses: then only the broker can tell what a topic takes.
+        compresses: whether the producer compresses: then only the broker knows whether a record fits.
     """
 
     topics: Mapping[str, int]
@@ -62,7 +62,7 @@ class Limits:
             topic: where to.
             key: the record's.
             own: its own headers.
-            envelope: those that tell of it, of a reference that leaves out everything: no other is longer.
+            envelope: the headers of a reference that leaves out everything: no other envelope is longer.
 
         Raises:
             RecordTooLargeError: the topic does not even take the envelope.
@@ -96,13 +96,13 @@ def too_large(
     """
     given = [*sizes]
     largest = {topic: max(size for other, size in given if other == topic) for topic, _ in given}
-    told = ", ".join(f"{topic}: {size:,} bytes" for topic, size in sorted(largest.items()))
+    sizes_text = ", ".join(f"{topic}: {size:,} bytes" for topic, size in sorted(largest.items()))
     small = {topic: size for topic, size in sorted(largest.items()) if size > (rooms or {}).get(topic, 0)}
     mends = [configure(bootstrap, topic, f"max.message.bytes={max(size, MOST_BYTES)}") for topic, size in small.items()]
     if (most := max(largest.values(), default=0)) > client:
         mends.append(f"raise message.max.bytes in HIGHWATER_KAFKA_CONFIG from {client} to {most}")
     return RecordTooLargeError(
         f"{len(given):,} records are too large for their topic" if len(given) > 1 else "a record is too large",
-        found=f"with key and headers at the most {told}; the producer sends {client:,} at the most",
+        found=f"with key and headers at the most {sizes_text}; the producer sends {client:,} at the most",
         remedy="; ".join(mends),
     )

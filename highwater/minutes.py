@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 
 HOUR_MINUTES = 60
 DAY_MINUTES = 24 * 60
-# A mean has so many digits more behind the point than the amounts.
+# A mean has this many decimal places more than the amounts.
 MEAN_DIGITS = 4
 # Sums have 38 digits; a quotient of twice as many is rounded where no tie can come about.
 EXACT = Context(prec=80)
@@ -45,14 +45,14 @@ class Sums:
 
 @dataclass(frozen=True)
 class Minute:
-    """What is known of one minute.
+    """The measures of one minute.
 
     Args:
         events: its events, of whatever status.
         by_status: its sums by status; a status without events may be left out.
         hour: sums of the hour that ends with it, over the statuses of the mean.
-        linked: the minutes that a version of its events is also told at, with other content: what counts there
-            depends on what stands here.
+        linked: the minutes where a version of its events also occurs, with other content: which of them counts there
+            depends on this minute.
     """
 
     events: int

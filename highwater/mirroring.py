@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mark:
-    """What is committed beside an offset, as its metadata: so the group itself tells what was mirrored, and when.
+    """The metadata of a committed offset: the group itself shows what was mirrored, and when.
 
     Args:
         topic_id: of the topic that the offset is of.
@@ -63,7 +63,7 @@ def prefix(
     """For each partition the offset before which everything is done, or recorded as lost.
 
     Slices tile, and what they leave out is a recorded loss: so that is where the first slice that is not done starts,
-    and without one the planned end. Where a later generation counts offsets anew, nothing from its start on was read
+    and without one the planned end. Where a later generation counts offsets again, nothing from its start on was read
     while a slice before it is not done.
 
     Args:

@@ -51,7 +51,7 @@ class Partitioner(Enum):
     """Sarama's default, and librdkafka's `fnv1a` and `fnv1a_random`."""
 
     def partition(self, key: bytes, partitions: int) -> int:
-        """The partition of a key among so many, from 0."""
+        """The partition of a key in a topic with this many partitions, from 0."""
         return _HASHES[self](key) % partitions
 
 
@@ -65,7 +65,7 @@ _HASHES: Mapping[Partitioner, Callable[[bytes], int]] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """A partitioner among so many partitions: what may have chosen the partition of a record."""
+    """A partitioner with a partition count: what may have chosen the partition of a record."""
 
     partitioner: Partitioner
     partitions: int
@@ -123,8 +123,8 @@ class Why(Enum):
 def why_several(key: bytes, places: Iterable[Place], counts: Collection[int]) -> Why:
     """Why a key is in several partitions.
 
-    With few partitions a place is soon that of some partitioner by chance: it tells of one key what may be, and of
-    many what is.
+    With few partitions a partition soon matches some partitioner by chance: one key shows only a possibility, many keys
+    a certainty.
     """
     explained = [explaining(key, place, counts) for place in places]
     if not all(explained):
@@ -164,8 +164,8 @@ def shares(tally: Tally) -> dict[Choice | None, float]:
             for one, weight in weights.items():
                 gained[one] += records * weight / whole
         held = {one: gain / total for one, gain in gained.items()}
-    kept = {one: share for one, share in held.items() if total and share >= LEAST_SHARE}
-    return dict(sorted(kept.items(), key=lambda item: -item[1]))
+    relevant = {one: share for one, share in held.items() if total and share >= LEAST_SHARE}
+    return dict(sorted(relevant.items(), key=lambda item: -item[1]))
 
 
 def _order(choice: Choice) -> tuple[int, int]:

@@ -63,7 +63,7 @@ class Loss:
 
 
 def ensure_recordable(generations: Iterable[Generation], losses: Iterable[Loss], seen: Generation | None) -> None:
-    """Validate what is to be recorded for good.
+    """Validate ranges before they are recorded for good.
 
     Args:
         generations: to be opened.
@@ -173,9 +173,9 @@ def _cut(offsets: OffsetRange, lost: OffsetRange) -> OffsetRange:
 
 
 def overtaken(slice_: Slice, generations: Iterable[Generation]) -> tuple[int, Generation] | None:
-    """The first partition whose offsets a later generation of the same topic counts anew, with that generation.
+    """The first partition whose offsets a later generation of the same topic counts again, with that generation.
 
-    After a truncation other records stand under the slice's offsets, from where the later generation begins.
+    After a truncation other records occupy the slice's offsets, from where the later generation begins.
     """
     for later in generations:
         if later.number <= slice_.generation or later.topic_id != slice_.topic_id:

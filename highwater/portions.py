@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 def portions(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    """The items in their order, so many at a time; nothing of an empty sequence.
+    """The items in their order, in portions of a fixed size; nothing for an empty sequence.
 
     Args:
-        items: what is cut.
+        items: the items to cut.
         most: items in a portion, 1 or more; the last one may have fewer.
     """
     for at in range(0, len(items), most):
@@ -22,10 +22,10 @@ def portions(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
 
 
 def cut(items: Iterable[T], size: Callable[[T], int], most: int, most_bytes: int) -> Iterator[list[T]]:
-    """Portions that fit a transaction; what is larger by itself is a portion of its own.
+    """Portions that fit a transaction; an item that is too large by itself is a portion of its own.
 
     Args:
-        items: what is cut; one portion is held at a time.
+        items: the items to cut; one portion is held at a time.
         size: of an item, in bytes.
         most: items in a portion.
         most_bytes: of the items of a portion together.
@@ -61,7 +61,7 @@ def cuts(sizes: Iterable[int], most: int, most_bytes: int) -> Iterator[tuple[int
 
 
 class Ahead(Iterator[T]):
-    """Items one after the other, of which the next one may be made before it is asked for.
+    """Items one after the other; the next one may be made before it is asked for.
 
     Args:
         items: where they come from; one at the most is held.

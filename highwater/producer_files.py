@@ -33,7 +33,7 @@ _LINE = re.compile(r"((?:[^\\\s=:]|\\.)+)\s*(?:[=:]\s*)?(.*)")
 
 
 def producer_facts(name: str, text: str, client: Client | None = None, version: Version | None = None) -> ProducerFacts:
-    """What the text of a configuration tells of a producer.
+    """The producer settings that the text of a configuration contains.
 
     Args:
         name: for the page and for errors.
@@ -42,14 +42,14 @@ def producer_facts(name: str, text: str, client: Client | None = None, version: 
         version: of the client, if it is known.
 
     Raises:
-        ConfigurationError: it cannot be read, or the names do not tell the client.
+        ConfigurationError: it cannot be read, or the names do not show it the client.
     """
     found = _without_prefix(_properties(name, text))
     if client is None:
         client = client_of(found)
     if client is None:
         raise ConfigurationError(
-            f"{name} does not tell whether it is for Java's client or for librdkafka: their defaults differ",
+            f"{name} does not show whether it is for Java's client or for librdkafka: their defaults differ",
             found=f"properties: {len(found):,}; their names are known to both clients, or some to each alone",
             remedy="say it with --client java or --client librdkafka",
         )

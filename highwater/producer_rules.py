@@ -24,7 +24,7 @@ ALIASES: Mapping[str, str] = {
 _OF_TOPICS, _NOT_OF_TOPICS = "topic.", ("topic.metadata.", "topic.blacklist")
 IN_FLIGHT = "max.in.flight.requests.per.connection"
 ENDLESS = 2**31 - 1
-# Brokers keep the order of so many requests (KIP-185).
+# Brokers keep the order of at most this many requests (KIP-185).
 MOST_IN_FLIGHT = 5
 # Kafka's own default (KIP-91): a rolling restart of the brokers fits in.
 LEAST_DELIVERY_MS = 120_000
@@ -57,7 +57,7 @@ class Client(Enum):
     LIBRDKAFKA = "librdkafka"
 
 
-# What holds where nothing is set, from which version on; of what is not listed there is no default.
+# Defaults where nothing is set, from which version on; settings that are not listed have no known default.
 _DEFAULTS: Mapping[Client, Mapping[str, tuple[tuple[Version, str], ...]]] = {
     Client.JAVA: {
         "acks": (((), "1"), ((3, 0), "all")),
@@ -104,14 +104,14 @@ class Value:
 
 @dataclass(frozen=True)
 class ProducerFacts:
-    """What is known of a producer.
+    """The known settings of a producer.
 
     Args:
         name: for the page.
         client: which client it is.
         version: of the client; None if it is not known.
         properties: as they are set, by their names or aliases.
-        ours: whether it is Highwater's own, of which nothing is untold.
+        ours: whether it is Highwater's own, whose settings are all known.
         replica_lag_ms: the brokers' `replica.lag.time.max.ms`.
         longest_transaction_ms: the brokers' `transaction.max.timeout.ms`.
     """
@@ -143,10 +143,10 @@ class ProducerFacts:
             return Value(given, "set")
         known = _DEFAULTS[self.client].get(name, (((), "none"),))
         if self.version is None and len(known) > 1:
-            told = ", ".join(
+            values = ", ".join(
                 f"{text} before" if not since else f"{text} from {'.'.join(map(str, since))}" for since, text in known
             )
-            return Value(None, f"default of {self.client.value}: {told}")
+            return Value(None, f"default of {self.client.value}: {values}")
         since = max(since for since, _ in known if since <= (self.version or ()))
         return Value(dict(known)[since], f"default of {self.client.value}")
 
@@ -170,7 +170,7 @@ class ProducerFacts:
 
     @property
     def against_idempotence(self) -> str | None:
-        """What is set that idempotence does not go with."""
+        """The settings that contradict idempotence."""
         acks, retries = self.set("acks"), self.set("retries")
         if acks is not None and _lower(acks) not in {"all", "-1"}:
             return f"acks={acks}"
@@ -181,11 +181,11 @@ class ProducerFacts:
 
 
 def judge_producer(facts: ProducerFacts) -> list[Finding]:
-    """Hold a producer against every rule, in the order of docs/producers.md; what is not told comes last."""
+    """Check a producer against every rule, in the order of docs/producers.md; unknown settings come last."""
     found = [rule(facts) for rule in RULES]
     if facts.ours:
         return found
-    return found + [Finding(name, Level.UNKNOWN, "no configuration tells", "", remedy) for name, remedy in UNTOLD]
+    return found + [Finding(name, Level.UNKNOWN, "no configuration shows it", "", remedy) for name, remedy in UNTOLD]
 
 
 def _lower(text: str | None) -> str:
@@ -297,7 +297,7 @@ def _request(facts: ProducerFacts) -> Finding:
 def _transactions(facts: ProducerFacts) -> Finding:
     rule, found = "transactions", facts.value("transaction.timeout.ms")
     if not facts.transactional:
-        return Finding(rule, Level.OK, "none: each record stands for itself")
+        return Finding(rule, Level.OK, "none: each record is alone")
     longest = facts.longest_transaction_ms
     if found.number is None or found.number > longest:
         text = f"{found.text} ms: brokers allow {longest:,} ms"
@@ -318,7 +318,7 @@ def _java_partitioner(facts: ProducerFacts) -> Finding:
         return Finding(rule, Level.ERROR, "keys are ignored: no key keeps its order", "set", remedy)
     if not chosen or chosen.endswith(".DefaultPartitioner"):
         return Finding(rule, Level.OK, "murmur2", "set" if chosen else "default of Java")
-    remedy = "see that it puts a key where Java's own partitioner does; highwater audit --keys tells"
+    remedy = "see that it puts a key where Java's own partitioner does; highwater audit --keys shows it"
     return Finding(rule, Level.UNKNOWN, chosen, "set", remedy)
 
 
@@ -339,7 +339,7 @@ def _queuing(facts: ProducerFacts) -> Finding:
     found = facts.value("queuing.strategy")
     if found.text == "fifo":
         return Finding(rule, Level.OK, "fifo", found.where)
-    text = f"{found.text}: what is sent later may stand before"
+    text = f"{found.text}: a later record may come first"
     return Finding(rule, Level.ERROR, text, found.where, "set queuing.strategy=fifo")
 
 

@@ -23,8 +23,8 @@ class Proof:
         attempt: the number, issued by the ledger, of the decision that the commit belongs to.
         rows: of the slice in the table; None where they were not counted before the write, so Delta's log has them.
         counts: further numbers by name; in events the whole split of raw.
-        past: whether it also tells what the plan recorded of each partition's past (I16), for a ledger that is rebuilt;
-            one table of a stream does.
+        past: whether the proof also holds what the plan recorded of each partition's past (I16), for a ledger that is
+            rebuilt; one table of a stream does.
         run: the run that read the slice, where one table of a stream has it.
         extra: further values of JSON that one table needs.
     """
@@ -94,7 +94,7 @@ class Proof:
 
 
 def _past(slice_: Slice) -> dict[str, Any]:
-    """The epochs, and of the fingerprints those of the slice's own records: older ones stand in proofs before it."""
+    """The epochs, and of the fingerprints those of the slice's own records: older ones are in proofs before it."""
     own = {p: mark for p, mark in slice_.marks.items() if p in slice_.ranges and mark.offset in slice_.ranges[p]}
     return {"epochs": epochs_to_plain(slice_.epochs), "marks": marks_to_plain(own)}
 

@@ -36,7 +36,7 @@ class State(str, Enum):
 
 
 class Late(str, Enum):
-    """Why a record does not stand in the order of its origin: the value of the header."""
+    """Why a record does not be in the order of its origin: the value of the header."""
 
     RETRIED = "retried"
     """It came back through the DLQ."""
@@ -45,13 +45,13 @@ class Late(str, Enum):
 
 
 class Known(NamedTuple):
-    """What is known of an origin from before.
+    """What an earlier publication recorded of an origin.
 
     Args:
         state: what became of it last.
-        revision: how often it was sent anew with other content, or retracted.
+        revision: how often it was sent again with other content, or retracted.
         fingerprint: of the content that was judged last; None of a retracted one.
-        slice_key: the slice that it is kept under; empty of what was sent before a lost lake was begun anew.
+        slice_key: the slice that it is kept under; empty of what was sent before a lost lake was restarted.
         at: when that was known to be sent, in UTC.
         late: why its last record is late.
     """
@@ -70,7 +70,7 @@ class Judged(NamedTuple):
     Args:
         state, revision: as in `Known`.
         late: why its record is late.
-        at: when it was sent, of what is on the topic already and only kept under its slice from now on.
+        at: when it was sent, for a record that is already on the topic and only moves to its new slice.
     """
 
     state: State
@@ -93,7 +93,7 @@ class Copy:
         origin: its identity.
         fingerprint: of its content, or of the content that was judged of it before.
         ms: when it was published first, milliseconds since 1970 in UTC.
-        place: where it stands among what is to be sent now; None if it was judged before.
+        place: its place among the records to send now; None if it was judged before.
     """
 
     slice_key: str
@@ -104,7 +104,7 @@ class Copy:
 
 
 def second_deliveries(copies: Iterable[Copy], horizon: timedelta) -> set[tuple[str, Origin]]:
-    """Those among what is to be sent now whose content was accepted before, by slice and origin.
+    """Records to send now whose content was accepted before, by slice and origin.
 
     Before are all that were judged in earlier publications, then the others in the order in which they would be sent.
     The horizon looks back from an event's own time of publication; what was published later than it, and judged
@@ -125,7 +125,7 @@ def second_deliveries(copies: Iterable[Copy], horizon: timedelta) -> set[tuple[s
 
 
 def judge(slice_key: str, fingerprint: str, known: Known | None, *, again: bool, late: Late | None) -> Judged | None:
-    """What becomes of an event; None where what was judged of it before stands.
+    """The state of an event; None where the earlier judgement stays valid.
 
     Args:
         slice_key: the slice whose event it is.
@@ -147,7 +147,7 @@ def judge(slice_key: str, fingerprint: str, known: Known | None, *, again: bool,
 
 
 def lets_go(accepted_at: datetime | None, sent_at: Iterable[datetime | None]) -> bool:
-    """Whether a person's leave covers what is retracted: one given before it was sent was of something else.
+    """Whether a person's permission covers a retraction: a permission given before sending meant something else.
 
     Args:
         accepted_at: when the person gave it; None if nobody did.

@@ -122,7 +122,7 @@ def value_of(field: Field, record: Record, document: Any, key: Any) -> Any:
 
     Raises:
         MisfitError: the record does not have it as it is declared.
-        UnreadableError: Python cannot tell.
+        UnreadableError: Python cannot read the type.
     """
     return _read(field, _found(field, record, document, key))
 
@@ -442,7 +442,7 @@ def _first(field: Field, around: Any) -> Any:
 
 
 def _inside(field: Field, found: Any, place: str) -> Any:
-    """A field inside of another one; its place is told with what is wrong."""
+    """A field inside another one; its problem is reported with its place."""
     try:
         return _read(field, found)
     except (MisfitError, UnreadableError) as error:
@@ -450,7 +450,7 @@ def _inside(field: Field, found: Any, place: str) -> Any:
 
 
 def located(place: str, error: ValueError) -> str:
-    """What is wrong, behind its place: `lines[1].price: it is missing`."""
+    """The problem behind its place: `lines[1].price: it is missing`."""
     return f"{place}{'' if str(error).startswith(('.', '[')) else ': '}{error}"
 
 

@@ -1,8 +1,8 @@
-"""Reclaims: origins that a person took back from the DLQ, so that their slice of the main topic decides them anew.
+"""Reclaims: origins that a person reclaimed from the DLQ, so that their slice of the main topic decides them again.
 
-Each time an origin is taken back its number grows by one, and what is published of it afterwards carries that number.
+Each time an origin is reclaimed its number grows by one, and later publications of it carry that number.
 So the number says whose a copy is: one with a lower number than the ledger has was published before the origin was
-taken back, and counts no more wherever it is read.
+reclaimed, and counts no more wherever it is read.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from highwater.envelope import Origin
 
 @dataclass(frozen=True)
 class Reclaim:
-    """An origin that was taken back from the DLQ.
+    """An origin that was reclaimed from the DLQ.
 
     Args:
         origin: the record's identity.
-        slice_key: the slice of the main topic that decides it anew when it is materialised again.
-        number: how often the origin was taken back so far, 1 the first time.
+        slice_key: the slice of the main topic that reprocesses it when it is materialised again.
+        number: how often the origin was reclaimed so far, 1 the first time.
         reason: why, in the person's words.
         reclaimed_by: the person's name.
         reclaimed_at: when, in UTC.
@@ -36,13 +36,13 @@ class Reclaim:
 
 
 def numbers(reclaims: Iterable[Reclaim]) -> dict[Origin, int]:
-    """How often each origin was taken back; those that never were are left out."""
+    """How often each origin was reclaimed; those that never were are left out."""
     found: dict[Origin, int] = {}
     for one in reclaims:
         found[one.origin] = max(found.get(one.origin, 0), one.number)
     return found
 
 
-def stale(taken_back: Mapping[Origin, int], origin: Origin, number: int) -> bool:
-    """Whether a copy of an origin that carries this number was published before it was taken back."""
-    return number < taken_back.get(origin, 0)
+def stale(reclaim_numbers: Mapping[Origin, int], origin: Origin, number: int) -> bool:
+    """Whether a copy of an origin that carries this number was published before it was reclaimed."""
+    return number < reclaim_numbers.get(origin, 0)

@@ -1,6 +1,6 @@
 """Retention: which slices lose their rows of raw because they are old enough, and why others keep them.
 
-A slice loses all of its rows or none. Its proof stays, and tells how many went. It is old when its newest record was
+A slice loses all of its rows or none. Its proof stays, and shows how many went. It is old when its newest record was
 published, and the slice was planned, longer ago than the declared age: of a backlog that was read late no row goes
 before somebody could look at it, and a producer's clock that is behind takes nothing.
 """
@@ -16,7 +16,7 @@ from highwater.proof import Proof
 
 # In the proof of raw: the version of the table that holds the rows which went by their age.
 AGED_FROM = "aged_from"
-# One maintenance takes so many slices at the most, the oldest first: a backlog of them takes some nights.
+# One maintenance takes at most this many slices, oldest first: a backlog takes some nights.
 MOST_SLICES = 2_000
 
 
@@ -41,16 +41,16 @@ class Needed:
 
     Args:
         named: slices that an unfinished run or backfill names.
-        whole: slices that stand whole in all tables and, of a stream that publishes its events, are sent.
-        in_dlq: slices that read or rejected a record which waits in a tier or is parked: it may be taken back, and
-            where it is parked by reference it stands in raw alone.
-        taken_back: slices whose records were taken back from the DLQ, and that are not decided anew yet.
+        whole: slices that are complete in all tables and, of a stream that publishes its events, are sent.
+        in_dlq: slices that read or rejected a record which waits in a tier or is parked: it may be reclaimed, and
+            where it is parked by reference it is in raw alone.
+        reclaimed_slices: slices whose records were reclaimed from the DLQ, and that are not reprocessed yet.
     """
 
     named: Collection[str] = ()
     whole: Collection[str] = ()
     in_dlq: Collection[str] = ()
-    taken_back: Collection[str] = ()
+    reclaimed_slices: Collection[str] = ()
 
     def why(self, key: str) -> str | None:
         """Why a slice keeps its rows; None if nothing keeps them."""
@@ -58,8 +58,8 @@ class Needed:
             return "named by unfinished runs or backfills"
         if key not in self.whole:
             return "not whole in all tables yet"
-        if key in self.taken_back:
-            return "taken back from the DLQ and not decided anew yet"
+        if key in self.reclaimed_slices:
+            return "reclaimed from the DLQ and not reprocessed yet"
         if key in self.in_dlq:
             return "with records that wait in a tier or are parked"
         return None
@@ -67,21 +67,21 @@ class Needed:
 
 def free(wanted: Sequence[str], needed: Needed) -> tuple[list[str], dict[str, int]]:
     """Of some slices those whose rows nothing keeps, in their order, and how many stay for what reason."""
-    found, kept = list[str](), dict[str, int]()
+    found, retained = list[str](), dict[str, int]()
     for key in wanted:
         why = needed.why(key)
         if why is None:
             found.append(key)
         else:
-            kept[why] = kept.get(why, 0) + 1
-    return found, kept
+            retained[why] = retained.get(why, 0) + 1
+    return found, retained
 
 
 def old_enough(keys: Sequence[str], newest_ms: Mapping[str, int], age: timedelta, now: datetime) -> list[str]:
     """Those of the slices whose newest record was published longer ago than the age; one without rows has none to lose.
 
     Args:
-        keys: the slices, in any order; it is kept.
+        keys: the slices, in any order; the order is preserved.
         newest_ms: for each slice with rows the greatest timestamp among them, in milliseconds since 1970.
         age: how long rows are kept.
         now: in UTC.

@@ -22,7 +22,7 @@ _TIER = re.compile(r"\.dlq\.[0-9]+$")
 def destination(stream: Stream, reason: str, retries: int, *, park: bool = False) -> str:
     """The topic that a rejected record goes to.
 
-    A record that holds its slice is rejected when a person releases the slice. What is on a tier has left the order of
+    A record that holds its slice is rejected when a person releases the slice. A record on a tier has left the order of
     the main topic, so it holds nothing there, and is retried.
 
     Args:
@@ -41,7 +41,7 @@ def destination(stream: Stream, reason: str, retries: int, *, park: bool = False
 def tier_of(stream: Stream, topic: str) -> int:
     """The number of a tier: 1 for the first; 0 for the main topic, and for any other.
 
-    What another system rejected was rejected once, as what is on the first tier.
+    A record that another system rejected counts as rejected once, like a record on the first tier.
     """
     if topic in stream.foreign_topics:
         return 1
@@ -49,7 +49,7 @@ def tier_of(stream: Stream, topic: str) -> int:
 
 
 def option_for(stream: Stream, topic: str) -> str:
-    """What a command is to be told beside the stream's name so that it means this topic; nothing for a main topic."""
+    """The arguments of a command, beside the stream's name, that select this topic; empty for a main topic."""
     return f" --topic {topic}" if topic in stream.foreign_topics or _TIER.search(topic) else ""
 
 
@@ -73,9 +73,9 @@ def named(stream: Stream, topic: str | None) -> Stream:
 def reads(stream: Stream, topic: str) -> bool:
     """Whether slices of this topic are the stream's to materialise, as it is declared now.
 
-    Those of a tier that was taken out of the declaration are: its records carry our envelope, so what was planned of
-    it is decided as before. Without the declaration nothing tells a topic of another system from a tier, nor a main
-    topic that was renamed, and records without our envelope would be parked as malformed.
+    A tier that was taken out of the declaration is one of ours: its records carry our envelope, so its planned slices
+    are processed as before. Without the declaration nothing distinguishes a topic of another system from a tier, nor a
+    main topic that was renamed, and records without our envelope would be parked as malformed.
     """
     tier = topic.startswith(stream.topic) and _TIER.fullmatch(topic, len(stream.topic)) is not None
     return tier or topic in (stream.topic, *stream.foreign_topics)

@@ -26,7 +26,7 @@ class FramingError(ValueError):
     """A record's framing is broken.
 
     Args:
-        problem: what is wrong.
+        problem: the fault.
         position: the byte that is wrong or missing, counted from 0.
         place: what the position counts in: the value, or a header.
     """
@@ -143,8 +143,8 @@ def protobuf_message(framed: Framed) -> tuple[tuple[int, ...], bytes]:
 def message_indexes(payload: bytes) -> tuple[tuple[int, ...], bytes]:
     """Read which message of a Protobuf schema a payload is.
 
-    The list is a count and as many zig-zag varints: the index of the message in its file, then of the message nested in
-    it, and so on. A count of 0 stands for the first message of the file.
+    The list is a count and that many zig-zag varints: the index of the message in its file, then of the message nested
+    in it, and so on. A count of 0 means the first message of the file.
 
     Returns:
         The indexes, and the bytes behind them.

@@ -111,7 +111,7 @@ class Slice:
 
     @property
     def identity(self) -> str:
-        """What is planned under the key: another plan may come by the same key, after the ledger was lost."""
+        """The plan under the key; after a lost ledger another plan may get the same key."""
         return sha256(f"{self.topic_id} {self.ranges_json()}".encode()).hexdigest()[:32]
 
     def ranges_json(self) -> str:

@@ -78,7 +78,7 @@ def steps(path: str) -> tuple[str, ...]:
     """The names of a path, outermost first.
 
     Args:
-        path: names with dots between them; one with other characters, for example a dot, stands in `["..."]`. Names
+        path: names with dots between them; one with other characters, for example a dot, is in `["..."]`. Names
             with quotation marks, backslashes or control characters cannot be written.
 
     Raises:

@@ -145,8 +145,8 @@ def _load(file: Path) -> list[Stream]:
     try:
         spec.loader.exec_module(module)
     except DeclarationError as error:
-        told = f"{file.name}: {error.problem}"
-        raise DeclarationError(told, stored=error.stored, found=error.found, remedy=error.remedy) from error
+        problem = f"{file.name}: {error.problem}"
+        raise DeclarationError(problem, stored=error.stored, found=error.found, remedy=error.remedy) from error
     except (Exception, SystemExit) as error:
         raise DeclarationError(
             f"{file.name} cannot be read as a declaration",
@@ -156,17 +156,17 @@ def _load(file: Path) -> list[Stream]:
         ) from error
     one, several = getattr(module, "STREAM", None), getattr(module, "STREAMS", None)
     if several is None:
-        found, told = [one], f"STREAM is {type(one).__name__}"
+        found, problem = [one], f"STREAM is {type(one).__name__}"
     else:
         listed = list(several) if isinstance(several, list | tuple) else [several]
         found = [*listed, *([] if one is None else [one])]
-        told = f"STREAMS has {', '.join(sorted({type(each).__name__ for each in found})) or 'nothing'}"
+        problem = f"STREAMS has {', '.join(sorted({type(each).__name__ for each in found})) or 'nothing'}"
     streams = [each for each in found if isinstance(each, Stream)]
     if not found or len(streams) < len(found):
         raise DeclarationError(
             f"{file.name} declares no stream" if several is None else f"{file.name}: STREAMS is no list of streams",
             stored=f"{file}",
-            found=told,
+            found=problem,
             remedy="let the file hold STREAM = Stream(…), or STREAMS = [Stream(…), …]; docs/streams.md has an example",
         )
     return streams

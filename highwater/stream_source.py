@@ -15,7 +15,7 @@ from highwater.declaration import Stream
 
 LINE_LENGTH = 120
 _INDENT = "    "
-# Arguments that stand without their names, by class.
+# Positional arguments, by class.
 _POSITIONAL: Mapping[str, tuple[str, ...]] = {
     "Field": ("name", "type"),
     "Key": ("path",),
@@ -29,12 +29,12 @@ _POSITIONAL: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class _Node:
-    """A piece of source: an opening, parts separated by commas, and a closing; or plain text.
+    """A node of source: an opening, parts separated by commas, and a closing; or plain text.
 
     Args:
-        text: what stands before the parts.
+        text: the text before the parts.
         parts: the parts, each with the comments above it.
-        end: what stands behind them; empty for plain text.
+        end: what follows them; empty for plain text.
         single: whether it is a tuple, which needs a comma behind its only part.
     """
 
@@ -136,7 +136,7 @@ class _Source:
         return _Node(f"{kind.__name__}(", commented, ")")
 
     def _placed(self, written: Sequence[str]) -> dict[str, list[str]]:
-        """The comments by the argument that they stand above: one that is left out has the next one that is not."""
+        """The comments by the argument below them: the comment of an omitted argument moves to the next one."""
         order = [one.name for one in fields(Stream)]
         found: dict[str, list[str]] = {}
         for name in sorted(self._comments, key=order.index):

@@ -31,7 +31,7 @@ class Seam:
 
     @property
     def text(self) -> str:
-        """What is wrong, in a sentence."""
+        """The fault, in a sentence."""
         what = "planned twice" if self.found < self.expected else "in no slice, and not recorded as lost"
         low, high = sorted((self.expected, self.found))
         return f"{self.slice_key}: partition {self.partition} [{low}, {high}) is {what}"

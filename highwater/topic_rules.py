@@ -24,7 +24,7 @@ FOR_EVER = -1
 LONGEST_MS = 1_000 * 365 * 24 * 3_600_000
 
 
-# Times of which the longest of all brokers counts.
+# Settings where the longest time of all brokers counts.
 _TIMES = frozenset({"replica.lag.time.max.ms", "broker.session.timeout.ms", "zookeeper.session.timeout.ms"})
 AUTO_CREATION = "auto.create.topics.enable"
 
@@ -111,7 +111,7 @@ class Finding:
         level: how much it matters.
         value: what was found.
         where: where that is set, empty where it is no setting.
-        remedy: the command that mends it, empty where nothing is to be mended.
+        remedy: the command that fixes the fault, empty where nothing needs a fix.
     """
 
     rule: str
@@ -154,13 +154,13 @@ def endurance(facts: TopicFacts) -> str:
     """How many brokers may fail now, how many once all replicas are in sync, and what follows beyond that."""
     least = facts.least_in_sync
     if least is None:
-        return "how many brokers may fail cannot be told: min.insync.replicas is not readable"
+        return "how many brokers may fail is unknown: min.insync.replicas is not readable"
     now, whole = (_bears(facts, replicas, least) for replicas in (facts.led, facts.replicas))
-    told = _may_fail(facts, *whole)
+    effect = _may_fail(facts, *whole)
     if now != whole:
-        told = f"now {_may_fail(facts, *now, ' more')}; once all replicas are in sync {told}"
+        effect = f"now {_may_fail(facts, *now, ' more')}; once all replicas are in sync {effect}"
     return (
-        f"{told}; beyond that producers with acks=all wait, and what only the lost brokers held cannot be read until "
+        f"{effect}; beyond that producers with acks=all wait, and what only the lost brokers held cannot be read until "
         "one of them is back"
     )
 
@@ -227,9 +227,9 @@ def reassignment(facts: TopicFacts, replicas: int) -> str:
         for partition, held in sorted(facts.assignment.items())
         if len(held) < replicas
     ]
-    told = json.dumps({"version": 1, "partitions": plan}, separators=(",", ":"))
+    document = json.dumps({"version": 1, "partitions": plan}, separators=(",", ":"))
     return (
-        f"echo '{told}' > reassign.json && kafka-reassign-partitions --bootstrap-server {facts.bootstrap} "
+        f"echo '{document}' > reassign.json && kafka-reassign-partitions --bootstrap-server {facts.bootstrap} "
         "--reassignment-json-file reassign.json --execute"
     )
 
@@ -252,10 +252,10 @@ def _in_sync_minimum(facts: TopicFacts) -> Finding:
     in_force = min(least, facts.factor)
     if in_force >= SAFE_IN_SYNC:
         return Finding(rule, Level.OK, found.value, found.source)
-    told = found.value if in_force == least else f"{least}, of which {in_force} is there"
+    value_text = found.value if in_force == least else f"{least}, of which {in_force} is there"
     if facts.brokers == 1:
-        return Finding(rule, Level.WARNING, f"{told}: for development", found.source, _more_replicas(facts))
-    text = f"{told}: an acknowledged record may stand on one broker alone"
+        return Finding(rule, Level.WARNING, f"{value_text}: for development", found.source, _more_replicas(facts))
+    text = f"{value_text}: an acknowledged record may be on one broker alone"
     return Finding(rule, Level.ERROR, text, found.source, _spare_replica(facts, least))
 
 
@@ -318,14 +318,18 @@ def _retention(facts: TopicFacts) -> Finding:
     rule, found = "retention", _setting(facts, "retention.ms")
     if found is None:
         return _unreadable(facts, rule)
-    kept, age = retention(facts.settings), facts.oldest_unread or timedelta(0)
-    if kept is None:
+    retained_for, age = retention(facts.settings), facts.oldest_unread or timedelta(0)
+    if retained_for is None:
         return Finding(rule, Level.OK, "for ever", found.source)
-    value = f"{kept}, oldest unread record {span(age)}" if facts.oldest_unread else f"{kept}, nothing unread"
-    if kept >= RETENTION_PER_AGE * age:
+    value = (
+        f"{retained_for}, oldest unread record {span(age)}"
+        if facts.oldest_unread
+        else f"{retained_for}, nothing unread"
+    )
+    if retained_for >= RETENTION_PER_AGE * age:
         return Finding(rule, Level.OK, value, found.source) if facts.age_known else _age_unknown(facts, found.source)
     mend = _configure(facts, f"retention.ms={int(4 * age.total_seconds() * 1000)}")
-    return Finding(rule, Level.ERROR if kept <= age else Level.WARNING, value, found.source, mend)
+    return Finding(rule, Level.ERROR if retained_for <= age else Level.WARNING, value, found.source, mend)
 
 
 def _age_unknown(facts: TopicFacts, source: str) -> Finding:
@@ -354,7 +358,7 @@ def _cleanup(facts: TopicFacts) -> Finding:
         return _unreadable(facts, rule)
     if "compact" not in found.value:
         return Finding(rule, Level.OK, found.value, found.source)
-    text = f"{found.value}: records may be gone before they are read, and gaps cannot be told from markers"
+    text = f"{found.value}: records may be gone before they are read, and gaps cannot be distinguished from markers"
     return Finding(rule, Level.WARNING, text, found.source, _configure(facts, "cleanup.policy=delete"))
 
 
@@ -410,7 +414,7 @@ def _session(facts: TopicFacts) -> Finding:
 
 
 def _shown(facts: TopicFacts, rule: str, names: Sequence[str], what: str) -> Finding:
-    """A time of the brokers for which no value is wrong: writes and reads may stand still for so long."""
+    """A time of the brokers for which no value is wrong: writes and reads may hang for so long."""
     if facts.broker_settings is None:
         return _unreadable(facts, rule, "--cluster")
     found = next((facts.broker_settings[name] for name in names if name in facts.broker_settings), None)

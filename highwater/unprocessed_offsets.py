@@ -54,15 +54,15 @@ class Undecided:
 def undecided(
     planned: Planned, waiting: Iterable[Slice], losses: Sequence[Loss], copied: Mapping[int, int] | None = None
 ) -> Undecided:
-    """What is not decided of the main topic.
+    """The offsets of the main topic without a decision.
 
-    What is recorded as lost is read by nobody, so that its copies are all that there is of it.
+    Nobody reads offsets that are recorded as lost, so their copies are all that remains of them.
 
     Args:
         planned: how far the newest generation is planned.
         waiting: slices that are planned, and not decided.
         losses: recorded holes.
-        copied: by partition the offset before which records were published before a lost lake was begun anew: of these
+        copied: by partition the offset before which records were published before a lost lake was restarted: of these
             nobody knows any more what was decided.
     """
     before, newest = copied or {}, planned.generation.number

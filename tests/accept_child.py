@@ -14,7 +14,7 @@ from tests.accepted import Tables
 from tests.publish_child import FENCED, RECORDS, Dying
 
 # Steps of a transaction as in `tests.publish_child`, and those of the table around them.
-# Each is a process that begins anew, so the others of these steps are left to `tests.test_published`.
+# Each is a process that restarts, so the others of these steps are left to `tests.test_published`.
 POINTS = ("written down", "half", "marked", "committing", "unrecorded", "settling")
 LAPSED = 8
 # What is written beside the half of a transaction, and has passed when it is written.
@@ -22,9 +22,9 @@ BESIDE = {"half": "written down", "half of the second": "recorded"}
 
 
 class Stopping(Dying):
-    """Transactions whose process stands still only when nothing is written beside them.
+    """Transactions whose process hangs only when nothing is written beside them.
 
-    A process that stood still in a transaction of the ledger would lock it for all others.
+    A process that hung in a transaction of the ledger would lock it for all others.
     """
 
     passed: ClassVar[set[str]] = set()

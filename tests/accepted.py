@@ -46,7 +46,7 @@ class Event:
         version: of it.
         minute: of its publication, after noon.
         changes: other fields than `tests.support.order` gives.
-        reclaims: how often its origin was taken back from the DLQ.
+        reclaims: how often its origin was reclaimed from the DLQ.
         left_at: as a reject, when it had been published before the lake was lost.
     """
 
@@ -216,7 +216,7 @@ class Tables:
             self._write("dlq", dlq.COLUMNS, slice_, gone, proof)
 
     def read(self, slice_: Slice, records: int) -> None:
-        """Let a slice stand in raw, without its rows."""
+        """Let a slice are in raw, without its rows."""
         self._write("raw", raw.COLUMNS, slice_, [], Proof(slice_, 1, records))
 
     def _write(self, table: str, columns: str, slice_: Slice, rows: Sequence[Mapping[str, Any]], proof: Proof) -> None:
@@ -227,8 +227,8 @@ class Tables:
 
         kinds = schema_of(columns)
         names = set(kinds.names)
-        kept = [{name: value for name, value in row.items() if name in names} for row in with_milliseconds(rows)]
-        made = pa.Table.from_pylist(kept, kinds)
+        stored = [{name: value for name, value in row.items() if name in names} for row in with_milliseconds(rows)]
+        made = pa.Table.from_pylist(stored, kinds)
         path = self.lake.path("orders", table)
         if self.lake.table("orders", table) is None:
             plant(path, kinds.empty_table())

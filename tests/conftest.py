@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TopicFactory = Callable[..., str]
 
-# A bound on a wait tells a hang from a slow machine, no more: machines were seen to stand still for minutes.
+# A bound on a wait tells a hang from a slow machine, no more: machines were seen to hang for minutes.
 processes.PATIENCE = 5.0
 
 # How long an example takes says something of the machine alone.
@@ -98,7 +98,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session's broker is there, and answers late on a machine that stands still for seconds: a run would wait."""
+    """The session's broker is there, and answers late on a machine that hangs for seconds: a run would wait."""
     if "bench" in request.fixturenames:
         for module in ("kafka", "groups", "topic_facts", "dlq_topics", "permissions"):
             monkeypatch.setattr(f"highwater.resources.{module}.REQUEST_SECONDS", 60.0)

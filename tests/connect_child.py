@@ -1,4 +1,4 @@
-"""A process that answers as a Spark Connect server does until it is asked for a plan, and then stands still."""
+"""A process that answers as a Spark Connect server does until it is asked for a plan, and then hangs."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def _while_reading(task: Task, table: Path) -> Iterator[None]:
 
 
 def _reading(task: Task) -> list[str]:
-    """Spark's tasks that stand in its reader of Kafka now, by the names of their threads."""
+    """Spark's tasks that are in its reader of Kafka now, by the names of their threads."""
     ui = str(task.ui)
     if task.victim == "group":
         from pyspark import SparkContext
@@ -374,7 +374,7 @@ def _slow_winners(*, seconds: int) -> None:
 
 
 def _lose_leases() -> None:
-    """Let no lease be renewed, as if this process stood still: another run takes it when its term is over."""
+    """Let no lease be renewed, as if this process hung: another run takes it when its term is over."""
     Lease.renew = lambda self: False  # type: ignore[method-assign]
 
 

@@ -204,7 +204,7 @@ class Deployment:
         """Hold plan and tables against the topic: every record once, in its place, byte by byte.
 
         Args:
-            late: customers that became known meanwhile: their records may stand in events or in rejects, never in both.
+            late: customers that became known meanwhile: their records may be in events or in rejects, never in both.
         """
         topic = read_topic(self.bootstrap, self.stream.topic)
         owner = self._owners()

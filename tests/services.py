@@ -36,7 +36,7 @@ def joined_spark(home: Path) -> SparkConnect:
 
 
 def _broker(home: Path, port: int, controller_port: int) -> EmbeddedBroker:
-    # Nobody kills it, so nobody waits for its session to end: on a machine that stood still for five seconds its own
+    # Nobody kills it, so nobody waits for its session to end: on a machine that hung for five seconds its own
     # controller took it for dead, and every partition was without a leader.
     return EmbeddedBroker(home, node=Node(1, port, controller_port), extra={"broker.session.timeout.ms": "600000"})
 

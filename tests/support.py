@@ -167,7 +167,7 @@ class Bench:
         return self.rows(rejects.TABLE)
 
     def _tried_again(self, materialise: Callable[[], list[SliceReport]]) -> list[SliceReport]:
-        """As a run does: a dependency that does not answer in time, on a busy machine, is asked once more."""
+        """As a run does: a dependency that does not answer in time, on a busy machine, is asked again."""
         try:
             return materialise()
         except DependencyAwayError as error:
@@ -186,7 +186,7 @@ class Bench:
         return found
 
     def failing(self) -> dict[str, str]:
-        """The checks that fail in slices that stand whole in all tables, with what they say."""
+        """The checks that fail in slices that are complete in all tables, with what they say."""
         from highwater.orchestration.checking.checks import Sources
 
         sources = Sources(self.ledger, self.kafka, self.lake, self.schemas)
@@ -328,7 +328,7 @@ class Children:
         return _ended(self.start(point))
 
     def stop_and_overtake(self, point: str, see: Callable[[], None]) -> int | None:
-        """One stands still at the point while another does the task, and goes on then: how it ends."""
+        """One hangs at the point while another does the task, and goes on then: how it ends."""
         stopped = self.start(point, signal.SIGSTOP)
         assert stopped.pid is not None
         pid = stopped.pid
@@ -358,7 +358,7 @@ def _state(pid: int) -> str:
 PAGE_SECONDS = 60.0
 
 
-# Tells a wait that ends by itself from one that never does, on a machine that stands still for seconds.
+# Tells a wait that ends by itself from one that never does, on a machine that hangs for seconds.
 BOUNDED = 60.0
 
 

@@ -1,4 +1,4 @@
-"""A stream that is begun anew knows what was sent from the topic itself: none of it goes out a second time."""
+"""A stream that is restarted knows what was sent from the topic itself: none of it goes out a second time."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_what_a_record_says() -> None:
     assert (plain.origin, plain.ms, plain.slice_key) == (Origin("orders", 1, 2, 3), 77, "orders@0000004")
     assert (plain.revision, plain.late) == (0, None)
     assert plain.fingerprint == "44136fa355b3678a1146ad16f7e8649e", "the half of what `printf {} | sha256sum` tells"
-    taken_back = read(headers(late=b"corrected", revision=b"2", retracted=b"true"), None)
-    assert (taken_back.revision, taken_back.late, taken_back.fingerprint) == (2, Late.CORRECTED, None)
+    reclaimed = read(headers(late=b"corrected", revision=b"2", retracted=b"true"), None)
+    assert (reclaimed.revision, reclaimed.late, reclaimed.fingerprint) == (2, Late.CORRECTED, None)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_record_of_somebody_else_is_none(changes: Mapping[str, bytes | None], 
     ],
     ids=["as it is there", "changed", "retracted"],
 )
-def test_what_was_sent_before_is_kept_or_revised(known: Known, found: Judged) -> None:
+def test_what_was_sent_before_is_preserved_or_revised(known: Known, found: Judged) -> None:
     judged = judge("orders@0000007", "a", known, again=False, late=None)
     assert judged == found
     assert judged is not None
@@ -154,24 +154,24 @@ class Topics:
     def read(self, topic: str, ranges: Mapping[int, OffsetRange]) -> Iterator[Any]:
         for partition, offsets in ranges.items():
             for at, one in [*enumerate(self._of(partition))][offsets.start : offsets.end]:
-                told = [(name, text.encode()) for name, text in one.headers.items()]
+                reported = [(name, text.encode()) for name, text in one.headers.items()]
                 yield SimpleNamespace(
-                    **{name: (lambda it=it: it) for name, it in (("headers", told), ("value", one.value))},
+                    **{name: (lambda it=it: it) for name, it in (("headers", reported), ("value", one.value))},
                     timestamp=lambda: (1, SENT_MS),
                     partition=lambda partition=partition: partition,
                     offset=lambda at=at: at,
                 )
 
 
-Anew = Callable[[], Tables]
+Restarted = Callable[[], Tables]
 
 
 @pytest.fixture
-def anew(tmp_path: Path, log: Log) -> Anew:
-    """Begin the stream anew, with tables and a ledger that know of nothing."""
+def restarted(tmp_path: Path, log: Log) -> Restarted:
+    """Begin the stream again, with tables and a ledger that know of nothing."""
 
     def begin() -> Tables:
-        found = Tables(tmp_path / "anew")
+        found = Tables(tmp_path / "again")
         topics: Any = Topics(log, 10)
         seen = keep(found.ledger, found.lake, topics, found.stream, lambda _: None, sure=True, again=False)
         assert seen.count == len(log.records)
@@ -186,12 +186,14 @@ def check_whole(tables: Tables, *slices: Slice) -> None:
     assert [verdict.text for verdicts in found.values() for verdict in verdicts.values() if not verdict.passed] == []
 
 
-def told(records: list[Sent]) -> list[tuple[int, str | None, str | None]]:
+def reported(records: list[Sent]) -> list[tuple[int, str | None, str | None]]:
     return [(one.place[1], one.headers.get("highwater.late"), one.headers.get("highwater.revision")) for one in records]
 
 
 @pytest.mark.slow
-def test_what_was_sent_is_kept_under_the_new_slices_and_the_rest_follows(tables: Tables, log: Log, anew: Anew) -> None:
+def test_what_was_sent_is_preserved_under_the_new_slices_and_the_rest_follows(
+    tables: Tables, log: Log, restarted: Restarted
+) -> None:
     """Other slices, and among their events one that had been rejected, one that changed, and new ones."""
     first = tables.plan(0, p0=(0, 3), p1=(0, 2)), tables.plan(1, p0=(3, 5))
     tables.decide(first[0], [*orders(0, 0, 1), *orders(0, 2, 3), *orders(1, 0, 2)], rejected=orders(0, 1, 2))
@@ -199,28 +201,28 @@ def test_what_was_sent_is_kept_under_the_new_slices_and_the_rest_follows(tables:
     tables.publish(*first)
     assert len(log.records) == 6
 
-    again = anew()
+    again = restarted()
     one, two = again.plan(7, p0=(0, 4), p1=(0, 1)), again.plan(8, p0=(4, 6), p1=(1, 2))
     again.decide(one, [*orders(0, 0, 3), *orders(0, 3, 4, status="paid"), *orders(1, 0, 1)])
     again.decide(two, [*orders(0, 4, 6), *orders(1, 1, 2)])
     reports = again.publish(one, two)
-    assert told(log.records[6:]) == [(1, "corrected", None), (3, "corrected", "1"), (5, None, None)]
+    assert reported(log.records[6:]) == [(1, "corrected", None), (3, "corrected", "1"), (5, None, None)]
     assert {key: (it.counts["sent"], it.counts["sent_now"]) for key, it in reports.items()} == {
         one.key: (5, 2), two.key: (3, 1)
     }  # fmt: skip
     check_whole(again, one, two)
-    kept = {row["origin_offset"]: row["published_at"] for row in read_rows(again.lake.path("orders", "published"))}
-    assert kept[4] == datetime.fromtimestamp(SENT_MS / 1000, UTC), "it keeps the time at which it was sent"
-    assert kept[5] > kept[4]
+    remaining = {row["origin_offset"]: row["published_at"] for row in read_rows(again.lake.path("orders", "published"))}
+    assert remaining[4] == datetime.fromtimestamp(SENT_MS / 1000, UTC), "it keeps the time at which it was sent"
+    assert remaining[5] > remaining[4]
     again.decide(one, [*orders(0, 0, 1, status="paid"), *orders(0, 1, 3), *orders(0, 3, 4, status="paid")])
     again.decide(one, [*orders(0, 0, 1, status="paid"), *orders(0, 1, 4), *orders(1, 0, 1)])
     again.publish(one)
-    assert told(log.records[9:]) == [(0, "corrected", "1"), (3, "corrected", "2")]
+    assert reported(log.records[9:]) == [(0, "corrected", "1"), (3, "corrected", "2")]
 
 
 @pytest.mark.slow
 def test_a_revision_a_retraction_and_a_late_one_are_known_as_they_are_there(
-    tables: Tables, log: Log, anew: Anew
+    tables: Tables, log: Log, restarted: Restarted
 ) -> None:
     tier = tables.stream.tier_topics[0]
     slice_, retried = tables.plan(0, p0=(0, 4)), tables.plan(0, tier, minute=120, p0=(0, 1))
@@ -231,9 +233,9 @@ def test_a_revision_a_retraction_and_a_late_one_are_known_as_they_are_there(
     changed = [*orders(0, 0, 1), *orders(0, 1, 2, status="paid")]
     tables.decide(slice_, changed, rejected=orders(0, 2, 4))
     tables.publish(slice_)
-    assert told(log.records[3:]) == [(3, "retried", None), (1, "corrected", "1"), (2, "corrected", "1")]
+    assert reported(log.records[3:]) == [(3, "retried", None), (1, "corrected", "1"), (2, "corrected", "1")]
 
-    again = anew()
+    again = restarted()
     slice_, retried = again.plan(7, p0=(0, 4)), again.plan(7, tier, minute=120, p0=(0, 1))
     left = [replace(one, left_at=NOON) for one in orders(0, 3, 4)]
     again.decide(slice_, changed, rejected=[*orders(0, 2, 3), *left])
@@ -244,15 +246,17 @@ def test_a_revision_a_retraction_and_a_late_one_are_known_as_they_are_there(
     check_whole(again, slice_, retried)
     again.decide(slice_, [*changed, *orders(0, 2, 3)], rejected=left)
     again.publish(slice_)
-    assert told(log.records[6:]) == [(2, "corrected", "2")], "behind the retraction"
+    assert reported(log.records[6:]) == [(2, "corrected", "2")], "behind the retraction"
 
 
 @pytest.mark.slow
-def test_what_was_sent_and_is_rejected_now_needs_a_persons_leave(tables: Tables, log: Log, anew: Anew) -> None:
+def test_what_was_sent_and_is_rejected_now_needs_a_persons_leave(
+    tables: Tables, log: Log, restarted: Restarted
+) -> None:
     first = tables.plan(0, p0=(0, 3))
     tables.decide(first, orders(0, 0, 3))
     tables.publish(first)
-    again = anew()
+    again = restarted()
     slice_ = again.plan(7, p0=(0, 3))
     again.decide(slice_, orders(0, 0, 2), rejected=orders(0, 2, 3))
     with pytest.raises(RetractionError, match="partition 0 offset 2"):
@@ -294,14 +298,14 @@ def test_a_decision_rejects_nothing_that_had_been_sent(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_delivery_of_what_had_been_sent_is_left_out(tables: Tables, log: Log, anew: Anew) -> None:
-    """The copy stands in an earlier slice now, and is published before the event that had been sent."""
+def test_a_second_delivery_of_what_had_been_sent_is_left_out(tables: Tables, log: Log, restarted: Restarted) -> None:
+    """The copy is in an earlier slice now, and is published before the event that had been sent."""
     first, second = tables.plan(0, p0=(0, 1)), tables.plan(1, p1=(0, 1))
     tables.decide(first, [Event(0, 0, "o1")])
     tables.decide(second, [Event(1, 0, "o1", minute=1)])
     tables.publish(first, second)
     assert places(log.records) == [(0, 0)]
-    again = anew()
+    again = restarted()
     copies, event = again.plan(7, p1=(0, 1)), again.plan(8, p0=(0, 1))
     again.decide(copies, [Event(1, 0, "o1", minute=1)])
     again.decide(event, [Event(0, 0, "o1")])
@@ -314,13 +318,13 @@ def test_a_second_delivery_of_what_had_been_sent_is_left_out(tables: Tables, log
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["handed over 1", "before 2", "committed 2"])
 def test_a_batch_that_breaks_off_among_what_had_been_sent(
-    point: str, tables: Tables, log: Log, anew: Anew, monkeypatch: pytest.MonkeyPatch
+    point: str, tables: Tables, log: Log, restarted: Restarted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 1)
     first = tables.plan(0, p0=(0, 6))
     tables.decide(first, [one for one in orders(0, 0, 6) if one.offset % 2])
     tables.publish(first)
-    again = anew()
+    again = restarted()
     assert log.marks[f"highwater.pub.{TARGET}"].sent == 0, "it counts for the new table from here on"
     slice_, last = again.plan(7, p0=(0, 6)), again.plan(8, p0=(6, 8))
     again.decide(slice_, orders(0, 0, 6))
@@ -336,7 +340,7 @@ def test_a_batch_that_breaks_off_among_what_had_been_sent(
 
 
 @pytest.mark.slow
-def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log: Log, anew: Anew) -> None:
+def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log: Log, restarted: Restarted) -> None:
     """Without that, no run would go on; and a number of a batch is never given twice."""
     name = f"highwater.pub.{TARGET}"
     slices = [tables.plan(n, p0=(n, n + 1)) for n in range(3)]
@@ -345,22 +349,22 @@ def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log
         tables.publish(slice_)
     was = log.marks[name]
     assert was.attempt == 3
-    again = anew()
+    again = restarted()
     book = publication_log.Book(again.work(), "T" * 22)
     assert log.marks[name] == Mark(3, 0, book.identity)
     assert log.marks[name].identity != was.identity
     assert (book.sending.attempt, book.last_published()) == (3, None)
     assert publication_log.under_way(again.lake, again.stream) == set()
-    once_more = anew()  # a command that died is begun again
+    once_more = restarted()  # a command that died is begun again
     assert log.marks[name] == Mark(3, 0, publication_log.Book(once_more.work(), "T" * 22).identity)
 
 
 @pytest.mark.slow
-def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, anew: Anew) -> None:
+def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, restarted: Restarted) -> None:
     first = tables.plan(0, p0=(0, 3))
     tables.decide(first, orders(0, 0, 3))
     tables.publish(first)
-    again = anew()
+    again = restarted()
     slice_ = again.plan(7, p0=(0, 3))
     again.decide(slice_, orders(0, 0, 3))
     again.publish(slice_)
@@ -399,7 +403,7 @@ def test_a_record_of_another_stream_stops_the_rebuild_and_names_it(tables: Table
     assert keep(*given, sure=False, again=True) == OnAccepted()
 
 
-def test_a_compacted_topic_does_not_tell_what_was_sent(
+def test_a_compacted_topic_does_not_show_what_was_sent(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"cleanup.policy": SimpleNamespace(value="compact,delete")}
@@ -409,7 +413,7 @@ def test_a_compacted_topic_does_not_tell_what_was_sent(
         keep(tables.ledger, tables.lake, topics, tables.stream, lambda _: None, sure=False, again=False)
 
 
-def test_all_anew_leaves_nothing_of_a_rebuild_that_died(tables: Tables) -> None:
+def test_all_again_leaves_nothing_of_a_rebuild_that_died(tables: Tables) -> None:
     path = tables.lake.path("orders", accepted_copies.TABLE)
     accepted_copies.write(tables.lake, "orders", [[copy(3).row(SENT_MS)]], {"orders": {0: 9}})
     away: Any = None

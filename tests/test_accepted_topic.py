@@ -36,7 +36,7 @@ SLICES = ({0: (0, 9), 1: (0, 8)}, {0: (9, 16), 1: (8, 10)}, {0: (16, 20), 1: (10
 
 
 class Publishing:
-    """Slices whose events stand in the lake, and processes that send them."""
+    """Slices whose events are in the lake, and processes that send them."""
 
     def __init__(self, folder: Path, topic: str, bootstrap: str) -> None:
         create_topic(bootstrap, topic, 2, {})
@@ -59,12 +59,12 @@ class Publishing:
     def ensure_each_once_in_order(self) -> None:
         found: dict[int, list[int]] = {0: [], 1: []}
         for partition, key, value, headers in read(self.bootstrap, f"{self.topic}.accepted"):
-            told = dict(headers)
-            offset = int(told["highwater.origin.offset"] or b"")
-            assert told["highwater.origin.partition"] == str(partition).encode()
+            reported = dict(headers)
+            offset = int(reported["highwater.origin.offset"] or b"")
+            assert reported["highwater.origin.partition"] == str(partition).encode()
             assert key == f"o{partition}-{offset}".encode()
             assert json.loads(value or b"")["order_id"] == f"o{partition}-{offset}"
-            assert "highwater.late" not in told
+            assert "highwater.late" not in reported
             found[partition].append(offset)
         assert found == {0: [*range(20)], 1: [*range(23)]}
 
@@ -95,8 +95,10 @@ def test_killed_at_every_point_each_event_goes_out_once_and_in_order(publishing:
         pytest.param("half of the second", FENCED, id="a later one: by Kafka"),
     ],
 )
-def test_a_run_that_was_stopped_in_its_transaction_is_kept_out(publishing: Publishing, point: str, ended: int) -> None:
-    """The one that stands still knows nothing of the other, and goes on: not a record of it is seen."""
+def test_a_run_that_was_stopped_in_its_transaction_is_fenced_off(
+    publishing: Publishing, point: str, ended: int
+) -> None:
+    """The one that hangs knows nothing of the other, and goes on: not a record of it is seen."""
     assert publishing.children.stop_and_overtake(point, publishing.ensure_each_once_in_order) == ended
 
 
@@ -122,7 +124,9 @@ def test_a_stricter_rule_takes_nothing_back_that_was_sent_unless_a_person_lets_i
     assert (report.counts["sent"], report.counts["retracted"], report.counts["sent_now"]) == (1, 5, 5)
     taken = [(key, dict(headers)) for _, key, value, headers in read(bench.bootstrap, target) if value is None]
     assert {key for key, _ in taken} == {f"o{n}".encode() for n in range(5)}
-    assert {(told["highwater.retracted"], told["highwater.revision"]) for _, told in taken} == {(b"true", b"1")}
+    assert {(reported["highwater.retracted"], reported["highwater.revision"]) for _, reported in taken} == {
+        (b"true", b"1")
+    }
     verdict = events_published(bench.ledger, bench.lake, bench.stream, [slice_.key])["events_published"][slice_.key]
     assert (verdict.passed, verdict.numbers["retracted"]) == (True, 5)
 

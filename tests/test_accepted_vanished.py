@@ -104,7 +104,7 @@ def test_a_topic_that_was_sent_to_is_gone_with_its_way_out(known: Known) -> None
 
 
 def test_a_topic_that_nothing_was_sent_to_is_not_there_yet(known: Known) -> None:
-    """So it begins; and so it is after the stream was moved to another topic, or its table deleted to send all anew."""
+    """A new stream, a stream that moved to another topic, and one whose table was deleted to send all again."""
     assert known.gone() is None
     known.write()
     assert known.gone() is None
@@ -131,21 +131,21 @@ def test_status_asks_once_and_only_where_something_was_sent(known: Known) -> Non
     assert known.status(Cluster(AWAY)) is AWAY
 
 
-def test_status_tells_it_and_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_reports_it_and_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = Vanished("topic t is gone", remedy="mend it")
-    told = plan_status.StreamStatus("orders", "orders", 0, None, None, accepted=error)
-    assert told.lines[1] == "  TopicVanishedError: topic t is gone; remedy: mend it"
-    assert told.to_plain()["accepted_error"]["error"] == "TopicVanishedError"
-    sound = replace(told, accepted=None)
+    reported = plan_status.StreamStatus("orders", "orders", 0, None, None, accepted=error)
+    assert reported.lines[1] == "  TopicVanishedError: topic t is gone; remedy: mend it"
+    assert reported.to_plain()["accepted_error"]["error"] == "TopicVanishedError"
+    sound = replace(reported, accepted=None)
     assert sound.to_plain()["accepted_error"] is None
     scene = Scene("nowhere:1", "orders", tmp_path)
-    for one, status in ((told, PERMANENT), (sound, 0)):
+    for one, status in ((reported, PERMANENT), (sound, 0)):
         monkeypatch.setattr(plan_status, "stream_status", lambda *_, one=one: one)
         assert scene.run("status").exit_code == status
 
 
 def test_the_audit_looks_at_the_other_topics_all_the_same(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tier that is not there is told by the status of tiers."""
+    """A tier that is not there is reported by the status of tiers."""
     asked: list[str] = []
 
     def facts(_: object, topic: str) -> None:
@@ -161,7 +161,7 @@ def test_the_audit_looks_at_the_other_topics_all_the_same(known: Known, monkeypa
     assert asked == 2 * [*known.stream.published_topics]
 
 
-def test_the_doctor_tells_it_before_it_asks_whether_the_topic_would_be_created(
+def test_the_doctor_reports_it_before_it_asks_whether_the_topic_would_be_created(
     known: Known, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shape(_: object, topic: str) -> dlq_topics.Shape:
@@ -178,7 +178,7 @@ def test_the_doctor_tells_it_before_it_asks_whether_the_topic_would_be_created(
 
 
 @pytest.mark.slow
-def test_a_topic_that_was_deleted_is_told_and_filled_anew_as_the_remedy_says(
+def test_a_topic_that_was_deleted_is_reported_and_refilled_as_the_remedy_says(
     bootstrap: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Nobody noticed: what readers had not read was gone, and the doctor said that the topic was still to come."""
@@ -192,18 +192,18 @@ def test_a_topic_that_was_deleted_is_told_and_filled_anew_as_the_remedy_says(
             Work(tables.stream, list(slices), None, lake, tables.ledger, tables.kafka, lambda _: None)  # type: ignore[arg-type]
         )
 
-    def told() -> HighwaterError | None:
+    def reported() -> HighwaterError | None:
         return stream_status(tables.ledger, tables.kafka, tables.stream, {}, lake).accepted
 
     first, second = (tables.plan(n, p0=(3 * n, 3 * n + 3)) for n in (0, 1))
     for n, slice_ in enumerate((first, second)):
         tables.decide(slice_, [Event(0, at, f"o{at}", minute=at) for at in range(3 * n, 3 * n + 3)])
-    assert told() is None
+    assert reported() is None
     send(first)
-    assert told() is None
+    assert reported() is None
     scene.admin.delete_topics([target])[target].result(30)
     wait_until(lambda: target not in tables.kafka.topics(), 30, "the topic's end")
-    assert isinstance(told(), Vanished)
+    assert isinstance(reported(), Vanished)
     page = audit(tables.ledger, tables.kafka, lake, tables.stream)
     assert len([error for error in page.errors if error.startswith(f"topic {target} of stream orders is gone")]) == 1
     opened: Any = SimpleNamespace(kafka=lambda: tables.kafka, ledger=lambda: tables.ledger, lake=lambda: lake)
@@ -216,4 +216,4 @@ def test_a_topic_that_was_deleted_is_told_and_filled_anew_as_the_remedy_says(
     shutil.rmtree(lake.path("orders", publication_log.TABLE))
     send(first, second)
     assert [key for _, key, _, _ in read(bootstrap, target)] == [f"o{at}".encode() for at in range(6)]
-    assert told() is None
+    assert reported() is None

@@ -201,6 +201,6 @@ def test_lost_answers_double_nothing_unless_idempotence_is_off(tmp_path: Path, i
             assert counts.delivered == 4000
             assert proxy.lost >= 5
             places = place_of(broker.bootstrap)
-            doubled = sum(len(standing) > 1 for standing in places.values())
+            doubled = sum(len(committed) > 1 for committed in places.values())
             assert len(places) == 4000
             assert doubled == 0 if idempotent else doubled > 0

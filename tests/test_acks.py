@@ -161,16 +161,19 @@ def test_the_audit_counts_the_replicas_that_are_in_sync_now(cluster: EmbeddedClu
     first, second, third = cluster.brokers[:REPLICAS]
     make_topic(cluster, "audited", [first, second, third], in_sync=2)
     whole = "1 of 4 brokers may fail with writes going on, 2 with reads"
-    told = judged(cluster, "audited")
-    assert (told[0], told[1].startswith(whole)) == (Level.OK, True)
+    reported = judged(cluster, "audited")
+    assert (reported[0], reported[1].startswith(whole)) == (Level.OK, True)
     for broker, level, now in (
         (third, Level.WARNING, "now 0 more of 4 brokers may fail with writes going on, 1 more with reads"),
         (second, Level.ERROR, "now writes with acks=all wait, 0 more of 4 brokers may fail with reads going on"),
     ):
         broker.kill()
         wait_until(partial(has_left, cluster, "audited", broker), 60, "its leaving")
-        told = judged(cluster, "audited")
-        assert (told[0], told[1].startswith(f"{now}; once all replicas are in sync {whole}")) == (level, True), told
+        reported = judged(cluster, "audited")
+        assert (reported[0], reported[1].startswith(f"{now}; once all replicas are in sync {whole}")) == (
+            level,
+            True,
+        ), reported
 
 
 def has_left(cluster: EmbeddedCluster, topic: str, broker: EmbeddedBroker) -> bool:

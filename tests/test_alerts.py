@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dev.processes import LOOPBACK, free_port
-from highwater.alerting import DEPLOYMENT, Alert, Measure, after, told, watch
+from highwater.alerting import DEPLOYMENT, Alert, Measure, after, mark_reported, watch
 from highwater.declaration import Alerts, Foreign, Lookup
 from highwater.envelope import Origin
 from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
@@ -46,30 +46,30 @@ def measure(over: bool, value: str = "7") -> Measure:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans())))
-def test_alerts_and_recoveries_alternate_and_none_is_told_twice(ticks: list[tuple[bool, bool]]) -> None:
+def test_alerts_and_recoveries_alternate_and_none_is_reported_twice(ticks: list[tuple[bool, bool]]) -> None:
     """Each tick measures the condition, and its receiver may be away."""
     open_: dict[tuple[str, str], Alert] = {}
     heard: list[str] = []
     for over, receives in ticks:
         open_ = after(open_, [measure(over)], NOW)
-        for alert in [alert for alert in open_.values() if alert.to_tell]:
+        for alert in [alert for alert in open_.values() if alert.is_unreported]:
             if receives:
                 heard.append(alert.to_plain()["kind"])
-                open_ = told(open_, alert)
+                open_ = mark_reported(open_, alert)
     assert heard == [("alert", "recovery")[n % 2] for n in range(len(heard))]
     if ticks and ticks[-1][1]:
         assert (heard[-1:] == ["alert"]) == ticks[-1][0], "whoever listens knows how it stands"
 
 
 def test_a_thousand_ticks_over_a_threshold_are_one_alert_and_one_recovery() -> None:
-    """What stands in the ledger between two ticks is all that they know of each other."""
+    """What is in the ledger between two ticks is all that they know of each other."""
     open_: dict[tuple[str, str], Alert] = {}
     heard: list[str] = []
     for tick in range(1_002):
         open_ = after(open_, [measure(over=tick < 1_000, value=str(tick))], NOW + timedelta(minutes=tick))
-        for alert in [alert for alert in open_.values() if alert.to_tell]:
+        for alert in [alert for alert in open_.values() if alert.is_unreported]:
             heard.append(f"{alert.to_plain()['kind']} {alert.since:%H:%M}")
-            open_ = told(open_, alert)
+            open_ = mark_reported(open_, alert)
     assert heard == ["alert 00:00", "recovery 00:00"]
 
 
@@ -82,18 +82,18 @@ def test_what_was_not_measured_stays_as_it_is() -> None:
 
 
 def test_an_alert_that_lasts_has_the_remedy_of_now() -> None:
-    """It named the first slice that was given up, for as long as any was, and the threshold of before."""
-    known = {name: replace(alert, told=True) for name, alert in after({}, [measure(over=True)], NOW).items()}
+    """It named the first slice that was exhausted, for as long as any was, and the threshold of before."""
+    known = {name: replace(alert, reported=True) for name, alert in after({}, [measure(over=True)], NOW).items()}
     now = replace(measure(over=True), threshold="6", remedy="look at the other")
     [alert] = after(known, [now], NOW + timedelta(hours=1)).values()
-    assert (alert.since, alert.told, alert.threshold, alert.remedy) == (NOW, True, "6", "look at the other")
+    assert (alert.since, alert.reported, alert.threshold, alert.remedy) == (NOW, True, "6", "look at the other")
 
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
 @pytest.mark.parametrize(
-    ("seen", "gone", "anew"),
+    ("seen", "gone", "restarted"),
     [
         ({"mine": NOW - HOUR / 2, "other": NOW - DAY}, {"other"}, {"mine", "other"}),
         ({"mine": NOW - HOUR / 2, "other": NOW - DAY + HOUR}, set(), {"mine"}),
@@ -112,10 +112,10 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
     ],
 )
 def test_gone_is_what_nobody_watched_over_while_others_ticked(
-    seen: dict[str, datetime], gone: set[str], anew: set[str]
+    seen: dict[str, datetime], gone: set[str], restarted: set[str]
 ) -> None:
     found = watch(["mine", "other"], ["mine"], seen, NOW)
-    assert (set(found.gone), set(found.anew)) == (gone, anew)
+    assert (set(found.gone), set(found.added)) == (gone, restarted)
 
 
 def test_the_alerts_of_what_nothing_declares_any_more_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +159,11 @@ def test_streams_without_time_or_change_keep_their_alerts(ledger: Ledger, monkey
     begin, found = "", []
     for resting in ((), (), {"b"}):
         seen.clear()
-        told = alerts.tick(ledger, unused, unused, streams, lambda _: None, begin=begin, resting=resting)
-        found.append(("".join(seen), told.begin, "".join(told.calm), [one.stream for one in ledger.alerts().values()]))
-        begin = told.begin
+        outputs = alerts.tick(ledger, unused, unused, streams, lambda _: None, begin=begin, resting=resting)
+        found.append(
+            ("".join(seen), outputs.begin, "".join(outputs.calm), [one.stream for one in ledger.alerts().values()])
+        )
+        begin = outputs.begin
     assert found == [("ab", "c", "a", ["b"]), ("cd", "a", "cd", ["b"]), ("ac", "d", "ac", ["b"])]
 
 
@@ -169,7 +171,7 @@ def test_streams_without_time_or_change_keep_their_alerts(ledger: Ledger, monkey
 def ticking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Ticks with one measure that a test sets; each opens the ledger afresh, as another daemon does."""
 
-    def tick(over: bool | None, tell: alerts.Tell) -> list[str]:
+    def tick(over: bool | None, report: alerts.Report) -> list[str]:
         def measured(*_: object) -> Measure | None:
             if over is None:
                 raise DependencyAwayError("the lake is away", remedy="wait")
@@ -177,7 +179,7 @@ def ticking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
 
         monkeypatch.setattr(alerts, "MEASURES", (measured,))
         unused: Any = None
-        return alerts.tick(Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), unused, unused, [STREAM], tell).lines
+        return alerts.tick(Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), unused, unused, [STREAM], report).lines
 
     return tick
 
@@ -194,7 +196,7 @@ def test_many_ticks_give_one_alert_and_one_recovery(ticking: Callable[..., list[
     assert [alert.to_plain()["kind"] for alert in heard] == ["alert", "recovery"]
 
 
-def test_a_receiver_that_fails_is_told_later(ticking: Callable[..., list[str]]) -> None:
+def test_a_receiver_that_fails_is_reported_later(ticking: Callable[..., list[str]]) -> None:
     def fails(_: Alert) -> None:
         raise DependencyAwayError("the receiver of alerts did not answer", remedy="wait")
 
@@ -248,20 +250,20 @@ def test_a_receiver_gets_json_and_its_address_is_never_repeated(receiver: Any) -
     url = f"http://{LOOPBACK}:{receiver.server_port}/?token=planted-secret"
     post(url, {"kind": "alert"})
     assert receiver.heard == [("application/json", {"kind": "alert"})]
-    told_of = []
+    messages = []
     for status, seconds in ((500, 5.0), (302, 5.0), (0, 0.2)):
         receiver.status = status
         with pytest.raises(DependencyAwayError) as caught:
             post(url, {}, seconds)
-        told_of.append(str(caught.value) + repr(caught.value.__cause__))
+        messages.append(str(caught.value) + repr(caught.value.__cause__))
     with pytest.raises(DependencyAwayError) as caught:
         post(f"http://{LOOPBACK}:{free_port()}/planted-secret", {})
     with pytest.raises(ConfigurationError) as strange:
         post("file:///planted-secret", {})
     with pytest.raises(DependencyAwayError) as odd:
         post(f"http://{LOOPBACK}/planted secret", {})
-    told_of.append(str(odd.value) + repr(odd.value.__cause__))
-    assert not any("planted" in text for text in [*told_of, str(caught.value), str(strange.value)])
+    messages.append(str(odd.value) + repr(odd.value.__cause__))
+    assert not any("planted" in text for text in [*messages, str(caught.value), str(strange.value)])
 
 
 def test_an_alert_that_the_receiver_refuses_keeps_back_no_other(
@@ -277,14 +279,14 @@ def test_an_alert_that_the_receiver_refuses_keeps_back_no_other(
         ledger = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}")
         url = f"http://{LOOPBACK}:{receiver.server_port}/"
         lines = alerts.tick(ledger, unused, unused, [STREAM], lambda alert: post(url, alert.to_plain())).lines
-        return [body["what"] for _, body in receiver.heard], [line for line in lines if not line.startswith("told:")]
+        return [body["what"] for _, body in receiver.heard], [line for line in lines if not line.startswith("sent:")]
 
     receiver.refuses = {"first": 413}
     for new, asked in ((2, ["first", "second"]), (3, ["first", "third"])):
         monkeypatch.setattr(alerts, "MEASURES", measuring[:new])
         heard, [line] = tick()
         assert heard == asked
-        assert line.startswith("not told: orders first: the receiver of alerts refused this one")
+        assert line.startswith("not sent: orders first: the receiver of alerts refused this one")
         assert "413" in line
     for busy in (408, 425, 429, 503):
         receiver.refuses = {"first": busy}
@@ -294,7 +296,7 @@ def test_an_alert_that_the_receiver_refuses_keeps_back_no_other(
     assert tick()[0] == ["first", "fourth"]
 
 
-def test_what_the_lake_tells_is_measured(tmp_path: Path) -> None:
+def test_what_the_lake_reports_is_measured(tmp_path: Path) -> None:
     written = Written(tmp_path)
     written.prove(MAIN, {"raw": 10, "events": 4, "rejects": 6, "dlq": 6, "current": 5}, raw=10)
     written.add("events", MAIN, range(4))
@@ -345,7 +347,7 @@ def test_a_topic_that_keeps_all_ends_the_alert_of_its_retention(
     found = alerts._retention_left(alerts.Asked(unused, unused, unused, STREAM))
     assert (found and found.over) == over
     if found is not None:
-        known = {("orders", found.what): Alert("orders", found.what, "1 h", "2 h", "raise it", NOW, told=True)}
+        known = {("orders", found.what): Alert("orders", found.what, "1 h", "2 h", "raise it", NOW, reported=True)}
         assert [one.to_plain()["kind"] for one in after(known, [found], NOW).values()] == ["recovery"]
 
 
@@ -361,7 +363,7 @@ def test_the_alerts_of_tiers_and_of_sending_end_when_the_declaration_has_neither
 
 
 def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:
-    """It was taken for an empty one: what was over recovered, and what was decided anew long ago was told to wait."""
+    """It was taken for an empty one: what was over recovered, and what was reprocessed long ago was told to wait."""
     written = Written(tmp_path)
     written.prove(MAIN, {"raw": 10, "events": 4, "rejects": 6, "dlq": 6, "current": 5}, raw=10)
     for n, table in enumerate(("events", "rejects")):
@@ -393,7 +395,7 @@ def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_sensor_tells_what_kafka_shows(
+def test_the_sensor_reports_what_kafka_shows(
     bootstrap: str, topic: TopicFactory, tmp_path: Path, receiver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A retry that nobody plans, and a backlog that retention is about to take."""
@@ -423,7 +425,7 @@ def test_the_sensor_tells_what_kafka_shows(
         with dg.build_sensor_context(resources=defs.resources, instance=dg.DagsterInstance.ephemeral()) as context:
             return str(sensor.evaluate_tick(context).skip_message)
 
-    assert "told: alert orders age of retries" in tick()
+    assert "sent: alert orders age of retries" in tick()
     assert {body["what"] for _, body in receiver.heard} == {"age of retries", "retention before unread records"}
     assert "2 alerts are open" in tick()
     shown = scene.run("status", "orders").output

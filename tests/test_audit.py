@@ -1,4 +1,4 @@
-"""The audit: the ends of all origins sum to what was produced, and what does not agree is told.
+"""The audit: the ends of all origins sum to what was produced, and what does not agree is reported.
 
 The tables are written here, row by row, without the pipeline.
 """
@@ -129,8 +129,8 @@ def test_every_origin_has_one_end(written: Written) -> None:
     assert SOUND.error is None
 
 
-def test_what_was_given_up_while_a_copy_of_it_was_under_way_has_that_end(written: Written) -> None:
-    """The tier that it was sent back to supersedes the copy; it was told as waiting there for ever."""
+def test_what_was_abandoned_while_a_copy_of_it_was_under_way_has_that_end(written: Written) -> None:
+    """The tier that it was sent back to supersedes the copy; it was reported as waiting there for ever."""
     written.ledger.discard(
         "orders", [Discard(Origin("orders", 0, 0, offset), "garbage", "ann", NOW) for offset in (6, 7)]
     )
@@ -158,7 +158,7 @@ def test_what_is_rejected_again_counts_where_it_was_sent_last(written: Written) 
 
 
 def test_what_a_person_sent_again_counts_where_it_is_now(written: Written) -> None:
-    """Mended, and sent with its retries counted anew: the rejection that was published last is the last one."""
+    """Mended, and sent with its retries counted again: the rejection that was published last is the last one."""
     first, again = a_slice(1, 2, TIER), a_slice(2, 2, TIER)
     written.prove(first, {"raw": 1, "events": 0, "rejects": 1, "dlq": 1, "current": 0})
     written.add("rejects", first, [8], next_topic=PARKED, retries=3)
@@ -187,7 +187,7 @@ def test_what_another_system_rejected_counts_by_its_origin(written: Written) -> 
     assert found.waiting == {TIER: 0, STREAM.tier_topics[1]: 1}
 
 
-def test_a_slice_that_is_decided_anew_is_no_error(written: Written) -> None:
+def test_a_slice_that_is_reprocessed_is_no_error(written: Written) -> None:
     """Some of its origins were accepted in a tier meanwhile: until it is decided they all count as undecided."""
     written.rows["events"] = [row for row in written.rows["events"] if row["slice"] != MAIN.key]
     written.prove(MAIN, {"events": 5}, attempt=2)
@@ -197,7 +197,7 @@ def test_a_slice_that_is_decided_anew_is_no_error(written: Written) -> None:
 
 
 def test_what_is_under_way_is_no_error(written: Written) -> None:
-    """Read and not decided; decided, and the rejects not written; decided anew, and the rejects of before."""
+    """Read and not decided; decided, and the rejects not written; reprocessed, and the rejects of before."""
     written.prove(LATER, {"raw": 5})
     assert (written.ends().undecided, written.ends().error) == (5, None)
     written.prove(LATER, {"events": 4})
@@ -207,7 +207,7 @@ def test_what_is_under_way_is_no_error(written: Written) -> None:
     assert (written.ends().undecided, written.ends().error) == (5, None)
 
 
-def test_a_row_that_is_missing_or_doubled_is_told(written: Written) -> None:
+def test_a_row_that_is_missing_or_doubled_is_reported(written: Written) -> None:
     doubled = [row for row in written.rows["events"] if row.get("origin_offset") == 3]
     written.rows["events"] += doubled
     assert "1 rows of events" in str(written.ends().error)
@@ -215,13 +215,13 @@ def test_a_row_that_is_missing_or_doubled_is_told(written: Written) -> None:
     assert "sum to 9, produced were 10" in str(written.ends().error)
 
 
-def test_an_origin_in_two_places_is_told(written: Written) -> None:
+def test_an_origin_in_two_places_is_reported(written: Written) -> None:
     """Accepted without a retry, and rejected all the same."""
     written.add("events", MAIN, [8])
     assert "sum to 11, produced were 10" in str(written.ends().error)
 
 
-def test_a_reject_that_is_gone_is_told(written: Written) -> None:
+def test_a_reject_that_is_gone_is_reported(written: Written) -> None:
     written.rows["rejects"] = [row for row in written.rows["rejects"] if row.get("origin_offset") != 8]
     assert "sum to 9, produced were 10" in str(written.ends().error)
 
@@ -244,7 +244,7 @@ def ensure_topic_and_producers(scene: Scene, page: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("config", "expected"), [({}, 10), ({"records": 3}, 3), ({"records": 0}, 0)])
-def test_the_job_reads_the_newest_slices_once_more(
+def test_the_job_reads_the_newest_slices_again(
     config: dict[str, object], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second reader is part of every day's audit; by its own config of a larger one."""
@@ -265,7 +265,7 @@ def test_the_job_reads_the_newest_slices_once_more(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_broker_that_is_away_is_a_temporary_error_until_a_real_one_stands_beside_it(
+def test_a_broker_that_is_away_is_a_temporary_error_until_a_real_one_runs_beside_it(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended as if somebody had changed a table, and told the same twice, in the words of two clients."""
@@ -286,7 +286,7 @@ def test_a_broker_that_is_away_is_a_temporary_error_until_a_real_one_stands_besi
 
 
 @pytest.mark.slow
-def test_the_command_and_the_job_tell_the_same(
+def test_the_command_and_the_job_report_the_same(
     bootstrap: str, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene(bootstrap, topic(partitions=2), tmp_path)
@@ -343,10 +343,10 @@ def test_the_command_and_the_job_tell_the_same(
     text = str(observation.metadata["audit"].value)
     assert "the ends sum to 2, produced were 15" in text
     assert "versions_along_offsets over the stream: 1 versions fall" in text
-    told = scene.run("audit", "orders")
-    assert told.exit_code == PERMANENT
-    assert "the ends sum to 2, produced were 15" in told.output
-    assert "versions_along_offsets" not in told.output
+    reported = scene.run("audit", "orders")
+    assert reported.exit_code == PERMANENT
+    assert "the ends sum to 2, produced were 15" in reported.output
+    assert "versions_along_offsets" not in reported.output
     [plain] = json.loads(scene.run("audit", "orders", "--versions", "--json").stdout)
     assert {name: one["result"] for name, one in plain["versions"].items()} == {
         "versions_along_offsets": "error",

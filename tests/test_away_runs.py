@@ -58,7 +58,7 @@ def refused(name: str, form: str) -> Iterator[None]:
 
 @contextmanager
 def stopped_at_the_commit(server: SparkConnect) -> Iterator[None]:
-    """The server stands still as it is asked to commit; then it goes on, with what it was asked for."""
+    """The server hangs as it is asked to commit; then it goes on, with what it was asked for."""
     group = server.pid
     assert group is not None
     stopped: list[int] = []
@@ -80,7 +80,7 @@ def stopped_at_the_commit(server: SparkConnect) -> Iterator[None]:
 
 
 @pytest.fixture
-def standing_still(tmp_path: Path) -> Iterator[SparkConnect]:
+def unresponsive(tmp_path: Path) -> Iterator[SparkConnect]:
     """A server of its own: every worker of the tests would wait for theirs."""
     from dev.spark_connect import SparkConnect
 
@@ -89,9 +89,9 @@ def standing_still(tmp_path: Path) -> Iterator[SparkConnect]:
 
 
 def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
-    bench: Bench, standing_still: SparkConnect, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, unresponsive: SparkConnect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configure(bench, standing_still, monkeypatch)
+    configure(bench, unresponsive, monkeypatch)
     bench.send(*MESSAGES)
     slice_ = bench.plan(0, p0=(0, 5), p1=(0, 3), p2=(0, 3))
     dlq = {bench.stream.parked_topic, *bench.stream.tier_topics}
@@ -102,9 +102,9 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
         def fails(table: str, *texts: str) -> None:
             result = runs.run([slice_.key], table, tries=False)
             assert not result.success
-            told = failure(result)
+            reported = failure(result)
             for text in ("DependencyAwayError: ", "remedy: ", *texts):
-                assert text in told
+                assert text in reported
             assert runs.done(table) == set()
             assert dlq.isdisjoint(bench.kafka.topics())
 
@@ -115,10 +115,10 @@ def test_a_slice_waits_for_each_dependency_and_then_equals_the_topic(
         assert runs.run([slice_.key], "raw").success
         with moved(bench.lake.root):
             fails("events", f"the lake's folder {bench.lake.root} is not there", "mount or restore it")
-            assert not Path(bench.lake.root).exists(), "it was not begun anew"
+            assert not Path(bench.lake.root).exists(), "it was not restarted"
         with moved(bench.lake.reference("reference/customers")):
             fails("events", "the reference table reference/customers is not in the lake")
-        with stopped_at_the_commit(standing_still):
+        with stopped_at_the_commit(unresponsive):
             fails("events", "Spark failed", "see that the Spark server runs (SPARK_REMOTE)")
         assert runs.run([slice_.key], "events").success
         with moved(bench.lake.reference("reference/customers")):

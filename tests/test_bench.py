@@ -58,7 +58,7 @@ def test_one_missed_figure_is_the_exit_status() -> None:
     assert command.status([result(), missed]) == 1
 
 
-def test_the_page_tells_the_kept_figures(tmp_path: Path) -> None:
+def test_the_page_reports_the_retained_figures(tmp_path: Path) -> None:
     result().save(tmp_path)
     assert Result.load(tmp_path / "x.json") == result()
     report.write(tmp_path, tmp_path / "page.md")

@@ -51,9 +51,9 @@ def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: p
     assert found["one_content_a_version"].numbers["second_deliveries"] == faults - malformed
 
     slices = ledger.slices(STREAM.name)
-    standing = attempts(lake, STREAM)
+    committed = attempts(lake, STREAM)
     assert all_seams(ledger, STREAM, slices) == []
-    assert [slice_.key for slice_ in slices if standing.lacking(slice_.key)] == []
+    assert [slice_.key for slice_ in slices if committed.lacking(slice_.key)] == []
     keys = [slice_.key for slice_ in slices if slice_.topic == STREAM.topic]
     checks = {
         "as planned": offsets_as_planned(in_raw(ledger, lake, STREAM, keys)),

@@ -97,8 +97,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
             "rejects_published",
             "metrics_follow_events",
         }
-        kept = tuple(one for one in checks.CHECKS if not left_out & set(one.what))
-        monkeypatch.setattr(checks, "CHECKS", kept)
+        stored = tuple(one for one in checks.CHECKS if not left_out & set(one.what))
+        monkeypatch.setattr(checks, "CHECKS", stored)
         yield found
 
 
@@ -155,14 +155,14 @@ def test_what_a_stream_only_warns_of_fails_where_that_is_asked_for() -> None:
 @pytest.mark.parametrize(("severity", "blocks"), [("WARN", False), ("ERROR", True)])
 def test_a_result_that_is_a_warning_blocks_nothing(runs: Runs, severity: str, blocks: bool) -> None:
     """Within a run Dagster lets it pass; a later run was kept by it."""
-    told = dg.AssetCheckEvaluation(
+    reported = dg.AssetCheckEvaluation(
         asset_key=table_key(BLOCKS, "events"),
         check_name="transitions_allowed",
         passed=False,
         severity=dg.AssetCheckSeverity[severity],
         partition=FIRST,
     )
-    runs.instance.report_runless_asset_event(told)
+    runs.instance.report_runless_asset_event(reported)
     with pytest.raises(BlockedError) if blocks else nullcontext():
         ensure_not_blocked(runs.instance, BLOCKS, "rejects", [FIRST])
 
@@ -189,6 +189,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_declaration_that_contradicts_itself_is_refused(name: str) -> None:
-    changes, told = WRONG[name]
-    with pytest.raises(DeclarationError, match=told):
+    changes, reported = WRONG[name]
+    with pytest.raises(DeclarationError, match=reported):
         replace(PAYMENTS, **changes)

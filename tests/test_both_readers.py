@@ -281,15 +281,15 @@ def test_a_key_whose_schema_is_in_a_header_or_unknown(spark: SparkSession) -> No
     headers = [("__value_schema_id", framed(99, b"")), ("__key_schema_id", framed(60, b""))]
     keys, all_headers = [payload, framed(98, payload), None], [headers, [], []]
     found = by_pipeline(spark, stream, [b"{}"] * 3, keys, all_headers)
-    told = {row["name"]: (row["reason"], row["detail"], row["v_k"]) for row in found}
-    assert told == {
+    reported = {row["name"]: (row["reason"], row["detail"], row["v_k"]) for row in found}
+    assert reported == {
         0: (None, None, "o-17"),
         1: ("unresolved", "the registry does not know schema 98 of the key", None),
         2: ("malformed", "field k (Key(path='')) is missing", None),
     }
     for at, (key, of_record) in enumerate(zip(keys, all_headers, strict=True)):
         theirs = classify(stream, Record(b"{}", key, of_record, "t", 0, at, 0), schema_of)
-        assert (theirs.reason, theirs.values.get("k")) == (told[at][0], told[at][2])
+        assert (theirs.reason, theirs.values.get("k")) == (reported[at][0], reported[at][2])
 
 
 @pytest.mark.slow
@@ -323,7 +323,7 @@ def unlike_outcomes(stream: Stream, theirs: Outcome, ours: dict[str, Any]) -> An
     unlike = {
         declared.name: (theirs.values[declared.name], ours[f"v_{declared.name}"])
         for declared in stream.fields
-        if not same(declared, theirs.values[declared.name], told(ours[f"v_{declared.name}"]))
+        if not same(declared, theirs.values[declared.name], reported(ours[f"v_{declared.name}"]))
     }
     return unlike | ({"key": (theirs.key, ours["event_key"])} if theirs.key != ours["event_key"] else {})
 
@@ -343,15 +343,15 @@ def is_canonical(stream: Stream, value: bytes) -> bool:
     return out.getvalue() == value
 
 
-def told(value: Any) -> Any:
+def reported(value: Any) -> Any:
     """Rows as dictionaries, bytes as such."""
     if hasattr(value, "asDict"):
-        return {key: told(one) for key, one in value.asDict().items()}
+        return {key: reported(one) for key, one in value.asDict().items()}
     if isinstance(value, bytearray):
         return bytes(value)
     if isinstance(value, list):
-        return [told(one) for one in value]
-    return {key: told(one) for key, one in value.items()} if isinstance(value, dict) else value
+        return [reported(one) for one in value]
+    return {key: reported(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def mutated(values: list[bytes], chance: random.Random, count: int) -> list[bytes]:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dev.planted import plant
 from highwater.assets import events
 from highwater.assets.breaker_gate import ensure_admitted, ensure_within_limit
-from highwater.assets.commit import Standing
+from highwater.assets.commit import CommittedSlices
 from highwater.assets.work import Work
 from highwater.breaker import LONGEST_PROBE, Circuit, Outcome, admit, done, fail, judge
 from highwater.declaration import Breaker, OnReject, Stream
@@ -236,7 +236,7 @@ def test_what_nothing_mends_is_probed_less_and_less_often_and_still_twice_an_hou
         assert probing is not None
         circuit = fail(probing, RULES, ["a"], set(), "boom", now)
     assert waits == [minutes(5), minutes(10), minutes(20), minutes(30), minutes(30), minutes(30)]
-    assert done(replace(circuit, probe="a"), "a", now) == Circuit(since=now), "the count begins anew"
+    assert done(replace(circuit, probe="a"), "a", now) == Circuit(since=now), "the count begins again"
     rare = Breaker(failures=1, cool_down=timedelta(hours=2))
     assert fail(replace(circuit, probe="a"), rare, ["a"], set(), "boom", now).until == now + timedelta(hours=2)
 
@@ -283,15 +283,15 @@ def test_of_many_that_come_at_once_one_is_the_probe(url: str, ledger: Ledger) ->
     assert [ledger.breakers.circuit("orders").probe] == probes
 
 
-def test_a_change_that_another_made_first_is_made_anew(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_that_another_made_first_is_recreated(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """On PostgreSQL nothing locks the row while the change is worked out: the revision tells."""
     opened(ledger)
     with ledger.database.writing() as connection:
         assert breakers._keep(connection, "stream orders", Circuit(since=NOON), 1)
         assert not breakers._keep(connection, "stream orders", OPEN, 1)
     seen: list[Circuit] = []
-    kept, first = breakers._keep, iter([False])
-    monkeypatch.setattr(breakers, "_keep", lambda *given: next(first, True) and kept(*given))
+    stored, first = breakers._keep, iter([False])
+    monkeypatch.setattr(breakers, "_keep", lambda *given: next(first, True) and stored(*given))
 
     def decide(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
         seen.append(circuit)
@@ -361,9 +361,9 @@ def test_while_it_is_open_nothing_is_decided_but_the_probe(ledger: Ledger, work:
 def test_only_first_attempts_count(ledger: Ledger, work: Callable[..., Work]) -> None:
     """Neither what comes back through a tier, nor what is materialised again, nor a step's next try."""
     ensure_within_limit(work(RETRIED), [RETRIED], {}, {RETRIED.key: {"raw": 500, "rejects": 500}})
-    standing = {ONE.key: Proof(ONE, 1, 400, {"rejects": 0})}
+    committed = {ONE.key: Proof(ONE, 1, 400, {"rejects": 0})}
     with pytest.raises(RejectsOverLimitError):
-        ensure_within_limit(work(ONE), [ONE], standing, counted(s1=(500, 400)))
+        ensure_within_limit(work(ONE), [ONE], committed, counted(s1=(500, 400)))
     for _ in range(3):
         ensure_within_limit(work(TWO), [TWO], {}, counted(s2=(99, 40)))
     found = ledger.breakers.circuit("orders")
@@ -373,8 +373,8 @@ def test_only_first_attempts_count(ledger: Ledger, work: Callable[..., Work]) ->
 
 def test_of_a_slice_that_is_materialised_again_only_new_rejects_count(work: Callable[..., Work]) -> None:
     """Its published rejects stay rejects: they flood nothing again."""
-    standing = {ONE.key: Proof(ONE, 1, 50, {"rejects": 400})}
-    ensure_within_limit(work(ONE), [ONE], standing, counted(s1=(500, 450)))
+    committed = {ONE.key: Proof(ONE, 1, 50, {"rejects": 400})}
+    ensure_within_limit(work(ONE), [ONE], committed, counted(s1=(500, 450)))
 
 
 def test_an_accepted_slice_passes_and_changes_nothing(ledger: Ledger, work: Callable[..., Work]) -> None:
@@ -393,7 +393,7 @@ def test_an_accepted_slice_passes_and_changes_nothing(ledger: Ledger, work: Call
         ensure_admitted(work(ONE, TWO), [ONE, TWO])
 
 
-def test_a_slice_that_stands_is_no_probe(ledger: Ledger, work: Callable[..., Work]) -> None:
+def test_a_committed_slice_is_no_probe(ledger: Ledger, work: Callable[..., Work]) -> None:
     """A backfill that was requested while it was half-open became the probe, and told nothing of what comes in."""
     ready = replace(OPEN, until=datetime.now(UTC))
     opened(ledger, ready)
@@ -407,18 +407,18 @@ def test_a_slice_that_stands_is_no_probe(ledger: Ledger, work: Callable[..., Wor
 def test_what_was_sent_is_asked_of_every_slice_and_before_the_breaker(
     ledger: Ledger, work: Callable[..., Work]
 ) -> None:
-    """A slice whose events the lake lost does not stand there, and the breaker kept how it would have been split."""
+    """A slice whose events the lake lost does not be there, and the breaker kept how it would have been split."""
     asked: list[Sequence[str]] = []
 
-    def ensure_kept(keys: Sequence[str]) -> None:
+    def ensure_no_retraction(keys: Sequence[str]) -> None:
         asked.append(keys)
         raise RetractionError("sent", remedy="mend the rule")
 
-    told_of = counted(s1=(100, 100), s2=(100, 0))
-    standing = Standing({TWO.key: Proof(TWO, 1, 100, {"rejects": 0})}, 0)
-    made: Any = SimpleNamespace(work=work(ONE, TWO), measured=told_of, ensure_kept=ensure_kept)
+    messages = counted(s1=(100, 100), s2=(100, 0))
+    committed = CommittedSlices({TWO.key: Proof(TWO, 1, 100, {"rejects": 0})}, 0)
+    made: Any = SimpleNamespace(work=work(ONE, TWO), measured=messages, ensure_no_retraction=ensure_no_retraction)
     with pytest.raises(RetractionError):
-        events._ensure_decidable(made, standing, [ONE, TWO], told_of)
+        events._ensure_decidable(made, committed, [ONE, TWO], messages)
     assert asked == [[ONE.key, TWO.key]]
     assert ledger.breakers.judgements([ONE.key, TWO.key]) == {}
     assert ledger.breakers.circuit("orders") == Circuit()
@@ -453,8 +453,8 @@ def test_a_run_of_several_slices_is_one_failure(ledger: Ledger, work: Callable[.
         assert ledger.breakers.circuit("orders").closed
         some = slices[at : at + 3]
         for table in ("rejects", "dlq"):  # tried again in the same run, behind its decision
-            told_of = {slice_.key: {"raw": 10, "rejects": 0} for slice_ in some}
-            ensure_within_limit(work(*some, run=f"run {number}"), some, {}, told_of)
+            messages = {slice_.key: {"raw": 10, "rejects": 0} for slice_ in some}
+            ensure_within_limit(work(*some, run=f"run {number}"), some, {}, messages)
             fails(work(*some, run=f"run {number}"), broken, table=table)
     found = ledger.breakers.circuit("orders")
     assert found.state == "open"
@@ -474,7 +474,7 @@ def test_what_says_nothing_of_the_stream_is_no_failure(ledger: Ledger, work: Cal
     assert not any(one.failed for one in found.window)
 
 
-def test_a_slice_that_stood_before_there_was_a_breaker_is_no_first_attempt(
+def test_a_slice_committed_before_there_was_a_breaker_is_no_first_attempt(
     ledger: Ledger, work: Callable[..., Work]
 ) -> None:
     ours = work(ONE, failures=1)
@@ -495,7 +495,7 @@ def prove(lake: Lake, slices: Sequence[Slice], *tables: str) -> None:
             plant(lake.path("orders", table), rows, [Proof(s, 1, 0, {"rejects": 0}) for s in slices])
 
 
-def test_the_probe_closes_it_when_it_stands_in_all_tables(ledger: Ledger, work: Callable[..., Work]) -> None:
+def test_the_probe_closes_it_when_it_is_committed_in_all_tables(ledger: Ledger, work: Callable[..., Work]) -> None:
     ours = work(ONE)
     opened(ledger, replace(OPEN, probe=ONE.key))
     prove(ours.lake, [ONE], "raw", "events")
@@ -562,8 +562,8 @@ def test_a_slice_that_fails_takes_its_turn_behind_those_that_nobody_tried() -> N
     assert stopped(OPEN, later, tried={"a": NOON, "b": NOON - minutes(1)})[2] == "b"
     assert stopped(OPEN, later, tried={"a": NOON - minutes(1), "b": NOON})[2] == "a"
     assert stopped(OPEN, later, tried={"a": NOON, "b": NOON}, refused=["a"])[2] == "b", "of one run the sound one"
-    assert stopped(OPEN, later, given_up={"a"}, tried={"b": NOON})[2] == "b"
-    assert stopped(OPEN, later, given_up={"a", "b"})[2] == "a", "there is no other"
+    assert stopped(OPEN, later, exhausted={"a"}, tried={"b": NOON})[2] == "b"
+    assert stopped(OPEN, later, exhausted={"a", "b"})[2] == "a", "there is no other"
 
 
 def test_only_runs_that_were_to_decide_are_tries() -> None:
@@ -673,22 +673,24 @@ def test_repair_asks_for_one_probe_and_then_for_the_rest(repairing: Repairing) -
     assert asked == [[ONE.key], [TWO.key], [THREE.key, FOUR.key]], "a slice that was refused shares no run"
 
 
-@pytest.mark.parametrize("given_up", [True, False], ids=["given up", "failed"])
-def test_a_slice_that_fails_whatever_is_mended_is_not_every_probe(repairing: Repairing, given_up: bool) -> None:
+@pytest.mark.parametrize("exhausted", [True, False], ids=["exhausted", "failed"])
+def test_a_slice_that_fails_whatever_is_mended_is_not_every_probe(repairing: Repairing, exhausted: bool) -> None:
     """The breaker opened by failures stayed open for as long as the oldest slice failed."""
-    if given_up:
+    if exhausted:
         repairing.fail_often(ONE.key)
         repairing.tick()
     else:
         repairing.fail(ONE.key)
-    assert [one.slice_key for one in repairing.ledger.given_up.open("orders")] == ([ONE.key] if given_up else [])
+    assert [one.slice_key for one in repairing.ledger.exhausted_slices.open("orders")] == (
+        [ONE.key] if exhausted else []
+    )
     repairing.read(TWO.key)
     probes = []
     for _ in range(6):
         opened(repairing.ledger)
         probes += [key for keys, _, purpose in repairing.tick()[0] if purpose == "probe" for key in keys]
         repairing.fail(probes[-1])
-    rest = [TWO.key, THREE.key] if given_up else [TWO.key, THREE.key, ONE.key]
+    rest = [TWO.key, THREE.key] if exhausted else [TWO.key, THREE.key, ONE.key]
     assert probes == [*rest, *rest, *rest][:6]
 
 
@@ -743,7 +745,7 @@ def test_the_breaker_is_an_alert_while_it_is_not_closed(ledger: Ledger) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_status_tells_the_state_and_the_refused_slices(ledger: Ledger, work: Callable[..., Work]) -> None:
+def test_status_reports_the_state_and_the_refused_slices(ledger: Ledger, work: Callable[..., Work]) -> None:
     from dev.processes import LOOPBACK, free_port
 
     with pytest.raises(RejectsOverLimitError):
@@ -881,7 +883,7 @@ def _judged(judged: Judgement, circuit: Circuit, _: object) -> tuple[Circuit, li
     return circuit, [judged]
 
 
-def test_a_slice_that_was_given_up_is_requested_when_its_reason_is_accepted(repairing: Repairing) -> None:
+def test_a_slice_that_was_abandoned_is_requested_when_its_reason_is_accepted(repairing: Repairing) -> None:
     for refused in (ONE, TWO):
         repairing.fail_often(refused.key)
         judged = Judgement(refused.key, "orders", "run", NOON, 200, 200, refused=True, reasons={"malformed": 200})
@@ -894,7 +896,7 @@ def test_a_slice_that_was_given_up_is_requested_when_its_reason_is_accepted(repa
 
 
 @pytest.mark.parametrize(
-    ("reasons", "asked", "told"),
+    ("reasons", "asked", "reported"),
     [
         (["mangled"], {}, "rejects for mangled cannot be accepted"),
         (["unresolved"], {}, "rejects for unresolved cannot be accepted"),
@@ -905,13 +907,13 @@ def test_a_slice_that_was_given_up_is_requested_when_its_reason_is_accepted(repa
     ],
 )
 def test_a_reason_that_cannot_be_accepted_is_refused(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, reasons: list[str], asked: dict[str, Any], told: str
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, reasons: list[str], asked: dict[str, Any], reported: str
 ) -> None:
     """`unresolved` holds slices here: these wait whatever the breaker does."""
     holding = {**ON_REJECT, "unresolved": OnReject.HOLD}
     monkeypatch.setattr("tests.test_breaker.STREAM", replace(STREAM, on_reject=holding))
     ledger.add([TWO, RETRIED])
-    with pytest.raises((ConfigurationError, UnknownSliceError), match=told):
+    with pytest.raises((ConfigurationError, UnknownSliceError), match=reported):
         accept(ledger, *reasons, **asked)
     assert ledger.breakers.accepted_reasons("orders") == {}
 
@@ -959,7 +961,7 @@ def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatc
     assert ledger.breakers.accepted([ONE.key])[ONE.key].accepted_by == "ann"
 
 
-def test_what_cannot_be_accepted_is_told(ledger: Ledger) -> None:
+def test_what_cannot_be_accepted_is_reported(ledger: Ledger) -> None:
     from highwater.orchestration.operations.accepting_rejects import Asked, act
 
     ledger.add([ONE])

@@ -73,19 +73,19 @@ def test_a_slice_of_a_topic_that_is_not_declared_any_more_is_refused_by_every_as
         )
     event = next(event for event in done.all_events if event.is_step_failure)
     assert event.step_failure_data.user_failure_data is not None, event.step_failure_data.error
-    told = {name: value.value for name, value in event.step_failure_data.user_failure_data.metadata.items()}
-    assert told["error"] == "ConfigurationError"
-    assert told["problem"] == f"{OF_MAIN.key} is of a topic that stream orders does not read"
-    assert told["stored"] == "topic orders"
-    assert told["found"] == "declared are orders.v2, orders.v2.dlq.1, orders.v2.dlq.2"
-    assert "if orders was its main topic, declare that again" in str(told["remedy"])
+    reported = {name: value.value for name, value in event.step_failure_data.user_failure_data.metadata.items()}
+    assert reported["error"] == "ConfigurationError"
+    assert reported["problem"] == f"{OF_MAIN.key} is of a topic that stream orders does not read"
+    assert reported["stored"] == "topic orders"
+    assert reported["found"] == "declared are orders.v2, orders.v2.dlq.1, orders.v2.dlq.2"
+    assert "if orders was its main topic, declare that again" in str(reported["remedy"])
 
 
 @pytest.mark.parametrize("slice_", [OF_MAIN, OF_FIRST, OF_SECOND, OF_OTHERS], ids=lambda slice_: slice_.topic)
 def test_a_topic_of_another_system_that_is_declared_no_more_is_refused_and_a_tier_is_finished(
     ledger: Ledger, slice_: Slice
 ) -> None:
-    """The records of a tier carry our envelope; others are told from a tier's by the declaration alone."""
+    """The records of a tier carry our envelope; others are distinguished from a tier's by the declaration alone."""
     assert planned(ledger, STREAM, [slice_.key]) == [slice_]
     fewer = replace(STREAM, tiers=STREAM.tiers[:1], foreign=())
     if slice_ is not OF_OTHERS:
@@ -103,21 +103,21 @@ def test_repair_leaves_what_every_run_would_refuse_and_says_so(tmp_path: Path, *
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         repairing = Repairing(tmp_path, instance, [OF_MAIN, OF_OTHERS, new], RENAMED)
         if held:
-            repairing.ledger.given_up.add("orders", {OF_MAIN.key: 6}, LONG_AGO)
+            repairing.ledger.exhausted_slices.add("orders", {OF_MAIN.key: 6}, LONG_AGO)
             repairing.ledger.holds.note("orders", OF_OTHERS.key, FOUND, LONG_AGO)
         requests, tick = repairing.tick()
         assert requests == [([new.key], False, "repair")]
-        told = "not done, and of topics that the declaration does not name, they are left"
-        assert f"2 {told}: {OF_MAIN.key}, {OF_OTHERS.key}" in tick.lines
+        reported = "not done, and of topics that the declaration does not name, they are left"
+        assert f"2 {reported}: {OF_MAIN.key}, {OF_OTHERS.key}" in tick.lines
         ledger = repairing.ledger
-        given_up, holds = ledger.given_up.open("orders"), ledger.holds.open("orders")
-        assert [*(one.slice_key for one in given_up), *(one.slice_key for one in holds)] == (
+        exhausted, holds = ledger.exhausted_slices.open("orders"), ledger.holds.open("orders")
+        assert [*(one.slice_key for one in exhausted), *(one.slice_key for one in holds)] == (
             [OF_MAIN.key, OF_OTHERS.key] if held else []
         ), "what is left is not done"
         repairing.stream = replace(STREAM, topic="orders")
         requests, tick = repairing.tick()
         assert {key for keys, *_ in requests for key in keys} == {OF_OTHERS.key, *([] if held else [OF_MAIN.key])}
-        assert f"1 {told}: {new.key}" in tick.lines
+        assert f"1 {reported}: {new.key}" in tick.lines
 
 
 EAGER = replace(ORDERS, limits=Limits())
@@ -125,7 +125,9 @@ EAGER = replace(ORDERS, limits=Limits())
 
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("topic", [ORDERS.topic, ORDERS.tier_topics[0]])
-def test_a_stream_under_another_name_is_told_whose_the_topic_is(tmp_path: Path, topic: str, *, pinned: bool) -> None:
+def test_a_stream_under_another_name_is_reported_whose_the_topic_is(
+    tmp_path: Path, topic: str, *, pinned: bool
+) -> None:
     """Each tick said that other planners were first; where rejects were parked, that the ledger was lost."""
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     kafka: Any = Topics(dict.fromkeys((EAGER.topic, *EAGER.dlq_topics), ("A", 5)))

@@ -102,8 +102,8 @@ def test_a_running_broker_and_spark_have_their_archives_in_memory(session_home: 
 def running_in(home: Path, main: str) -> list[int]:
     """The processes of this class on this folder, by their command lines."""
     pids = [one.name for one in Path("/proc").iterdir() if one.name.isdigit()]
-    told = {int(pid): command_of(pid) for pid in pids}
-    return [pid for pid, command in told.items() if main in command and str(home) in command]
+    reported = {int(pid): command_of(pid) for pid in pids}
+    return [pid for pid, command in reported.items() if main in command and str(home) in command]
 
 
 def command_of(pid: str) -> str:

@@ -11,15 +11,15 @@ class Frame:
     """Stands for records that Spark keeps."""
 
     def __init__(self, *, refuses: bool = False) -> None:
-        self.kept, self.refuses = True, refuses
+        self.cached, self.refuses = True, refuses
 
     def unpersist(self) -> None:
-        self.kept = False
+        self.cached = False
         if self.refuses:
             raise RuntimeError("Spark is gone")
 
 
-def kept(*frames: tuple[Any, dict[str, int], dict[str, int]]) -> Classified:
+def stored(*frames: tuple[Any, dict[str, int], dict[str, int]]) -> Classified:
     found = Classified()
     for frame, published, attempts in frames:
         found.keep(frame, published)
@@ -29,13 +29,13 @@ def kept(*frames: tuple[Any, dict[str, int], dict[str, int]]) -> Classified:
 
 def test_records_of_several_decisions_are_each_taken_from_where_they_were_decided() -> None:
     first, second = Frame(), Frame()
-    shared: Any = kept((first, {"a": 0, "b": 0}, {"a": 1, "b": 1}), (second, {"a": 0}, {"a": 2}))
+    shared: Any = stored((first, {"a": 0, "b": 0}, {"a": 1, "b": 1}), (second, {"a": 0}, {"a": 2}))
     assert shared.of({"a": 2, "b": 1}, {}) == [(first, ["b"]), (second, ["a"])]
     assert shared.of({"a": 1}, {}) == [(first, ["a"])]
 
 
 def test_records_of_another_attempt_or_of_before_a_publication_do_not_count() -> None:
-    shared: Any = kept((Frame(), {"a": 3, "b": 0}, {"a": 4}))
+    shared: Any = stored((Frame(), {"a": 3, "b": 0}, {"a": 4}))
     assert shared.of({"a": 4}, {"a": 3}) != []
     assert shared.of({"a": 5}, {"a": 3}) == [], "another run decided"
     assert shared.of({"a": 4}, {"a": 4}) == [], "its rejects were published since"
@@ -43,15 +43,15 @@ def test_records_of_another_attempt_or_of_before_a_publication_do_not_count() ->
     assert shared.of({"c": 1}, {}) == []
 
 
-def test_nothing_is_noted_where_every_slice_kept_its_decision() -> None:
+def test_nothing_is_noted_where_every_slice_retained_its_decision() -> None:
     shared = Classified()
     shared.committed({})
     assert shared.of({"a": 1}, {}) == []
 
 
-def test_what_is_released_is_kept_no_longer_whatever_spark_says() -> None:
+def test_what_is_released_is_preserved_no_longer_whatever_spark_says() -> None:
     first, second = Frame(refuses=True), Frame()
-    shared: Any = kept((first, {"a": 0}, {"a": 1}), (second, {"b": 0}, {"b": 1}))
+    shared: Any = stored((first, {"a": 0}, {"a": 1}), (second, {"b": 0}, {"b": 1}))
     shared.release()
-    assert (first.kept, second.kept) == (False, False)
+    assert (first.cached, second.cached) == (False, False)
     assert shared.of({"a": 1}, {}) == []

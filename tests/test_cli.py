@@ -21,7 +21,7 @@ def scene(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> Scene:
 
 
 @pytest.mark.slow
-def test_the_command_shows_where_planning_stands(scene: Scene) -> None:
+def test_the_command_shows_where_planning_is(scene: Scene) -> None:
     scene.write(25)
     assert "a dry run" in scene.run("plan", "orders").output
     assert scene.slices() == []
@@ -42,7 +42,7 @@ def test_the_command_shows_where_planning_stands(scene: Scene) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_the_command_tells_a_service_that_is_away_by_its_exit_status(tmp_path: Path) -> None:
+def test_the_command_reports_a_service_that_is_away_by_its_exit_status(tmp_path: Path) -> None:
     scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path)
     result = scene.run("status")
     assert result.exit_code == TEMPORARY
@@ -59,7 +59,7 @@ def test_the_command_tells_a_service_that_is_away_by_its_exit_status(tmp_path: P
         (("erase", "orders"), "either --key or --digest"),
     ],
 )
-def test_what_would_mean_no_record_is_told_before_anything_is_asked(
+def test_what_would_mean_no_record_is_reported_before_anything_is_asked(
     arguments: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:
     result = Scene("127.0.0.1:1", "orders", tmp_path).run(*arguments)

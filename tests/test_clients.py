@@ -196,18 +196,18 @@ def test_the_producer_of_an_asset_refuses_whatever_is_guarded(
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_no_client_that_refuses_its_configuration_tells_a_value(client: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """librdkafka's own words: Unsupported SASL mechanism, and what stands in the place of one."""
+def test_no_client_that_refuses_its_configuration_reports_a_value(client: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka's own words: Unsupported SASL mechanism, and what is in the place of one."""
     wrong = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": SECRET}
     monkeypatch.setenv(settings.KAFKA_BOOTSTRAP, "ours:1")
     monkeypatch.setenv(settings.KAFKA_CONFIG, json.dumps(wrong))
     with pytest.raises(ConfigurationError, match="the client refuses its configuration") as caught:
         CLIENTS[client](Kafka("ours:1", wrong))
     assert "Unsupported SASL mechanism" in str(caught.value.found)
-    told: BaseException | None = caught.value
-    while told is not None:
-        assert SECRET not in f"{told} {told!r}"
-        told = told.__cause__ or told.__context__
+    reported: BaseException | None = caught.value
+    while reported is not None:
+        assert SECRET not in f"{reported} {reported!r}"
+        reported = reported.__cause__ or reported.__context__
 
 
 def test_all_clients_of_ours_are_looked_at_here() -> None:
@@ -251,11 +251,11 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
     from confluent_kafka.admin import AdminClient
 
     # A name of its own: sensors of other tests keep the group of `orders` on this broker.
-    bench.stream = replace(bench.stream, name="told")
+    bench.stream = replace(bench.stream, name="reported")
     topic, admin = bench.stream.topic, AdminClient({"bootstrap.servers": bench.bootstrap})
     bench.send(*[order_message("o1", n + 1, customer_id="c1" if n else "late") for n in range(3)])
     topic_id = bench.kafka.topic_state(topic).topic_id
-    bench.ledger.open_generation(Generation("told", topic, topic_id, 0, {0: 0}, datetime.now(UTC)))
+    bench.ledger.open_generation(Generation("reported", topic, topic_id, 0, {0: 0}, datetime.now(UTC)))
     slice_ = bench.plan(0, p0=(0, 3))
     for stage in STAGES[:-2]:
         stage.materialise(bench.work(slice_))
@@ -274,8 +274,8 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
 
 
 @contextmanager
-def standing_still() -> Iterator[str]:
-    """A Connect server that stands still as soon as it is asked for more than settings; its address."""
+def stopped() -> Iterator[str]:
+    """A Connect server that hangs as soon as it is asked for more than settings; its address."""
     server = subprocess.Popen([sys.executable, "-m", "tests.connect_child"], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
@@ -287,12 +287,12 @@ def standing_still() -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_spark_server_that_stands_still_at_a_commit_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked of it before the write was told in Spark's words, and counted against the stream's breaker."""
+def test_a_spark_server_that_hangs_at_a_commit_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of it before the write was reported in Spark's words, and counted against the stream's breaker."""
     quick(monkeypatch, seconds=2)
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     slice_ = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
-    with standing_still() as remote:
+    with stopped() as remote:
         session = open_session(Settings.from_environment({SPARK_REMOTE: remote}))
         with pytest.raises(DependencyAwayError, match="Spark failed at a/table"):
             write_slices("a/table", session.range(1), [slice_.key], {}, replace=True, files=1, spread="id")
@@ -301,12 +301,12 @@ def test_a_spark_server_that_stands_still_at_a_commit_is_away(monkeypatch: pytes
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_spark_server_that_stands_still_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spark_server_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """It neither refused nor answered, and PySpark waited for it for ever: the run looked alive, with its lease."""
     quick(monkeypatch, seconds=2)
     # Set by PySpark for all that follows in this process.
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    with standing_still() as remote:
+    with stopped() as remote:
         session = open_session(Settings.from_environment({SPARK_REMOTE: remote}))
         began = time.monotonic()
         with pytest.raises(DependencyAwayError, match="Spark failed at a table") as caught, delta_errors("a table"):
@@ -347,7 +347,7 @@ def test_a_session_that_is_over_leaves_the_threads_of_the_others_alone(monkeypat
     Answers.shutdown()
 
 
-def test_what_is_silent_is_given_up_within_the_time_that_is_documented() -> None:
+def test_what_is_silent_is_abandoned_within_the_time_that_is_documented() -> None:
     """docs/operations.md: about three minutes; and no ping comes more often than a server of Spark's bears."""
     channel = dict(CHANNEL)
     silent = channel["grpc.keepalive_time_ms"] + channel["grpc.http2.ping_timeout_ms"]
@@ -378,7 +378,7 @@ def test_a_secret_of_a_real_listener_is_found_nowhere(
         bench.send(order_message("o1", 1), Message(b"o2", b"{"))
         dagster = Ticking(bench.stream, instance, home)
         configure(monkeypatch, spark, home, secured, with_secret(certificate, SECRET))
-        told = [repr(dagster.tick("planner"))]
+        reported = [repr(dagster.tick("planner"))]
         [slice_] = bench.ledger.slices("orders")
         assert took(dagster, slice_)
         rows = {table: len(bench.rows(table)) for table in ("raw", "events", "rejects", "dlq", "current")}
@@ -387,19 +387,19 @@ def test_a_secret_of_a_real_listener_is_found_nowhere(
         unread = bench.plan(1, p1=(0, 1))
         instance.add_dynamic_partitions("orders_slices", [unread.key])
         configure(monkeypatch, spark, home, secured, with_secret(certificate, SECRET + "-wrong"))
-        told.append(repr(skipped := dagster.tick("planner")))
+        reported.append(repr(skipped := dagster.tick("planner")))
         assert "did not answer" in str(skipped.skip_message)
         assert not took(dagster, unread)
         wrong = with_password(bench, secured, certificate, SECRET + "-wrong")
         with pytest.raises(HighwaterError) as caught:
             raw.materialise(wrong.work(unread))
-        told += [str(caught.value), repr(caught.value), repr(bench.kafka), *bench.log]
+        reported += [str(caught.value), repr(caught.value), repr(bench.kafka), *bench.log]
         # Our own look would refuse it first; here the password is wrong for Spark alone.
         bench.kafka.spark_options = wrong.kafka.spark_options  # type: ignore[method-assign]
         with pytest.raises(Exception, match=r"(?i)authentication") as caught_in_spark:
             raw.materialise(bench.work(unread))
-        told += [str(caught_in_spark.value), repr(caught_in_spark.value)]
-        seen = {"what we say": "\n".join(told), "Spark's log": spark_server.log.read_text(errors="replace")}
+        reported += [str(caught_in_spark.value), repr(caught_in_spark.value)]
+        seen = {"what we say": "\n".join(reported), "Spark's log": spark_server.log.read_text(errors="replace")}
         seen |= {f"Spark's page {path}": page(spark_server, path) for path in ("environment", "SQL", "jobs", "connect")}
         seen |= {f"Spark's answer {path}": json.dumps(rest(spark_server, path)) for path in answers(spark_server)}
         for run in instance.get_runs():

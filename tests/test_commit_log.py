@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from highwater.resources.ledger.intents import Intent
 
 ONE, TWO = "orders@0000000", "orders@0000001"
-PIECE = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 9)}, datetime(2026, 3, 1, tzinfo=UTC))
+SLICE = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 9)}, datetime(2026, 3, 1, tzinfo=UTC))
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_spans_name_every_slice_with_its_attempt(attempts: dict[tuple[str, int],
     )
 )
 def test_a_version_holds_what_its_commits_and_restores_left(steps: list[tuple[str, int, int]]) -> None:
-    """A RESTORE to a version that an earlier RESTORE took back brings its slices back."""
+    """A RESTORE to a version that an earlier RESTORE reclaimed brings its slices back."""
     states: list[dict[str, int]] = [{}]
     records: list[CommitRecord] = []
     restores: dict[int, int] = {}
@@ -128,7 +128,7 @@ def test_the_newest_commit_of_a_slice_counts_with_and_without_commits_table(lake
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_restored_table_holds_what_it_held_then(lake: Lake, recorded: bool) -> None:
-    """A slice whose commit a RESTORE took back must be materialised again."""
+    """A slice whose commit a RESTORE reclaimed must be materialised again."""
     commit_current(lake, "orders", {ONE: 1})
     commit_current(lake, "orders", {ONE: 2, TWO: 1})
     opened(lake, "current").restore(0)
@@ -208,7 +208,7 @@ def test_an_entry_that_was_cleaned_hides_no_slice_where_each_has_a_record(lake: 
 
     path = lake.path("orders", table)
     day_or_slice = "2026-03-01" if table == "metrics" else ONE
-    plant(path, pa.table({"slice": [day_or_slice], "value": ["a"]}), [Proof(PIECE, 1, 1)])
+    plant(path, pa.table({"slice": [day_or_slice], "value": ["a"]}), [Proof(SLICE, 1, 1)])
     clean_planted_log(path)
     assert lake.commits("orders", table).attempts == {ONE: 1}
 
@@ -219,7 +219,7 @@ def test_rows_of_a_slice_without_a_record_are_an_error_where_an_entry_was_cleane
     import pyarrow as pa
 
     path = lake.path("orders", table)
-    plant(path, pa.table({"slice": [ONE, TWO], "value": ["a", "b"]}), [Proof(PIECE, 1, 1)])
+    plant(path, pa.table({"slice": [ONE, TWO], "value": ["a", "b"]}), [Proof(SLICE, 1, 1)])
     clean_planted_log(path)
     with pytest.raises(DependencyAwayError, match=f"1 slices without a record: {TWO}"):
         lake.commits("orders", table)
@@ -401,7 +401,7 @@ def test_a_write_that_commits_while_it_is_closed_is_recorded(planned: Bench, mon
 def test_a_write_whose_ledger_was_lost_meanwhile_commits_nothing(
     planned: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A new ledger knows neither intent nor lease of the run that stood still: the table alone can fence it."""
+    """A new ledger knows neither intent nor lease of the run that hung: the table alone can fence it."""
     bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
     late = killed_before_the_write(bench, monkeypatch, second)
     lost = bench.ledger
@@ -489,7 +489,7 @@ def test_an_intent_without_a_write_is_no_record_where_the_log_was_cleaned(
 
 @pytest.mark.slow
 def test_a_writer_whose_intent_was_closed_looks_again(planned: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that stood still for longer than its lease finds its number taken, and commits nothing under it."""
+    """A process that hung for longer than its lease finds its number taken, and commits nothing under it."""
     bench, [first, _] = planned, planned.ledger.slices(planned.stream.name)
     real = current._run
     closed: list[int] = []
@@ -509,7 +509,7 @@ def test_a_writer_whose_intent_was_closed_looks_again(planned: Bench, monkeypatc
 
 @pytest.mark.slow
 def test_a_restored_current_is_brought_up_to_date(planned: Bench) -> None:
-    """By version and by time; RESTORE takes back rows, and neither the number of a commit nor its fence."""
+    """By version and by time; RESTORE reclaims rows, and neither the number of a commit nor its fence."""
     bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
     path = bench.lake.path(bench.stream.name, "current")
     current.materialise(bench.work(first))

@@ -13,9 +13,9 @@ import pytest
 from dev.compare import SHAPES
 from dev.compare_accepted import compare_accepted
 from dev.differences import Differences
-from dev.readings import Kept, Place
+from dev.readings import Place, TopicRecord
 
-Held = dict[Place, Kept]
+Held = dict[Place, TopicRecord]
 
 
 def event(partition: int, offset: int, order: str, version: int, **changes: Any) -> dict[str, Any]:
@@ -56,12 +56,12 @@ def record(
     customer: str = '"c1"',
     amount: str = "12.50",
     **more: str,
-) -> Kept:
-    told = {"origin.topic": "orders", "origin.generation": "0", "origin.partition": str(partition)}
-    told |= {"origin.offset": str(offset), **more}
-    headers = tuple((f"highwater.{name}", value.encode()) for name, value in told.items())
+) -> TopicRecord:
+    reported = {"origin.topic": "orders", "origin.generation": "0", "origin.partition": str(partition)}
+    reported |= {"origin.offset": str(offset), **more}
+    headers = tuple((f"highwater.{name}", value.encode()) for name, value in reported.items())
     value = None if "retracted" in more else (VALUE % (order, version, customer, amount, version)).encode()
-    return Kept(Place(partition, at), 0, 0, order.encode(), value, headers)
+    return TopicRecord(Place(partition, at), 0, 0, order.encode(), value, headers)
 
 
 def held() -> Held:
@@ -73,7 +73,7 @@ def held() -> Held:
         record(4, 1, 0, "c", 1, amount="3.00", revision="1", late="corrected"),
         record(7, 1, 2, "d", 1, revision="1", retracted="true", late="corrected"),
     ]
-    return {kept.place: kept for kept in records}
+    return {stored.place: stored for stored in records}
 
 
 def kinds(found: Held, *, all_sent: bool = True) -> set[str]:
@@ -124,11 +124,11 @@ def rejected(found: Held) -> None:
 
 
 def nameless(found: Held) -> None:
-    found[Place(1, 8)] = Kept(Place(1, 8), 0, 0, b"x", b"{}", ())
+    found[Place(1, 8)] = TopicRecord(Place(1, 8), 0, 0, b"x", b"{}", ())
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "reported"),
     [
         (lost, {"accepted: records of one content"}),
         (doubled, {"accepted: records of one revision", "accepted: behind one that came later"}),
@@ -142,7 +142,7 @@ def nameless(found: Held) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_planted_difference_is_found(spoil: Callable[[Held], None], told: set[str]) -> None:
+def test_a_planted_difference_is_found(spoil: Callable[[Held], None], reported: set[str]) -> None:
     found = held()
     spoil(found)
-    assert kinds(found) == told
+    assert kinds(found) == reported

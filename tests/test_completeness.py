@@ -1,4 +1,4 @@
-"""Raw against the topic by a second reader: what Kafka serves and raw lacks, or has otherwise, is told."""
+"""Raw against the topic by a second reader: what Kafka serves and raw lacks, or has otherwise, is reported."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
 
     store(lake, slice_, [row for row in rows if row["offset"] != 4])
     assert held().lacking == [(0, 4)]
-    told = scene.run("audit", "orders", "--records", "1")
-    assert told.exit_code == PERMANENT
-    assert "1 records that Kafka serves are not in raw: partition 0 offset 4" in told.output
+    reported = scene.run("audit", "orders", "--records", "1")
+    assert reported.exit_code == PERMANENT
+    assert "1 records that Kafka serves are not in raw: partition 0 offset 4" in reported.output
 
     headers = {"headers": [{"key": "h", "value": b"1"}]}
     time, kind = {"timestamp_ms": rows[0]["timestamp_ms"] - 5_000}, {"timestamp_type": 1}
@@ -103,7 +103,7 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
     [opened] = scene.ledger.generations("orders", scene.topic)
     later = replace(opened, number=1, starts={0: 5}, first_ordinal=1)
     assert scene.ledger.open_generation(later, seen=opened)
-    assert held().skipped == "other records stand under its offsets now, which was accepted"
+    assert held().skipped == "other records occupy its offsets now, which was accepted"
 
 
 def test_a_timestamp_of_the_broker_is_none_of_the_producer(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_each_partition_begins_where_its_own_first_slice_does(deployed: Deployed
 def test_of_many_partitions_the_oldest_are_asked_however_little_they_lag(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch, partitions: int
 ) -> None:
-    """Those with most unread were asked: one that stood still with three records of six days passed for read."""
+    """Those with most unread were asked: one that hung with three records of six days passed for read."""
     monkeypatch.setattr(consumer_lag, "PARTITIONS_ASKED", partitions)
     deployed.kafka = Wide()
     deployed.slices.append(replace(deployed.slices[0], ordinal=6, ranges={p: OffsetRange(0, 60) for p in range(40)}))
@@ -212,8 +212,8 @@ def test_where_no_more_are_unread_than_are_looked_at_the_rest_is_read(
 
 
 def alert_of(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> Any:
-    kept = str(90 * 60_000)
-    monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting(kept, "x")})
+    stored = str(90 * 60_000)
+    monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting(stored, "x")})
     stream = replace(STREAM, alerts=Alerts(retention_left=timedelta(minutes=30), retries_late=timedelta(minutes=30)))
     stream = replace(stream, tiers=()) if deployed.topic == "orders" else stream
     asked = alerts.Asked(deployed.ledger, deployed.kafka, deployed.lake, stream)
@@ -248,14 +248,14 @@ class Several(Topic):
 
 
 def retention_left(
-    deployed: Deployed, monkeypatch: pytest.MonkeyPatch, kept: Mapping[str, Mapping[str, int]]
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch, stored: Mapping[str, Mapping[str, int]]
 ) -> Measure | None:
     """The alert of a stream with tiers and a foreign topic, all of whose main topic is read, with these settings."""
     deployed.read(*range(6))
 
     def settings(_: object, topic: str) -> Mapping[str, Setting] | None:
         deployed.kafka.topic_state(topic)  # one that is not there has none
-        found = {name.replace("_", "."): Setting(str(value), "x") for name, value in kept.get(topic, {}).items()}
+        found = {name.replace("_", "."): Setting(str(value), "x") for name, value in stored.get(topic, {}).items()}
         return found or None
 
     monkeypatch.setattr(alerts, "topic_settings", settings)
@@ -272,20 +272,20 @@ ALL, A_DAY, TOO_SHORT = {"retention_ms": -1}, {"retention_ms": DAY_MS}, {"retent
 
 
 @pytest.mark.parametrize("topic", [TIER, FOREIGN])
-@pytest.mark.parametrize("main", [ALL, A_DAY], ids=["kept", "a day"])
-def test_a_retry_that_retention_is_about_to_take_is_told(
+@pytest.mark.parametrize("main", [ALL, A_DAY], ids=["stored", "a day"])
+def test_a_retry_that_retention_is_about_to_take_is_reported(
     topic: str, main: Mapping[str, int], deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The main topic alone was asked: a stopped sensor or a long pause was told when the offsets were gone."""
     deployed.kafka = Several("orders", TIER, FOREIGN)
-    kept = {"orders": main, TIER: A_DAY, FOREIGN: A_DAY, topic: TOO_SHORT}
-    found = retention_left(deployed, monkeypatch, kept)
+    stored = {"orders": main, TIER: A_DAY, FOREIGN: A_DAY, topic: TOO_SHORT}
+    found = retention_left(deployed, monkeypatch, stored)
     assert found is not None
     assert found.over
     assert found.value.startswith(("0:19:", "0:20:"))
     assert found.value.endswith(f"takes the oldest unread record of {topic}")
     assert all(text in found.remedy for text in ("the sensor dlq_retries runs", f"raise retention.ms of {topic}"))
-    assert not (retention_left(deployed, monkeypatch, {**kept, topic: A_DAY}) or found).over
+    assert not (retention_left(deployed, monkeypatch, {**stored, topic: A_DAY}) or found).over
 
 
 def test_a_tier_that_is_not_there_or_may_not_be_looked_at_hides_no_other(
@@ -304,7 +304,7 @@ def test_a_tier_that_is_not_there_or_may_not_be_looked_at_hides_no_other(
 def test_a_topic_that_is_limited_by_size_does_not_keep_all(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     deployed.kafka = Several("orders", TIER)
     sized = {**ALL, "retention_bytes": 9}
-    for kept, expected in (
+    for stored, expected in (
         ({"orders": sized}, "no age ends a record; when retention.bytes=9 of orders takes one is not known"),
         (
             {"orders": ALL, TIER: sized},
@@ -312,7 +312,7 @@ def test_a_topic_that_is_limited_by_size_does_not_keep_all(deployed: Deployed, m
         ),
         ({"orders": {**ALL, "retention_bytes": -1}}, "the topics keep all"),
     ):
-        found = retention_left(deployed, monkeypatch, kept)
+        found = retention_left(deployed, monkeypatch, stored)
         assert found is not None
         assert (found.over, found.value) == (False, expected)
     found = retention_left(deployed, monkeypatch, {"orders": {**A_DAY, "retention_bytes": 9}})
@@ -391,7 +391,7 @@ def test_what_an_open_transaction_holds_back_has_an_age_and_a_number(deployed: D
 
 
 @pytest.mark.parametrize(
-    ("first", "kept", "over", "told"),
+    ("first", "stored", "over", "reported"),
     [
         ({}, 10_000, False, None),
         ({"orders": 90}, 10_000, False, ("orders", 90, 10)),
@@ -405,23 +405,23 @@ def test_an_open_transaction_is_an_alert_that_names_its_place(
     deployed: Deployed,
     monkeypatch: pytest.MonkeyPatch,
     first: dict[str, int],
-    kept: int,
+    stored: int,
     over: bool,
-    told: tuple[str, int, int] | None,
+    reported: tuple[str, int, int] | None,
 ) -> None:
     """Retention deleted 99,999 records behind one open record, with no alert before or after.
 
     The limit is a quarter of an hour, and half of the retention in minutes where that is less.
     """
-    monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting(str(kept * 60_000), "x")})
+    monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 60_000), "x")})
     deployed.kafka = Holding(**first)
     deployed.ledger.open_generation(Generation("orders", TIER, "A", 0, {0: 0, 1: 0}, NOW))
     found = alerts._open_transaction(alerts.Asked(deployed.ledger, deployed.kafka, deployed.lake, STREAM))
     assert found is not None
     assert found.over == over
     assert alerts._open_transaction in alerts.MEASURES
-    if told is not None:
-        topic, offset, offsets = told
+    if reported is not None:
+        topic, offset, offsets = reported
         assert found.value.startswith(f"{topic} partition 0: {offsets} offsets from offset {offset} on are held back")
         minutes_old = re.search(r"first record is 0:(\d+):\d+ old", found.value)
         # A record of 20 minutes may be shown a millisecond younger.
@@ -484,13 +484,13 @@ def test_the_audit_says_that_no_check_was_asked(deployed: Deployed, monkeypatch:
     monkeypatch.setattr(audit_page, "_looked_at", lambda *_: ([], None, []))
     monkeypatch.setattr(audit_page, "judged_producers", lambda *_: ({}, []))
 
-    def told(red: dict[str, int] | None, checked: int = 0) -> list[str]:
+    def reported(red: dict[str, int] | None, checked: int = 0) -> list[str]:
         page = audit_page.audit(deployed.ledger, deployed.kafka, deployed.lake, STREAM, red)
         page = replace(page, checked=checked)
         return [line for line in page.head if line.startswith("checks of slices: ")]
 
-    [line] = told(None)
+    [line] = reported(None)
     assert "DAGSTER_HOME" in line
     assert "--records N" in line
-    assert "--records N" not in told(None, checked=2)[0]
-    assert told({}) == []
+    assert "--records N" not in reported(None, checked=2)[0]
+    assert reported({}) == []

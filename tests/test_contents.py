@@ -12,18 +12,18 @@ import pytest
 
 from highwater.declaration import Field
 from highwater.orchestration.checking import contents
-from highwater.orchestration.checking.contents import _differing, _Reader, _suspects, _Told
+from highwater.orchestration.checking.contents import _differing, _EventColumn, _Reader, _suspects
 from highwater.reading import Record
 from tests.support import make_stream
 
 STREAM = make_stream("orders")
 READER = _Reader(STREAM, None)
 COLUMNS = [
-    _Told(Field("id", "string"), "id", always=False),
-    _Told(Field("version", "integer"), "version", always=False),
-    _Told(Field("amount", "decimal(12,2)"), "amount", always=False),
-    _Told(Field("at", "timestamp"), "event_time", always=False),
-    _Told(Field("ok", "boolean"), "ok", always=False),
+    _EventColumn(Field("id", "string"), "id", always=False),
+    _EventColumn(Field("version", "integer"), "version", always=False),
+    _EventColumn(Field("amount", "decimal(12,2)"), "amount", always=False),
+    _EventColumn(Field("at", "timestamp"), "event_time", always=False),
+    _EventColumn(Field("ok", "boolean"), "ok", always=False),
 ]
 BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 NOON = (datetime(2026, 3, 1, 12, tzinfo=UTC) - BEGIN) // timedelta(microseconds=1)
@@ -63,7 +63,7 @@ def test_what_is_alike_is_seen_by_the_quick_parser_alone() -> None:
 )
 def test_each_field_that_differs_is_named(field: str, value: object) -> None:
     assert unlike((record(), EVENT), (record(**{field: value}), EVENT), (record(), EVENT)) == {1: [field]}
-    gone = json.dumps({name: told for name, told in RECORD.items() if name != field}).encode()
+    gone = json.dumps({name: reported for name, reported in RECORD.items() if name != field}).encode()
     assert unlike((gone, EVENT)) == {0: [field]}
 
 

@@ -292,7 +292,7 @@ def ensure_nothing_committed(deployment: Deployment, key: str, point: str) -> No
 
 @series_of("points", ("raw:logged", "events:logged"), (STEPS[0], "raw:logged", *STEPS[1:]))
 def test_only_the_connect_server_is_killed(series: Series, points: Sequence[str]) -> None:
-    """The clients live on: they fail or try again, on a server that starts anew on the same port."""
+    """The clients live on: they fail or try again, on a server that starts again on the same port."""
     assert series.server is not None
     keys = planned(series, sum(point.startswith("raw:") for point in points))
     # What the client that lives on has made of a table is not made again: a slice for each point of raw.

@@ -90,12 +90,12 @@ def ensure_all_killed_together(
     services.daemon.start()
     begin = time.monotonic()
     # The lease's minute, a tick of repair, Dagster's retry, a run: what is promised, on a machine that is not busy.
-    wait_until(lambda: stands(held, key_of(run), TABLES), THREE_MINUTES, f"the commit of {key_of(run)}")
+    wait_until(lambda: is_committed(held, key_of(run), TABLES), THREE_MINUTES, f"the commit of {key_of(run)}")
     print(f"committed {time.monotonic() - begin:.0f} s after the start")  # noqa: T201 - for the test's log
     [found] = instance.get_run_records(dg.RunsFilter(run_ids=[run.run_id]))
     assert found.dagster_run.status == dg.DagsterRunStatus.FAILURE
-    told = [str(record.dagster_event and record.dagster_event.message) for record in instance.all_logs(run.run_id)]
-    assert any("its lease in the ledger ran out" in text for text in told)
+    reported = [str(record.dagster_event and record.dagster_event.message) for record in instance.all_logs(run.run_id)]
+    assert any("its lease in the ledger ran out" in text for text in reported)
 
 
 def the_run_of(
@@ -118,12 +118,12 @@ def group_of(pid: int | None) -> int:
 
 
 def kill_when(instance: dg.DagsterInstance, held: crash_support.Deployment, moment: tuple[str, ...]) -> str:
-    """Kill the worker of a run whose slice stands in these tables; returns the run."""
+    """Kill the worker of a run whose slice is in these tables; returns the run."""
     deadline = time.monotonic() + LONGEST
     while time.monotonic() < deadline:
         for run in started(instance):
             pid = worker(instance, run)
-            if pid is not None and "dagster/parent_run_id" not in run.tags and stands(held, key_of(run), moment):
+            if pid is not None and "dagster/parent_run_id" not in run.tags and is_committed(held, key_of(run), moment):
                 os.kill(pid, signal.SIGKILL)
                 wait_until(lambda run=run: ended(instance, run), LONGEST, f"the end of {run.run_id}")  # type: ignore[misc]
                 return run.run_id
@@ -136,7 +136,7 @@ def ended(instance: dg.DagsterInstance, run: DagsterRun) -> bool:
     return found is not None and found.is_finished
 
 
-def stands(held: crash_support.Deployment, key: str, tables: tuple[str, ...]) -> bool:
+def is_committed(held: crash_support.Deployment, key: str, tables: tuple[str, ...]) -> bool:
     return all(key in held.proofs(table) for table in reversed(tables))
 
 

@@ -20,14 +20,14 @@ from highwater.orchestration.reporting import doctor
 from highwater.slices import OffsetRange, Slice
 from tests.scene import Scene
 
-PIECE = Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRange(0, 9)}, datetime.now(UTC))
+SLICE = Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRange(0, 9)}, datetime.now(UTC))
 SECRET = "planted"
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     found = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path)
-    found.ledger.add([PIECE])
+    found.ledger.add([SLICE])
     return found
 
 
@@ -46,32 +46,32 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return TEMPORARY if request.param == "no database" else PERMANENT
 
 
-def test_explain_tells_the_rest_and_ends_with_a_status_of_ours(scene: Scene, home: int) -> None:
+def test_explain_reports_the_rest_and_ends_with_a_status_of_ours(scene: Scene, home: int) -> None:
     """It ended with status 1 and a traceback."""
-    told = scene.run("explain", PIECE.key)
-    assert told.exit_code == home, told.output
-    assert told.stdout.splitlines()[0].startswith(PIECE.key)
-    assert "not whole: raw, events, rejects, dlq, current still to be written" in told.stdout
-    assert told.stdout.count("runs and checks: Dagster could not be asked: ") == 1
-    assert "error: " in told.stderr
-    assert "remedy: " in told.stderr
-    assert SECRET not in told.output.replace("\n", "")
-    plain = scene.run("explain", PIECE.key, "--json")
+    reported = scene.run("explain", SLICE.key)
+    assert reported.exit_code == home, reported.output
+    assert reported.stdout.splitlines()[0].startswith(SLICE.key)
+    assert "not whole: raw, events, rejects, dlq, current still to be written" in reported.stdout
+    assert reported.stdout.count("runs and checks: Dagster could not be asked: ") == 1
+    assert "error: " in reported.stderr
+    assert "remedy: " in reported.stderr
+    assert SECRET not in reported.output.replace("\n", "")
+    plain = scene.run("explain", SLICE.key, "--json")
     assert plain.exit_code == home
     page = json.loads(plain.stdout)
-    assert (page["slice"], page["runs"], page["checks"]) == (PIECE.key, None, None)
+    assert (page["slice"], page["runs"], page["checks"]) == (SLICE.key, None, None)
     assert "remedy: " in page["dagster_error"]
 
 
 @pytest.mark.usefixtures("impatient")
-def test_the_audit_tells_the_rest_and_ends_with_a_status_of_ours(scene: Scene, home: int) -> None:
+def test_the_audit_reports_the_rest_and_ends_with_a_status_of_ours(scene: Scene, home: int) -> None:
     """It ended with status 1 and a traceback. Kafka, which is away here too, is told beside it."""
-    told = scene.run("audit", "orders")
-    assert told.exit_code == home, told.output
-    assert told.stdout.count("error: Dagster could not be asked: ") == 1
-    assert told.stdout.count("error: Kafka at ") == 1
-    assert "DAGSTER_HOME is not set" not in told.output
-    assert "checks of slices: Dagster could not be asked for their last results, and none was made" in told.stdout
+    reported = scene.run("audit", "orders")
+    assert reported.exit_code == home, reported.output
+    assert reported.stdout.count("error: Dagster could not be asked: ") == 1
+    assert reported.stdout.count("error: Kafka at ") == 1
+    assert "DAGSTER_HOME is not set" not in reported.output
+    assert "checks of slices: Dagster could not be asked for their last results, and none was made" in reported.stdout
     page = json.loads(scene.run("audit", "orders", "--json").stdout)[0]
     assert (page["slices"], page["failing_checks"]) == (1, None)
 
@@ -79,7 +79,7 @@ def test_the_audit_tells_the_rest_and_ends_with_a_status_of_ours(scene: Scene, h
 @pytest.mark.parametrize(
     "command",
     [
-        ("recall-keys", "orders", PIECE.key, PIECE.key),
+        ("recall-keys", "orders", SLICE.key, SLICE.key),
         ("rebuild-ledger", "orders"),
         ("erase", "orders", "--key", "k"),
     ],
@@ -87,16 +87,16 @@ def test_the_audit_tells_the_rest_and_ends_with_a_status_of_ours(scene: Scene, h
 def test_a_command_that_needs_dagster_ends_with_a_status_of_ours(
     scene: Scene, home: int, command: tuple[str, ...]
 ) -> None:
-    told = scene.run(*command)
-    assert told.exit_code == home, told.output
-    assert "error: D" in told.stderr
+    reported = scene.run(*command)
+    assert reported.exit_code == home, reported.output
+    assert "error: D" in reported.stderr
 
 
 def test_explain_says_that_dagster_was_not_asked(scene: Scene) -> None:
     """Without a word a slice looked as if no run had ever worked on it."""
-    told = scene.run("explain", PIECE.key)
-    assert told.exit_code == 0, told.output
-    assert "runs and checks: Dagster was not asked, DAGSTER_HOME is not set" in told.stdout.splitlines()
+    reported = scene.run("explain", SLICE.key)
+    assert reported.exit_code == 0, reported.output
+    assert "runs and checks: Dagster was not asked, DAGSTER_HOME is not set" in reported.stdout.splitlines()
 
 
 def test_the_doctor_refuses_a_home_that_dagster_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

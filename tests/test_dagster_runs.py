@@ -52,7 +52,7 @@ def deployed(
     create_topic(bootstrap, name, 2, {})
     limits = Limits(most_records=10, slices_a_run=3)
     root = tmp_path_factory.mktemp("deployed")
-    # Other workers have the server too: by the user its jobs are told apart from theirs.
+    # Other workers have the server too: by the user its jobs are distinguished from theirs.
     remote = f"{spark_server.remote}/;user_id={name}"
     deployment = Deployment.make(root, name, bootstrap, remote, limits, sensors=True, lineage_url=receiver.url)
     deployment.send([order_message(f"o{n % 7}", n // 7 + 1, partition=n % 2) for n in range(50)])
@@ -190,7 +190,7 @@ def test_a_backfill_from_the_page_is_one_run_and_one_commit_a_table_for_each_con
         assert {run.status for run in runs} == {dg.DagsterRunStatus.SUCCESS}
         assert sorted([run.tags[RANGE_START], run.tags[RANGE_END]] for run in runs) == ranges
         for run in runs:
-            _tells_its_progress(instance, run)
+            _report_progress(instance, run)
     for table in COMMITTED:
         commits = deployment.commits(table.name)
         assert len(commits) - before[table.name] == 2, table.name
@@ -202,17 +202,19 @@ def test_a_backfill_from_the_page_is_one_run_and_one_commit_a_table_for_each_con
     _tables_hold_the_topic(deployment)
 
 
-def _tells_its_progress(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+def _report_progress(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
     """Of each table what it began with, and what was committed: slices, records, rate."""
     lines: dict[str, list[str]] = {}
     for entry in instance.all_logs(run.run_id):
         lines.setdefault(str(entry.step_key), []).append(entry.user_message)
     span = f"{run.tags[RANGE_START]} .. {run.tags[RANGE_END]}"
     for table in COMMITTED:
-        told = lines[f"orders__{table.name}"]
+        reported = lines[f"orders__{table.name}"]
         rows = {"raw": "20", "events": "20", "rejects": "0"}.get(table.name, r"\d+")
-        began = told.index(f"2 slices of orders, 20 offsets: {span}")
-        assert [one for one in told[began:] if re.fullmatch(rf"committed 2 slices, {rows} rows, [\d,]+ rows/s", one)]
+        began = reported.index(f"2 slices of orders, 20 offsets: {span}")
+        assert [
+            one for one in reported[began:] if re.fullmatch(rf"committed 2 slices, {rows} rows, [\d,]+ rows/s", one)
+        ]
 
 
 def _finished_runs(instance: dg.DagsterInstance, tags: dict[str, str], many: int) -> list[dg.DagsterRun]:

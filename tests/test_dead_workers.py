@@ -40,7 +40,7 @@ def test_a_run_is_without_a_worker_when_its_lease_ran_out_or_never_was() -> None
     assert without_worker(started, {}, at(-540)) == []
 
 
-def test_leases_of_workers_are_told_from_others() -> None:
+def test_leases_of_workers_are_distinguished_from_others() -> None:
     leases = {"run orders/a-1": at(60), "commit orders/raw": at(60), "alerts": at(60), "highwater.orders": at(9)}
     assert living(leases) == {"a-1": at(60)}
     assert living({**leases, "run orders2/b": at(5)}, "orders") == {"a-1": at(60)}
@@ -108,17 +108,17 @@ def test_a_run_whose_worker_is_gone_fails_and_lets_go_of_its_pool(instance: dg.D
     assert status(instance, dead) == dg.DagsterRunStatus.FAILURE
     assert [status(instance, run) for run in (alive, others)] == [dg.DagsterRunStatus.STARTED] * 2
     assert pools.get_concurrency_info("orders_current").active_slot_count == 0
-    [told] = [
+    [reported] = [
         e for e in instance.all_logs(dead) if e.dagster_event and e.dagster_event.event_type_value == "PIPELINE_FAILURE"
     ]
-    assert "its lease in the ledger ran out" in str(told.dagster_event and told.dagster_event.message)
+    assert "its lease in the ledger ran out" in str(reported.dagster_event and reported.dagster_event.message)
     run = instance.get_run_by_id(dead)
     assert run is not None
     assert run.tags["dagster/will_retry"] == "true", "Dagster retries it as one whose worker died"
     assert end_runs_without_worker(instance, ledger, [STREAM], later) == []
 
 
-def test_a_worker_that_tells_again_after_the_ledger_was_away_keeps_its_run(
+def test_a_worker_that_reports_again_after_the_ledger_was_away_keeps_its_run(
     instance: dg.DagsterInstance, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the ledger is away for more than a term all leases run out; the first tick after it ended every run."""

@@ -123,7 +123,7 @@ def rest(**options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"key": ()}, "a version orders the states of a key, and no key is declared"),
         ({"version": None}, "transitions needs a key and a version, and no version is declared"),
@@ -148,8 +148,8 @@ def rest(**options: Any) -> dict[str, Any]:
         ({"publishes": None, "deletes": Deletes(tombstones=True)}, "a tombstone has no field 'order_id'"),
     ],
 )
-def test_keys_versions_and_deletes_go_together(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(DeclarationError, match=re.escape(told)):
+def test_keys_versions_and_deletes_go_together(changes: dict[str, Any], reported: str) -> None:
+    with pytest.raises(DeclarationError, match=re.escape(reported)):
         replace(ORDERS, **changes)
 
 
@@ -157,7 +157,7 @@ IGNORED: dict[str, Any] = {"record_key": "ignore", "first_version": None}
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"key_format": Json()}, "a key of the format Json is no text: declare record_key='ignore'"),
         ({"key_format": BigEndian(), "record_key": "warn", "first_version": None}, "record_key='warn' compares"),
@@ -172,8 +172,10 @@ IGNORED: dict[str, Any] = {"record_key": "ignore", "first_version": None}
         ({"fields": field("string", source=Key()), "key_format": Raw(), **IGNORED}, "it is of type binary"),
     ],
 )
-def test_key_formats_and_the_fields_that_are_taken_from_keys_go_together(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(DeclarationError, match=re.escape(told)):
+def test_key_formats_and_the_fields_that_are_taken_from_keys_go_together(
+    changes: dict[str, Any], reported: str
+) -> None:
+    with pytest.raises(DeclarationError, match=re.escape(reported)):
         replace(ORDERS, **{**changes, "fields": ORDERS.fields + changes.get("fields", ())})
 
 
@@ -187,7 +189,7 @@ def test_keys_of_any_type_are_declared(declared: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"fields": field("decimal(50,2)")}, "there is no decimal(50,2): a decimal has 1 to 38 digits"),
         ({"fields": field("decimal(0,0)")}, "there is no decimal(0,0)"),
@@ -244,12 +246,14 @@ def test_keys_of_any_type_are_declared(declared: Any) -> None:
         ({"owner": "data-platform"}, "the owner 'data-platform' is neither a mail address nor team: and a name"),
     ],
 )
-def test_a_declaration_that_contradicts_itself_or_what_reads_it_is_refused(changes: dict[str, Any], told: str) -> None:
+def test_a_declaration_that_contradicts_itself_or_what_reads_it_is_refused(
+    changes: dict[str, Any], reported: str
+) -> None:
     """Each of these was accepted, and failed in Spark, Kafka or Dagster later, or never did what it says."""
     fields = ORDERS.fields + changes.get("fields", ())
     with pytest.raises(DeclarationError) as caught:
         replace(ORDERS, **{**changes, "fields": fields})
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
     assert "'orders'" in str(caught.value) or "topic" in changes
     assert "docs/streams.md" in caught.value.remedy
 

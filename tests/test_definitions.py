@@ -52,7 +52,7 @@ print(json.dumps({
 """
 
 
-# Kafka is away, which is told within a moment.
+# Kafka is away, which is reported within a moment.
 ASKING = """
 import sys
 import highwater.resources.kafka, highwater.resources.topic_facts
@@ -254,13 +254,13 @@ def test_the_producer_of_the_resource_is_the_reliable_one(monkeypatch: pytest.Mo
         for clients in (1, 2):
             sender = producer.open(clients)
             sender.send(Record("t", b"k", b"v"), "the one")
-            with pytest.raises(UndeliveredError) as told:
+            with pytest.raises(UndeliveredError) as reported:
                 sender.close(0)
-            found.append(str(told.value))
+            found.append(str(reported.value))
 
     assert dg.materialize([sending], resources={"producer": ProducerResource()}).success
     assert len(found) == 2
-    assert all("not delivered: the one" in told or "unknown: the one" in told for told in found)
+    assert all("not delivered: the one" in reported or "unknown: the one" in reported for reported in found)
 
 
 def test_no_resource_has_a_field_that_could_show_a_secret(defs: dg.Definitions) -> None:
@@ -334,8 +334,8 @@ def test_the_instance_file_is_valid(tmp_path: Path) -> None:
         assert instance.run_monitoring_settings["free_slots_after_run_end_seconds"], "a dead writer keeps its place"
         assert instance.run_retries_enabled
         assert not instance.telemetry_enabled
-        kept = instance.get_tick_retention_settings(InstigatorType.SENSOR)
-        assert kept[TickStatus.SKIPPED] == 1
+        stored = instance.get_tick_retention_settings(InstigatorType.SENSOR)
+        assert stored[TickStatus.SKIPPED] == 1
         assert instance.get_concurrency_config().pool_config.default_pool_limit == 1
         assert instance.get_concurrency_config().run_queue_config is not None
         queue = instance.run_coordinator

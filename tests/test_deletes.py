@@ -172,9 +172,9 @@ def test_checks_find_a_key_that_came_back(bench: Bench) -> None:
     import pyarrow as pa
 
     write_deltalake(path, pa.Table.from_pylist([row], DeltaTable(path).to_pyarrow_table().schema), mode="append")
-    told = current_follows_events(bench.lake, bench.stream, [deletes.key, slice_.key])
-    assert "deleted at a higher version" in told[deletes.key].text
-    assert not told[deletes.key].passed
+    reported = current_follows_events(bench.lake, bench.stream, [deletes.key, slice_.key])
+    assert "deleted at a higher version" in reported[deletes.key].text
+    assert not reported[deletes.key].passed
     assert over_the_stream(bench.lake, bench.stream)["versions_in_order"].numbers["revived"] == 1
 
 
@@ -235,7 +235,7 @@ def test_without_a_version_a_stream_is_append_only(bench: Bench) -> None:
     assert bench.lake.table(bench.stream.name, "current") is None
 
 
-def test_records_with_another_key_are_told(bench: Bench) -> None:
+def test_records_with_another_key_are_reported(bench: Bench) -> None:
     """By default the key of the fields counts, and a check warns of records that have another one."""
     from highwater.orchestration.checking.key_checks import record_keys_as_declared
 
@@ -251,8 +251,8 @@ def test_records_with_another_key_are_told(bench: Bench) -> None:
     assert versions(bench) == {"b": 1}
 
 
-def test_a_delete_taken_back_while_an_older_event_came_between(bench: Bench) -> None:
-    """The delete's slice was decided anew, an older version was merged, then the slice was merged: version 2 stayed."""
+def test_a_delete_reclaimed_while_an_older_event_came_between(bench: Bench) -> None:
+    """The delete's slice was reprocessed, an older version was merged, then the slice was merged: version 2 stayed."""
     topic = bench.stream.topic
     bench.stream = changes(topic)
     third, deletes, older = sent(bench, [change("k", 3)], [change("k", 5, "d")], [change("k", 2)])

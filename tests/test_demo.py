@@ -18,7 +18,7 @@ import dagster as dg
 import pytest
 from rich.console import Console
 
-from dev import dagster_questions, demo_shipments
+from dev import dagster_questions, demo_report, demo_shipments
 from dev.compare import Comparison
 from dev.dagster_questions import (
     DagsterRefusedError,
@@ -33,7 +33,7 @@ from dev.dagster_questions import (
 from dev.demo import SOUND, STREAMS, Demo, DemoFailedError, fresh_home, main, without_configuration
 from dev.demo_burst import RECORDS, Burst, BurstFigures
 from dev.demo_definitions import declared
-from dev.demo_report import Figures, tell
+from dev.demo_report import Figures
 from dev.demo_shipments import WITH_ADDED, compare_shipments
 from dev.processes import free_port, wait_until
 from dev.reconcile import report
@@ -78,7 +78,7 @@ def test_the_home_of_a_running_stack_is_left_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "stack.busy").exists()
 
 
-def told(comparison: Comparison) -> str:
+def reported(comparison: Comparison) -> str:
     console = Console(file=io.StringIO(), width=200)
     report(comparison, console)
     file = console.file
@@ -89,10 +89,10 @@ def told(comparison: Comparison) -> str:
 def test_the_report_says_what_differs_and_how_often() -> None:
     comparison = Comparison("orders")
     comparison.faults["tombstone"]["tombstone"] += 3
-    assert "no difference" in told(comparison)
+    assert "no difference" in reported(comparison)
     for offset in range(7):
         comparison.differences.add("raw: lacks a record of the topic", f"0:{offset}", "[a]", None)
-    text = told(comparison)
+    text = reported(comparison)
     assert "no difference" not in text
     assert "raw: lacks a record of the topic" in text
     assert "7" in text
@@ -240,7 +240,7 @@ def test_without_a_network_the_rest_is_shown_and_the_reason_is_reported(
     assert "the schema registry could not be fetched: Ivy could not fetch every jar" in shown
     assert "UnknownHostException: repo" in shown
     assert "goes on without the stream shipments. To see it, connect the network and run `make demo` again." in shown
-    tell(console, demo.figures, [Comparison("orders"), Comparison("payments")], tmp_path)
+    demo_report.report(console, demo.figures, [Comparison("orders"), Comparison("payments")], tmp_path)
     assert "not shown: the schema registry could not be fetched" in one_line(console.file.getvalue())
 
 
@@ -293,8 +293,8 @@ REFUSED = "payments@0000000"
 
 def followed(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, parked: int = 0) -> Following:
     """A burst of which the breaker has refused the slice."""
-    kept = {"payments.parked": dict.fromkeys(range(parked))} if parked else {}
-    monkeypatch.setattr("dev.demo_burst.read_topics", lambda *_: kept)
+    stored = {"payments.parked": dict.fromkeys(range(parked))} if parked else {}
+    monkeypatch.setattr("dev.demo_burst.read_topics", lambda *_: stored)
     found = Following(ledger, parked)
     found.plan(0)
     found.burst.look()
@@ -322,10 +322,10 @@ def test_a_burst_is_accepted_and_followed_until_the_breaker_closes(
     found.burst.look()
     figures = found.burst.figures
     assert (found.burst.over, figures.seconds, figures.probes) == (True, 33.0, ("payments@0000001",))
-    assert figures.told == "open since 10:00: x"
+    assert figures.status_line == "open since 10:00: x"
     figures.ends = Counter({"reject (malformed)": 1_200})
     assert figures.wrong == []
-    text = told_of(figures)
+    text = messages(figures)
     for part in (
         "10:00:00 UTC: 1,200 of 1,200; 1,200 records of payments that nobody can read",
         "the breaker opened at payments@0000000 after 1,200 rejects of 1,200 records, 0 of them on payments.parked",
@@ -343,14 +343,14 @@ def test_what_went_otherwise_with_the_burst_is_wrong(ledger: Ledger, monkeypatch
     assert lost.wrong == ["the burst of 5 records ended as {'reject (malformed)': 4}"]
     assert BurstFigures(closed=NOW).wrong == ["no observation of kafka/payments shows the open breaker"]
     assert Figures(burst=lost).wrong == lost.wrong
-    assert "wrong: the burst of 5 records ended as" in told_of(lost)
+    assert "wrong: the burst of 5 records ended as" in messages(lost)
 
 
-def told_of(figures: BurstFigures) -> str:
+def messages(figures: BurstFigures) -> str:
     """The report, as one line of text."""
     console = Console(file=io.StringIO(), width=100)
     comparisons = [Comparison(stream, numbers=Counter(slices=2)) for stream in ("orders", "payments")]
-    tell(console, Figures(burst=figures), comparisons, Path("home"))
+    demo_report.report(console, Figures(burst=figures), comparisons, Path("home"))
     assert isinstance(console.file, io.StringIO)
     return one_line(console.file.getvalue())
 
@@ -401,11 +401,11 @@ def test_a_backfill_is_done_when_its_runs_are(status: str, of_runs: list[str], d
 @pytest.mark.timeout(2700)
 def test_from_nothing_to_tables_that_equal_the_account(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     status = main(["--home", str(tmp_path / "demo"), "--scale", "0.1", "--deadline", "2400"])
-    told_ = capfd.readouterr()
-    assert status == 0, told_.out + told_.err
-    assert told_.out.count("no difference") == 3
-    assert "backfill" in told_.out
-    text = one_line(told_.out)
+    output_ = capfd.readouterr()
+    assert status == 0, output_.out + output_.err
+    assert output_.out.count("no difference") == 3
+    assert "backfill" in output_.out
+    text = one_line(output_.out)
     assert f"the second schema of shipments added the column {ADDED} while slices were materialised" in text
     assert f"{2 * BATCH} events" in text
     assert f"{BATCH} {WITH_ADDED}" in text

@@ -76,7 +76,7 @@ def test_a_broker_that_ended_goes_on_with_its_data_under_another_port(tmp_path: 
 
 
 @pytest.mark.slow
-def test_asking_for_a_topic_creates_none_unless_told(tmp_path: Path, bootstrap: str) -> None:
+def test_asking_for_a_topic_creates_none_unless_asked(tmp_path: Path, bootstrap: str) -> None:
     from confluent_kafka import Producer
 
     admin(bootstrap).list_topics("never-made", timeout=60)
@@ -105,8 +105,8 @@ def test_the_command_starts_a_cluster_of_three_that_goes_on_without_one(tmp_path
     try:
         lines = iter(program.stdout.readline, "")
         bootstrap = next(lines).strip().removeprefix("HIGHWATER_KAFKA_BOOTSTRAP=")
-        told = (re.match(r"broker (\d+): process group (\d+)", next(lines)) for _ in range(3))
-        groups = {int(found[1]): int(found[2]) for found in told if found}
+        reported = (re.match(r"broker (\d+): process group (\d+)", next(lines)) for _ in range(3))
+        groups = {int(found[1]): int(found[2]) for found in reported if found}
         assert len(groups) == 3
         create_topic(bootstrap, "replicated", 1, {}, replicas=-1)
         partition = admin(bootstrap).list_topics("replicated", timeout=60).topics["replicated"].partitions[0]

@@ -17,7 +17,7 @@ B = Module("org.example.b", "b", "2.0-rc1")
 
 
 class FakeIvy:
-    """Stands at the network's edge: gives the files it was told, and counts the calls."""
+    """Stands at the network's edge: gives the files it was reported, and counts the calls."""
 
     def __init__(self, files: dict[Module, bytes]) -> None:
         self.files = files
@@ -117,7 +117,7 @@ def test_a_set_that_was_harmed_is_fetched_again(
     jars.ensure("spark", tmp_path / "tools", lock)
     assert {file.name: file.read_bytes() for file in place.glob("*.jar")} == {A.file: b"a", B.file: b"b"}
     jars.ensure("spark", tmp_path / "tools", lock)
-    assert ivy.calls == 2, "fetched once more, and not again"
+    assert ivy.calls == 2, "fetched again, and not again"
 
 
 def test_the_lock_reads_as_it_was_written() -> None:
@@ -172,13 +172,13 @@ def test_a_set_on_demand_is_fetched_by_its_name(
         dev.jars.main(["no-such-set"])
 
 
-def test_what_failed_is_told_in_ivys_words() -> None:
+def test_what_failed_is_reported_in_ivys_words() -> None:
     lines = ["found x", "\t\t:: org.example#b;2: not found", "\t::  UNRESOLVED DEPENDENCIES", "done"]
     assert jars.troubles(lines) == [":: org.example#b;2: not found", "::  UNRESOLVED DEPENDENCIES"]
 
 
 @pytest.mark.slow
-def test_ivy_itself_retrieves_by_coordinates_and_tells_what_it_cannot(
+def test_ivy_itself_retrieves_by_coordinates_and_reports_what_it_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real Ivy on a repository in a folder, so that no network is needed."""

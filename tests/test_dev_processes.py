@@ -97,7 +97,7 @@ def test_a_child_is_healthy_when_the_check_says_so_and_gone_after_stop(tmp_path:
 
 
 def test_a_killed_child_no_longer_listens_when_kill_returns(tmp_path: Path, children: list[Child]) -> None:
-    """The guard was gone before the JVM: its port still accepted, and a server started anew was taken for ready."""
+    """The guard was gone before the JVM: its port still accepted, and a server started again was taken for ready."""
     port = free_port()
     child = Child("server", python(SERVER, port), logs=tmp_path)
     children.append(child)
@@ -108,7 +108,7 @@ def test_a_killed_child_no_longer_listens_when_kill_returns(tmp_path: Path, chil
         assert not accepts(port)
 
 
-def test_a_child_that_ends_early_is_told_with_the_end_of_its_log(tmp_path: Path, children: list[Child]) -> None:
+def test_a_child_that_ends_early_is_reported_with_the_end_of_its_log(tmp_path: Path, children: list[Child]) -> None:
     child = Child("broken", python("print('the reason', flush=True); raise SystemExit(7)"), logs=tmp_path)
     children.append(child)
     child.start()
@@ -128,7 +128,7 @@ def test_a_child_that_is_never_healthy_is_killed_at_the_deadline(tmp_path: Path,
     assert not child.alive
 
 
-def test_a_program_that_is_not_there_is_told(tmp_path: Path, children: list[Child]) -> None:
+def test_a_program_that_is_not_there_is_reported(tmp_path: Path, children: list[Child]) -> None:
     child = Child("absent", [tmp_path / "no-such-program"], logs=tmp_path)
     children.append(child)
     child.start()

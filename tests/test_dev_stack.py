@@ -52,7 +52,7 @@ def test_a_schema_registry_is_embedded_when_asked_and_none_is_configured(tmp_pat
     stack = Stack(tmp_path, base={}, registry=True)
     assert stack.registry is not None
     assert stack.env[settings.SCHEMA_REGISTRY_URL] == stack.registry.url
-    assert f"Registry  {stack.registry.url}" in up.told(stack)
+    assert f"Registry  {stack.registry.url}" in up.welcome(stack)
     assert "schema registry" in up.not_started(stack)
     stack = Stack(tmp_path, base={settings.SCHEMA_REGISTRY_URL: "http://registry.example:8081"}, registry=True)
     assert stack.registry is None
@@ -124,7 +124,7 @@ def test_a_second_stack_in_one_home_is_refused(tmp_path: Path) -> None:
         assert (tmp_path / "env").read_text().startswith("export HIGHWATER_HOME=")
 
 
-def test_a_part_that_ends_by_itself_is_told_with_its_log(tmp_path: Path) -> None:
+def test_a_part_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) -> None:
     with Stack(tmp_path, base={**os.environ, **CONFIGURED}, dagster=False) as stack:
         child = stack.run("fragile", [sys.executable, "-c", "print('the reason'); raise SystemExit(3)"])
         child.wait(30)
@@ -144,7 +144,7 @@ def test_what_was_started_ends_when_the_start_fails(tmp_path: Path) -> None:
     assert not started[0].alive
 
 
-def test_settings_of_a_persons_own_instance_are_kept(tmp_path: Path) -> None:
+def test_settings_of_a_persons_own_instance_are_preserved(tmp_path: Path) -> None:
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
     prepare_home(tmp_path, ours=False)
     assert (tmp_path / "dagster.yaml").read_text() == "telemetry: {enabled: false}\n"
@@ -153,7 +153,7 @@ def test_settings_of_a_persons_own_instance_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_definitions_that_do_not_load_are_told_in_dagsters_words(tmp_path: Path) -> None:
+def test_definitions_that_do_not_load_are_reported_in_dagsters_words(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import a_module_that_is_not_there\n")
     workspace = tmp_path / "workspace.yaml"
     workspace.write_text(f"load_from: [{{python_file: {{relative_path: {tmp_path / 'broken.py'}}}}}]\n")

@@ -129,12 +129,12 @@ def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
     said: list[str] = []
     rebuilding.act(rebuilt, world.lake, KAFKA, STREAM, (), lambda line: said.append(str(line)), sure=True)
     assert rebuilt.discards("orders") == [known]
-    assert "1 records were given up" in said
+    assert "1 records were discarded" in said
     assert rebuilt.discarded_until("orders") == known.discarded_at
 
 
-def test_nothing_is_given_up_in_a_lake_whose_folder_is_gone(tmp_path: Path) -> None:
-    """The table would be all that a lake holds which was made anew there."""
+def test_nothing_is_abandoned_in_a_lake_whose_folder_is_gone(tmp_path: Path) -> None:
+    """The table would be all that a lake holds which was recreated there."""
     world = World(tmp_path)
     with world.ledger.database.writing() as connection:
         connection.exec_driver_sql("UPDATE slices SET attempt = 1")

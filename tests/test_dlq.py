@@ -101,9 +101,9 @@ def test_the_story_of_a_late_customer(retried: Bench) -> None:
     [(partition, key, value, headers)] = published(bench.bootstrap, f"{topic}.dlq.1")
     assert (partition, key) == (0, b"o1")
     assert json.loads(value or b"")["version"] == 1
-    told = dict(headers)
-    assert told[envelope.ORIGIN_TOPIC] == topic.encode()
-    assert (told[envelope.ORIGIN_OFFSET], told[envelope.ATTEMPT]) == (b"0", b"1")
+    reported = dict(headers)
+    assert reported[envelope.ORIGIN_TOPIC] == topic.encode()
+    assert (reported[envelope.ORIGIN_OFFSET], reported[envelope.ATTEMPT]) == (b"0", b"1")
     assert [(p, v) for p, _, v, _ in published(bench.bootstrap, f"{topic}.parked")] == [(1, b"garbled")]
     assert bench.current()["o1"]["version"] == 2
     missed = missing_checks(bench.lake, bench.stream, [main.key])["no_version_missing"][main.key]
@@ -115,11 +115,11 @@ def test_the_story_of_a_late_customer(retried: Bench) -> None:
     assert slice_.key == f"{topic}.dlq.1@0000000"
     bench.materialise(slice_)
     send_accepted(bench.work(slice_))
-    told_of = [
+    messages = [
         (json.loads(value or b"")["version"], dict(found))
         for _, _, value, found in published(bench.bootstrap, f"{topic}.accepted")
     ]
-    assert [(version, found.get("highwater.late")) for version, found in told_of] == [(2, None), (1, b"retried")]
+    assert [(version, found.get("highwater.late")) for version, found in messages] == [(2, None), (1, b"retried")]
     assert ends(bench, "events") == Counter({(main.key, 1): 1, (slice_.key, 0): 1})
     [late] = [row for row in bench.rows("events") if row["slice"] == slice_.key]
     assert (late["origin_topic"], late["version"], late["retries"]) == (topic, 1, 1)
@@ -181,14 +181,14 @@ def test_who_stays_unresolved_goes_through_the_tiers_and_is_parked(retried: Benc
     assert [len(records) for records in found] == [1, 1, 1]
     assert [records[0][3][:2] for records in found] == [sent.headers] * 3, "untouched"
     assert [Counter(name for name, _ in records[0][3]).total() for records in found] == [13] * 3, "they do not grow"
-    told = [dict(records[0][3]) for records in found]
-    assert [headers[envelope.ATTEMPT] for headers in told] == [b"1", b"2", b"3"]
-    assert [headers[envelope.SLICE] for headers in told] == [
+    reported = [dict(records[0][3]) for records in found]
+    assert [headers[envelope.ATTEMPT] for headers in reported] == [b"1", b"2", b"3"]
+    assert [headers[envelope.SLICE] for headers in reported] == [
         f"{topic}@0000000".encode(),
         first.key.encode(),
         second.key.encode(),
     ]
-    assert len({headers[envelope.FIRST_FAILED_AT] for headers in told}) == 1
+    assert len({headers[envelope.FIRST_FAILED_AT] for headers in reported}) == 1
     assert {records[0][2] for records in found} == {sent.value}
     assert bench.rows("events") == []
 
@@ -276,8 +276,8 @@ def test_what_people_send_to_a_tier_settles_each_origin_once(retried: Bench) -> 
     tier.send(copy, copy, wrong, corrected, corrected)
     sound = order_message("o9", 1).value
     for changes in BAD_ENVELOPES.values():
-        kept = [*({**dict(headers), **changes} if changes else {}).items()]
-        tier.send(Message(b"o9", sound, 1, kept))
+        stored = [*({**dict(headers), **changes} if changes else {}).items()]
+        tier.send(Message(b"o9", sound, 1, stored))
     [second] = due(bench)
     counts = bench.materialise(second)["events"][0].counts
     bad = len(BAD_ENVELOPES)
@@ -290,10 +290,12 @@ def test_what_people_send_to_a_tier_settles_each_origin_once(retried: Bench) -> 
     assert all("header highwater." in row["detail"] for row in rows)
     assert len(published(bench.bootstrap, bench.stream.parked_topic)) == 1 + bad
     again = bench.rejects_from_raw(second)
-    assert sorted(map(told, again)) == sorted(map(told, rows)), "classified for the events or from raw, it is the same"
+    assert sorted(map(reported, again)) == sorted(map(reported, rows)), (
+        "classified for the events or from raw, it is the same"
+    )
 
 
-def told(row: Mapping[str, Any]) -> tuple[object, ...]:
+def reported(row: Mapping[str, Any]) -> tuple[object, ...]:
     """What a row of rejects says of its record."""
     names = ("retries", "reclaims", "reason", "permanent", "detail", "key", "value", "next_topic")
     return *(row[name] for name in ORIGIN), *(row[name] for name in names), repr(row["headers"])
@@ -360,10 +362,10 @@ def test_a_program_that_knows_the_page_alone_mends_what_was_parked_once(retried:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
-    told = mend(times=3)
-    assert told["own"] == {"trace": "7"}
+    reported = mend(times=3)
+    assert reported["own"] == {"trace": "7"}
     names = [f"highwater.{name}" for name in ("origin.topic", "origin.partition", "origin.offset", "reason", "slice")]
-    assert [told[name] for name in names] == [bench.stream.topic, "2", "1", "malformed", main.key]
+    assert [reported[name] for name in names] == [bench.stream.topic, "2", "1", "malformed", main.key]
     [first] = due(bench)
     counts = bench.materialise(first)["events"][0].counts
     assert (counts["raw"], counts["events"], counts["superseded"], counts["rejects"]) == (3, 1, 2, 0)
@@ -429,8 +431,8 @@ def test_status_and_acceptance_know_the_tiers(retried: Bench) -> None:
 
     bench = retried
     tier = bench.stream.tier_topics[0]
-    told = stream_status(bench.ledger, bench.kafka, bench.stream, {}).lines
-    assert f"  {tier}: nothing was published to it yet" in told
+    reported = stream_status(bench.ledger, bench.kafka, bench.stream, {}).lines
+    assert f"  {tier}: nothing was published to it yet" in reported
     bench.send(order_message("o1", 1, customer_id="late"), order_message("o2", 1, amount="x"))
     bench.materialise(bench.plan(0, p0=(0, 2)))
     first, parked = (stream_status(bench.ledger, bench.kafka, bench.stream, {}).dlq[n] for n in (0, -1))

@@ -1,4 +1,4 @@
-"""The DLQ's topics are created as they must be; one that is set up otherwise is told with the command that mends it."""
+"""DLQ topics get the right settings; a topic with other settings is reported with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -211,7 +211,9 @@ def test_every_drift_of_every_topic_is_in_one_error(stream: Stream, bootstrap: s
 
 
 @pytest.mark.parametrize("name", DRIFTED)
-def test_a_topic_that_is_set_up_otherwise_is_told_with_its_remedy(stream: Stream, bootstrap: str, name: str) -> None:
+def test_a_topic_that_is_set_up_otherwise_is_reported_with_its_remedy(
+    stream: Stream, bootstrap: str, name: str
+) -> None:
     partitions, changes, command = DRIFTED[name]
     tier = stream.tier_topics[0]
     sound = {
@@ -240,7 +242,7 @@ def test_a_topic_that_is_set_up_otherwise_is_told_with_its_remedy(stream: Stream
     ],
     ids=["fewer replicas", "fewer in-sync replicas"],
 )
-def test_a_topic_that_is_less_safe_than_the_main_topic_is_told(
+def test_a_topic_that_is_less_safe_than_the_main_topic_is_reported(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], stored: str, found: str, command: str
 ) -> None:
     """One broker has no second replica, so the shapes are given here."""

@@ -234,10 +234,10 @@ def test_the_page_of_the_audit_has_every_place_of_a_missing_version() -> None:
     from highwater.orchestration.checking import missing_versions
 
     kinds = {
-        missing_versions.Reject(version, "topic", tier, None, "", taken_back).kind
+        missing_versions.Reject(version, "topic", tier, None, "", reclaimed).kind
         for version in (1, None)
         for tier in (True, False)
-        for taken_back in (True, False)
+        for reclaimed in (True, False)
     }
     listed = {name for row in rows(section("docs/audit.md", "Missing versions")) for name in spans(row[0])}
     assert listed == kinds | {missing_versions.UNDECIDED, missing_versions.TO_COME, missing_versions.NOWHERE}
@@ -489,9 +489,9 @@ def columns_listed(title: str) -> list[str]:
 def with_fields(columns: list[str], stream: declaration.Stream) -> list[str]:
     """The stream's own fields as one entry."""
     names = {f.name for f in stream.fields}
-    kept = [name for name in columns if name not in names]
+    stored = [name for name in columns if name not in names]
     first = next((at for at, name in enumerate(columns) if name in names), None)
-    return kept if first is None else [*columns[:first], "FIELDS", *kept[first:]]
+    return stored if first is None else [*columns[:first], "FIELDS", *stored[first:]]
 
 
 @pytest.mark.parametrize("title", ["raw", "events", "rejects", "dlq", "current"])
@@ -660,8 +660,8 @@ def test_the_queries_over_commits_take_the_newest_commit_of_a_slice(tmp_path: Pa
         for n in (41, 42)
     ]
     none = pa.table({"slice": pa.array([], pa.string())})
-    for table, attempt, kept in (("raw", 1, slices), ("events", 2, slices), ("events", 3, slices[1:])):
-        plant(str(tmp_path / table), none, [Proof(slice_, attempt, 10 - attempt) for slice_ in kept])
+    for table, attempt, stored in (("raw", 1, slices), ("events", 2, slices), ("events", 3, slices[1:])):
+        plant(str(tmp_path / table), none, [Proof(slice_, attempt, 10 - attempt) for slice_ in stored])
     view, *queries = (part.split("\n", 1)[1] for part in sql_block("VIEW newest").strip().rstrip(";").split(";\n"))
     newest = view.partition(" AS\n")[2].replace("delta.`/path/to/lake/orders/_commits`", "t")
     log = QueryBuilder().register("t", DeltaTable(str(tmp_path / "_commits")))
@@ -809,17 +809,17 @@ def test_every_folder_of_the_tree_is_there() -> None:
     assert {name for name in listed if not (REPOSITORY / name).is_dir()} == set()
 
 
-def test_the_tasks_of_a_read_are_those_that_the_page_tells() -> None:
+def test_the_tasks_of_a_read_are_those_that_the_page_reports() -> None:
     from assets.streams.orders import STREAM
     from highwater.assets.raw import _records_a_task
 
     page, limits = section("docs/operations.md", "The size of a slice"), STREAM.limits
-    told = {
+    reported = {
         "a slice of 40,000 offsets or less": [1, 40_000],
         f"a slice of {limits.most_records:,} offsets": [limits.most_records],
         "two such slices, up to ten": [2 * limits.most_records, 10 * limits.most_records],
         "twenty such slices": [limits.slices_a_run * limits.most_records],
     }
-    for what, offsets in told.items():
+    for what, offsets in reported.items():
         [tasks] = {math.ceil(number / _records_a_task(number)) for number in offsets}
         assert f"| {what} | {tasks} |" in page

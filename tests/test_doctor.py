@@ -65,7 +65,7 @@ def test_a_store_of_objects_is_written_to_and_left_clean(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(("step", "done"), [("write_deltalake", "written"), ("DeltaTable", "read")])
-def test_what_cannot_be_done_in_a_store_is_told(
+def test_what_cannot_be_done_in_a_store_is_reported(
     step: str, done: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -76,7 +76,7 @@ def test_what_cannot_be_done_in_a_store_is_told(
         try_storage(tmp_path.as_uri())
 
 
-def test_what_cannot_be_removed_from_a_store_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_removed_from_a_store_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError("denied")
 
@@ -141,15 +141,15 @@ def test_two_dagster_instances_that_tick_at_the_same_time_are_an_error(tmp_path:
     assert ledger.instances.live_together("orders", later + timedelta(minutes=8)) == [], "both were stopped"
 
 
-def test_what_spark_cannot_be_given_is_told_before_anything_is_read() -> None:
-    """It was told by the first run that read the topic, while planning went on."""
+def test_what_spark_cannot_be_given_is_reported_before_anything_is_read() -> None:
+    """It was reported by the first run that read the topic, while planning went on."""
     kafka = Kafka("nowhere:1", {"plugin.library.paths": "planted"})
     with pytest.raises(ConfigurationError, match=r"plugin\.library\.paths") as caught:
         doctor._translated(cast("Deployment", SimpleNamespace(kafka=lambda: kafka)))
     assert "planted" not in str(caught.value)
 
 
-def test_the_receiver_of_alerts_is_reached_and_told_nothing() -> None:
+def test_the_receiver_of_alerts_is_reached_and_reported_nothing() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         address = f"http://{LOOPBACK}:{server.getsockname()[1]}/planted"
         assert "nothing was posted" in doctor._receiver(address)
@@ -209,7 +209,7 @@ def test_dagster_needs_its_home_and_its_file(tmp_path: Path) -> None:
         assert instance.get_dynamic_partitions("highwater_doctor") == []
 
 
-def test_storage_of_dagster_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+def test_storage_of_dagster_that_cannot_be_written_to_is_reported(tmp_path: Path) -> None:
     """Only that the file could be read was looked at."""
     broken = tmp_path / "planted"
     broken.write_text("no folder")
@@ -248,13 +248,13 @@ def test_a_rule_of_a_topic_that_is_broken_fails_with_its_remedy(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("kept", "warned"), [("2880001", False), ("2879999", True), ("-1", False), (None, False)], ids=str
+    ("stored", "warned"), [("2880001", False), ("2879999", True), ("-1", False), (None, False)], ids=str
 )
 def test_a_topic_of_another_system_that_keeps_less_than_its_delay_is_warned_of(
-    kept: str | None, warned: bool, monkeypatch: pytest.MonkeyPatch
+    stored: str | None, warned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records of it went before they were due, and nothing told it beforehand."""
-    settings = {} if kept is None else {"retention.ms": Setting(kept, "DYNAMIC_TOPIC_CONFIG")}
+    settings = {} if stored is None else {"retention.ms": Setting(stored, "DYNAMIC_TOPIC_CONFIG")}
     monkeypatch.setattr(doctor, "topic_settings", lambda *_: settings)
     monkeypatch.setattr(doctor, "stamped_by_broker", lambda *_: False)
     kafka = SimpleNamespace(bootstrap="broker:9092", topic_state=lambda _: SimpleNamespace(partitions={0: None}))
@@ -267,7 +267,7 @@ def test_a_topic_of_another_system_that_keeps_less_than_its_delay_is_warned_of(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_all_that_fails_is_told_at_once(tmp_path: Path) -> None:
+def test_all_that_fails_is_reported_at_once(tmp_path: Path) -> None:
     result = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path).run("doctor", "--json")
     states = {row["tried"]: row["state"] for row in json.loads(result.stdout)}
     assert {name: states[name] for name in ("declarations", "ledger", "lake")} == dict.fromkeys(
@@ -289,7 +289,9 @@ def test_a_configuration_that_is_refused_is_one_line_of_many(tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_what_a_broker_forbids_or_has_otherwise_is_told(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+def test_what_a_broker_forbids_or_has_otherwise_is_reported(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path
+) -> None:
     scene = Scene(bootstrap, topic(partitions=2), tmp_path)
     customers(Lake(str(tmp_path / "lake")))
 
@@ -306,7 +308,7 @@ def test_what_a_broker_forbids_or_has_otherwise_is_told(bootstrap: str, topic: T
     (tmp_path / "drifted").mkdir()
     drifted = Scene(bootstrap, topic(partitions=2), tmp_path / "drifted")
     create_topic(bootstrap, f"{drifted.topic}.parked", 1, {})
-    told = drifted.run("doctor").output
-    assert "failed" in next(line for line in told.splitlines() if "DLQ topics of orders" in line)
-    assert "retention.ms=604800000" in told
-    assert "--add-config message.timestamp.type=LogAppendTime" in told, "the command that mends it"
+    reported = drifted.run("doctor").output
+    assert "failed" in next(line for line in reported.splitlines() if "DLQ topics of orders" in line)
+    assert "retention.ms=604800000" in reported
+    assert "--add-config message.timestamp.type=LogAppendTime" in reported, "the command that mends it"

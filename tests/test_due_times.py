@@ -159,7 +159,7 @@ def test_whatever_its_key_a_slice_waits_for_the_delay_and_at_most_a_fifth_more(l
 
 
 @pytest.mark.slow
-def test_an_open_transaction_holds_up_what_stands_behind_it_alone(
+def test_an_open_transaction_holds_up_what_follows_it_alone(
     bootstrap: str, topic: TopicFactory, ledger: Ledger
 ) -> None:
     from confluent_kafka import Producer

@@ -69,10 +69,10 @@ def test_the_ledger_keeps_what_was_begun_and_what_is_done(tmp_path: Path) -> Non
     places = {0: [OffsetRange(3, 5), OffsetRange(9, 10)], 2: [OffsetRange(0, 1)]}
     erasures.begin(number, [Erased("a", places, {"raw": 4, "events": 1})])
     erasures.begin(number, [Erased("a", {}, {})])
-    [kept] = erasures.slices(["a", "b"])["a"]
-    assert kept == Erased("a", places, {"raw": 4, "events": 1}, None, number)
+    [stored] = erasures.slices(["a", "b"])["a"]
+    assert stored == Erased("a", places, {"raw": 4, "events": 1}, None, number)
     erasures.done(["a"], O1, NOON)
-    assert erasures.of_key("orders", O1)["a"] == [replace(kept, done_at=NOON)]
+    assert erasures.of_key("orders", O1)["a"] == [replace(stored, done_at=NOON)]
     assert erasures.of_key("others", O1) == {}
     assert [(one.reason, one.erased_by, one.erased_at) for one in erasures.of("orders")] == [
         ("asked for", "somebody", NOON)
@@ -183,16 +183,16 @@ def test_gaps_of_erased_records_are_no_gaps(world: World) -> None:
     world.ledger.erasures.begin(number, [Erased(FIRST.key, {0: [OffsetRange(0, 1), OffsetRange(3, 4)]})])
     found = world.verdicts([FIRST.key])["gaps_explained"][FIRST.key]
     assert (found.passed, found.numbers["erased"], found.numbers["gaps"]) == (True, 2, 2)
-    [told] = locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, 3)
-    assert (told.end, told.text) == ("erased", f"by somebody at {NOW}: asked for")
-    [told] = locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, 5)
-    assert told.end == "gap"
+    [reported] = locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, 3)
+    assert (reported.end, reported.text) == ("erased", f"by somebody at {NOW}: asked for")
+    [reported] = locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, 5)
+    assert reported.end == "gap"
     erased = f"erased: 2 records, by somebody at {NOW:%Y-%m-%d %H:%M} UTC: asked for"
     assert erased in explain(world.ledger, world.lake, STREAM, FIRST.key, None).lines
 
 
 @pytest.mark.parametrize(("key", "late", "passed"), [(b"o1", -1, True), (b"o1", 1, False), (b"o2", -1, False)])
-def test_a_record_that_was_erased_before_it_was_read_is_told_by_key_and_time(
+def test_a_record_that_was_erased_before_it_was_read_is_reported_by_key_and_time(
     world: World, key: bytes, late: int, passed: bool
 ) -> None:
     world.ledger.erasures.add(Erasure("orders", O1, "asked for", "somebody", NOON))
@@ -206,8 +206,8 @@ def test_a_record_that_was_erased_before_it_was_read_is_told_by_key_and_time(
     world.topics.read = sent  # type: ignore[method-assign]
     found = world.verdicts([FIRST.key])["gaps_explained"][FIRST.key]
     assert found.passed is passed
-    kept = world.ledger.erasures.slices([FIRST.key])
-    assert [one.places for one in kept.get(FIRST.key, ())] == ([{0: [OffsetRange(0, 1)]}] if passed else [])
+    stored = world.ledger.erasures.slices([FIRST.key])
+    assert [one.places for one in stored.get(FIRST.key, ())] == ([{0: [OffsetRange(0, 1)]}] if passed else [])
 
 
 class Committed:
@@ -228,8 +228,8 @@ class Committed:
         monkeypatch.setattr(dlq, "materialise", lambda _: None)
         monkeypatch.setattr(current, "materialise", self.follow)
 
-    def commit(self, work: Work, name: str, standing: Any, rows: Any, proofs: Any, spread: str) -> None:
-        del work, standing, spread
+    def commit(self, work: Work, name: str, committed: Any, rows: Any, proofs: Any, spread: str) -> None:
+        del work, committed, spread
         mine = {proof.key: proof for proof in proofs}
         attempts = {} if name == "raw" else rows[1]
         self.world.proofs[name].update(mine)
@@ -272,11 +272,11 @@ def version_of(world: World, name: str) -> int:
 def test_nothing_is_judged_again_for_what_others_did_since(
     world: World, monkeypatch: pytest.MonkeyPatch, dies_after: str
 ) -> None:
-    """A record of the first slice was taken back and not decided anew; the tier's slice saw a version long gone."""
+    """A record of the first slice was reclaimed and not reprocessed; the tier's slice saw a version long gone."""
     for one, more in ((RETRIED, {"events_seen": 0}), (FIRST, {"rejects_malformed": 1, "rejects_unresolved": 1})):
         for name in ("events", "rejects"):
             world.alter_proof(name, one, counts={**world.proofs[name][one.key].counts, **more})
-    kept = Committed(world, monkeypatch)
+    stored = Committed(world, monkeypatch)
     reclaim = Reclaim(Origin("orders", 0, 0, 2), FIRST.key, 1, "a mended rule", "somebody", NOON)
     world.ledger.reclaims.add("orders", [reclaim])
     now = version_of(world, "events")
@@ -285,13 +285,15 @@ def test_nothing_is_judged_again_for_what_others_did_since(
     digest = digest_of(b"o5")
     asked = Asked(digest, sure=True, by="somebody", because="asked for")
     if dies_after:
-        kept.dies_after = dies_after
+        stored.dies_after = dies_after
         with pytest.raises(TemporaryError, match="killed"):
             act(work, None, asked, NOW)
-        kept.dies_after = ""
+        stored.dies_after = ""
     act(work, None, asked, NOW)
-    assert [name for name in kept.names if name != "forgotten"] == ["raw", "events", "rejects"]
-    assert kept.names.index("forgotten") == 1, "before the events go: a run that dies in between knows no more of them"
+    assert [name for name in stored.names if name != "forgotten"] == ["raw", "events", "rejects"]
+    assert stored.names.index("forgotten") == 1, (
+        "before the events go: a run that dies in between knows no more of them"
+    )
     decided, rejected = world.proofs["events"], world.proofs["rejects"]
     counts = decided[FIRST.key].counts
     assert "reclaims_seen" not in counts, "the next decision of the slice judges it"
@@ -323,7 +325,7 @@ def test_an_erasure_that_leaves_a_row_of_the_key_is_no_success(
 
 
 def test_rejects_of_another_decision_are_not_taken_for_it(world: World) -> None:
-    """An erasure died, and the slice was decided anew since: its rejects are computed then."""
+    """An erasure died, and the slice was reprocessed since: its rejects are computed then."""
     was = world.proofs["rejects"][FIRST.key]
     taken = Erased(FIRST.key, {}, {"raw": 2, "rejects": 2, "rejects_malformed": 1, "rejects_unresolved": 1})
     lost = {**was.counts, "raw": was.counts["raw"] - 2, "rejects": 0, "rejects_malformed": 0, "rejects_unresolved": 0}
@@ -375,14 +377,14 @@ def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(
     assert [(row["partition"], row["offset"]) for row in bench.rows("raw") if row["key"] == b"o1"] == [(0, 9)]
     assert {key: row["version"] for key, row in bench.current().items()} == {"o1": 1, "o2": 2}, "a new order of the key"
     assert bench.failing() == {}
-    kept = bench.ledger.erasures.slices([unread.key])[unread.key]
-    assert [one.places for one in kept] == [{0: [OffsetRange(8, 9)]}]
+    stored = bench.ledger.erasures.slices([unread.key])[unread.key]
+    assert [one.places for one in stored] == [{0: [OffsetRange(8, 9)]}]
     held = hold_against_topic(bench.ledger, bench.kafka, bench.lake, bench.stream, [first, second, unread])
     assert [one.error for one in held] == [None] * 3
     page = audit(bench.ledger, bench.kafka, bench.lake, bench.stream, {}, versions=True)
     assert (page.ends.accepted, page.ends.parked, page.ends.tombstones, page.ends.produced) == (3, 1, 0, 4)
-    [told] = locate(bench.ledger, bench.kafka, bench.lake, bench.stream, bench.stream.topic, 0, 2)
-    assert told.end == "erased"
+    [reported] = locate(bench.ledger, bench.kafka, bench.lake, bench.stream, bench.stream.topic, 0, 2)
+    assert reported.end == "erased"
 
     # The ledger is lost, and knows it again from the lake: nothing comes back, and nothing is missed.
     bench.ledger = Ledger(f"sqlite:///{tmp_path / 'rebuilt.sqlite'}")
@@ -394,21 +396,21 @@ def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(
 
 
 def everywhere(bench: Bench) -> set[str]:
-    """The keys that stand in any table."""
+    """The keys that are in any table."""
     keys = {row["key"] for name in ("events", "current") for row in bench.rows(name)}
     raw = {bytes(row["key"]).decode() for name in ("raw", "rejects") for row in bench.rows(name)}
     places = {Origin.of_row(row) for row in bench.rows("dlq")} - {Origin.of_row(row) for row in bench.rows("rejects")}
     return keys | raw | {str(place) for place in places}
 
 
-def test_the_command_tells_what_it_would_erase(world: World, tmp_path: Path) -> None:
+def test_the_command_reports_what_it_would_erase(world: World, tmp_path: Path) -> None:
     environment = {"HIGHWATER_HOME": str(tmp_path), "DAGSTER_HOME": ""}
     by_key, by_digest = (
         CliRunner().invoke(main, ["erase", "orders", *given, "--json"], env=environment)
         for given in (("--key", "o1"), ("--digest", O1))
     )
     assert by_key.exit_code == by_digest.exit_code == 0, by_key.output
-    told = json.loads(by_key.stdout)
-    assert told == json.loads(by_digest.stdout)
-    assert (told["digest"], set(told["rows"]), told["erased"]) == (O1, {FIRST.key, world.second.key}, [])
+    reported = json.loads(by_key.stdout)
+    assert reported == json.loads(by_digest.stdout)
+    assert (reported["digest"], set(reported["rows"]), reported["erased"]) == (O1, {FIRST.key, world.second.key}, [])
     assert CliRunner().invoke(main, ["erase", "orders"], env=environment).exit_code == 2

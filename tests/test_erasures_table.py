@@ -88,7 +88,7 @@ def test_the_table_follows_the_ledger_and_only_grows(tmp_path: Path) -> None:
     assert keep(other, lake, "orders") == 0
 
 
-def test_whoever_reads_records_looks_at_the_erasures_of_keys_alone(tmp_path: Path) -> None:
+def test_who_reads_records_looks_at_the_erasures_of_keys_alone(tmp_path: Path) -> None:
     """What goes by its age is a row a slice, for ever."""
     ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
     number = ledger.erasures.add(Erasure("orders", BY_AGE, "retention", "maintenance", NOON))
@@ -133,8 +133,8 @@ def test_wherever_an_erasure_dies_the_lake_knows_what_was_removed_and_nothing_th
     for name in ("events", "rejects"):
         counts = world.proofs[name][FIRST.key].counts
         world.alter_proof(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
-    kept = Committed(world, monkeypatch)
-    kept.dies_after = point
+    stored = Committed(world, monkeypatch)
+    stored.dies_after = point
     Dies(point, monkeypatch)
     asked = Asked(O5, sure=True, by="ann", because="asked for")
 
@@ -145,7 +145,7 @@ def test_wherever_an_erasure_dies_the_lake_knows_what_was_removed_and_nothing_th
     if point:
         with pytest.raises(TemporaryError, match="killed"):
             erase(world.ledger)
-        kept.dies_after = ""
+        stored.dies_after = ""
     else:
         erase(world.ledger)
     rebuilt, found = fresh(world)
@@ -267,7 +267,7 @@ def test_what_is_done_in_the_table_alone_is_not_written_again_and_again(world: W
 
 
 @pytest.mark.parametrize("what", ["maintain", "erase"])
-def test_a_lake_whose_folder_is_gone_is_not_made_anew(world: World, what: str) -> None:
+def test_a_lake_whose_folder_is_gone_is_not_recreated(world: World, what: str) -> None:
     world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
     with world.ledger.database.writing() as connection:
         connection.exec_driver_sql("UPDATE slices SET attempt = 1")

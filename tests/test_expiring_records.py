@@ -39,7 +39,7 @@ RAW = [table_key(STREAM, "raw")]
 
 
 @pytest.mark.parametrize(
-    ("hours", "declared", "alert", "kept", "expected"),
+    ("hours", "declared", "alert", "stored", "expected"),
     [
         (24, 24, 12, 168, 24),
         (24, 6, 12, 168, 12),
@@ -49,11 +49,11 @@ RAW = [table_key(STREAM, "raw")]
     ids=["as declared", "not later than the alert", "a short retention", "switched off"],
 )
 def test_the_margin_leaves_time_before_the_alert(
-    hours: int, declared: int, alert: int, kept: int, expected: int
+    hours: int, declared: int, alert: int, stored: int, expected: int
 ) -> None:
     del hours
     limits, alerts = Limits(retention_margin=declared * HOUR), Alerts(retention_left=alert * HOUR)
-    assert margin(replace(STREAM, limits=limits, alerts=alerts), kept * HOUR) == expected * HOUR
+    assert margin(replace(STREAM, limits=limits, alerts=alerts), stored * HOUR) == expected * HOUR
 
 
 class Hourly:
@@ -67,15 +67,15 @@ class Hourly:
 
 
 @pytest.mark.parametrize(
-    ("kept", "expected"),
+    ("stored", "expected"),
     [(str(90 * 3_600_000), {ONE.key}), ("-1", set()), (str(1_000 * 3_600_000), set()), (None, set())],
     ids=["some are", "kept for ever", "not yet", "may not be read"],
 )
 def test_a_slice_with_records_within_the_margin_is_endangered(
-    monkeypatch: pytest.MonkeyPatch, kept: str | None, expected: set[str]
+    monkeypatch: pytest.MonkeyPatch, stored: str | None, expected: set[str]
 ) -> None:
     """The margin of 24 h before 90 h are over: what is older than 66 h, below offset 34."""
-    settings = None if kept is None else {"retention.ms": Setting(kept, "x")}
+    settings = None if stored is None else {"retention.ms": Setting(stored, "x")}
     monkeypatch.setattr(module, "topic_settings", lambda *_: settings)
     slices = [
         replace(slice_, ranges={0: OffsetRange(40, 40), 1: OffsetRange(start, start + 10)})
@@ -116,7 +116,7 @@ def world(tmp_path: Path) -> Iterator[Repairing]:
 def test_repair_reads_what_is_endangered_whatever_it_waits_for(
     world: Repairing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slice that was given up, or waited for its next attempt, was left to retention."""
+    """A slice that was exhausted, or waited for its next attempt, was left to retention."""
     asked: list[set[str]] = []
 
     def looked(_: object, __: object, slices: Any) -> frozenset[str]:
@@ -125,7 +125,7 @@ def test_repair_reads_what_is_endangered_whatever_it_waits_for(
 
     world.fail_often(TWO.key)
     world.tick()
-    assert [one.slice_key for one in world.ledger.given_up.open("orders")] == [TWO.key]
+    assert [one.slice_key for one in world.ledger.exhausted_slices.open("orders")] == [TWO.key]
     monkeypatch.setattr(repairing, "endangered", looked)
     requests, _ = world.tick()
     assert asked == [{TWO.key, THREE.key, FOUR.key}], "what is in raw is out of danger"
@@ -139,7 +139,7 @@ def test_repair_reads_what_is_endangered_whatever_it_waits_for(
 
 
 def test_the_queued_runs_of_what_is_endangered_are_put_first(world: Repairing) -> None:
-    """They stood behind all that had been requested before them."""
+    """They followed all that had been requested before them."""
     repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "highwater")
     origin = RemoteJobOrigin(repository, "orders_slice")
     order, runs = [ONE.key, TWO.key, THREE.key, FOUR.key], {}
@@ -175,12 +175,12 @@ class Small(Hourly):
         return iter(())
 
 
-@pytest.mark.parametrize(("kept", "planned"), [(120, True), (130, False)])
+@pytest.mark.parametrize(("stored", "planned"), [(120, True), (130, False)])
 def test_what_retention_takes_within_the_margin_is_planned_at_once(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, kept: int, planned: bool
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, stored: int, planned: bool
 ) -> None:
     """Six records of 98 to 100 hours wait for four more: of a topic that keeps 120 h they have less than a day."""
-    monkeypatch.setattr(module, "topic_settings", lambda *_: {"retention.ms": Setting(str(kept * 3_600_000), "x")})
+    monkeypatch.setattr(module, "topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 3_600_000), "x")})
     now = datetime.now(UTC)
     ledger.open_generation(Generation("orders", "orders", "A", 0, {0: 0, 1: 0}, now))
     limits = Limits(most_records=100, fewest_records=10, longest_wait=2 * HOUR, retention_margin=24 * HOUR)

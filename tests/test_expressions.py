@@ -93,7 +93,7 @@ def test_an_expression_that_spark_refuses_is_named(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"rules": {"now": "event_time < now()"}}, "rule 'now': 'now' cannot be used"),
         ({"rules": {"other": "amount > (SELECT 1)"}}, "'SELECT' cannot be used"),
@@ -105,10 +105,10 @@ def test_an_expression_that_spark_refuses_is_named(bench: Bench) -> None:
         ),
     ],
 )
-def test_what_an_expression_may_not_say(changes: dict[str, Any], told: str) -> None:
+def test_what_an_expression_may_not_say(changes: dict[str, Any], reported: str) -> None:
     with pytest.raises(DeclarationError) as caught:
         replace(ORDERS, **changes)
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
 
 
 def test_words_in_quotes_are_no_functions() -> None:

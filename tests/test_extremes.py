@@ -272,8 +272,8 @@ def test_no_record_fails_a_slice_and_each_has_its_end(any_time: Bench) -> None:
     assert raw.keys() == sent.keys()
     for place, (_, message) in sent.items():
         row, headers = raw[place], [{"key": name, "value": value} for name, value in message.headers] or None
-        told = (row["key"], row["value"], row["headers"], row["timestamp_ms"])
-        assert told == (message.key, message.value, headers, message.timestamp), place
+        reported = (row["key"], row["value"], row["headers"], row["timestamp_ms"])
+        assert reported == (message.key, message.value, headers, message.timestamp), place
     events, rejects = (
         {(row["origin_partition"], row["origin_offset"]): row for row in bench.rows(table)}
         for table in ("events", "rejects")
@@ -306,5 +306,5 @@ def _there(bench: Bench, topic: str) -> list[Any]:
 
 
 def _origin(record: Any) -> tuple[int, int]:
-    told = dict(record[3])
-    return int(told["highwater.origin.partition"]), int(told["highwater.origin.offset"])
+    reported = dict(record[3])
+    return int(reported["highwater.origin.partition"]), int(reported["highwater.origin.offset"])

@@ -1,4 +1,4 @@
-"""Bad input: each fault is told with both values and a remedy, and once its cause is mended the tables end equal.
+"""Bad input: each fault is reported with both values and a remedy, and once its cause is mended the tables end equal.
 
 Ticks are those of the real sensor, runs those of the real job, statuses those of the real command.
 """
@@ -167,8 +167,8 @@ def ensure_decided(held: Deployment) -> None:
     raw = {(r["generation"], r["partition"], r["offset"]): r["value"] for r in read_rows(str(held.path("raw")))}
     tables = {name: read_rows(str(held.path(name))) for name in ("events", "rejects", "current")}
     places = {name: [in_history(row) for row in rows] for name, rows in tables.items()}
-    kept = {place for place, value in raw.items() if value is not None}
-    assert sorted(places["events"] + places["rejects"]) == sorted(kept), "each record that is no tombstone, once"
+    remaining = {place for place, value in raw.items() if value is not None}
+    assert sorted(places["events"] + places["rejects"]) == sorted(remaining), "each record that is no tombstone, once"
     newest: dict[str, int] = {}
     for row in tables["events"]:
         newest[row["key"]] = max(row["version"], newest.get(row["key"], 0))
@@ -241,9 +241,9 @@ def test_keys_that_name_no_slice_of_the_stream(ours: Ours) -> None:
     }
     for key, (values, remedy) in wrong.items():
         ours.instance.add_dynamic_partitions("orders_slices", [key])
-        told = failure(ours.run(key))
-        assert (told["error"], told["stored"], told["found"]) == ("UnknownSliceError", *values)
-        assert remedy in told["remedy"]
+        reported = failure(ours.run(key))
+        assert (reported["error"], reported["stored"], reported["found"]) == ("UnknownSliceError", *values)
+        assert remedy in reported["remedy"]
         tick = ours.repair()
         assert not tick.run_requests
         assert f"1 no slices of the stream by the ledger, delete their keys from Dagster: {key}" in str(
@@ -259,11 +259,11 @@ def test_keys_that_name_no_slice_of_the_stream(ours: Ours) -> None:
 DROPS = "x'); DROP TABLE slices; --"
 
 
-def ensure_refused(told: Result, key: str) -> None:
+def ensure_refused(reported: Result, key: str) -> None:
     """The command names the key, or the topic that is none of the declared streams', and a remedy."""
-    assert told.exit_code == PERMANENT, told.output
-    assert "remedy: " in told.output
-    assert f"found:  {key}" in told.output or "no stream has a topic 'payments'" in told.output
+    assert reported.exit_code == PERMANENT, reported.output
+    assert "remedy: " in reported.output
+    assert f"found:  {key}" in reported.output or "no stream has a topic 'payments'" in reported.output
 
 
 def test_an_absent_topic_and_then_an_empty_one(ours: Ours, instance: dg.DagsterInstance) -> None:
@@ -273,10 +273,10 @@ def test_an_absent_topic_and_then_an_empty_one(ours: Ours, instance: dg.DagsterI
     assert absent is not None
     assert ours.held.stream.topic in absent.problem
     assert "create the topic" in absent.remedy
-    told = other.command("plan", "orders")
-    assert told.exit_code == PERMANENT
-    assert f"topic {name!r} does not exist" in told.output
-    assert "remedy: create the topic" in told.output
+    reported = other.command("plan", "orders")
+    assert reported.exit_code == PERMANENT
+    assert f"topic {name!r} does not exist" in reported.output
+    assert "remedy: create the topic" in reported.output
     create_topic(ours.held.bootstrap, name, PARTITIONS, {})
     result = other.tick()
     assert "nothing new" in str(result.skip_message)
@@ -335,8 +335,8 @@ def test_a_recreated_topic(ours: Ours) -> None:
     assert recreated.problem.startswith("TopicRecreatedError")
     assert "accept-loss" in recreated.remedy
     assert ours.command("plan", "orders").exit_code == PERMANENT
-    told = failure(ours.run(never_read))
-    assert (told["error"], told["stored"], told["found"]) == ("TopicRecreatedError", *ids)
+    reported = failure(ours.run(never_read))
+    assert (reported["error"], reported["stored"], reported["found"]) == ("TopicRecreatedError", *ids)
     again = ours.run(old)
     assert again.success, "its rows stay"
     ensure_rows(held, before)
@@ -379,14 +379,14 @@ def test_offsets_that_retention_took_before_they_were_planned(ours: Ours) -> Non
     held.send(60)
     delete_before(held, 0, planned + 5)
     [others] = ours.taken()
-    told = ours.command("plan", "orders")
-    assert told.exit_code == PERMANENT
+    reported = ours.command("plan", "orders")
+    assert reported.exit_code == PERMANENT
     for text in (
         f"stored: planned to offset {planned}",
         f"found:  log start offset {planned + 5}",
         "accept-loss orders",
     ):
-        assert text in told.output
+        assert text in reported.output
     assert held.slices()[others][0] == (planned, planned), "the other partitions go on"
     accepted = ours.command("accept-loss", "orders", "--partition", "0", "--yes", "--by", "anna")
     assert accepted.exit_code == MENDED, accepted.output
@@ -402,11 +402,11 @@ def test_offsets_that_retention_took_before_they_were_read(ours: Ours) -> None:
     ours.tick()
     [key] = held.slices()
     delete_before(held, 0, 5)
-    told = failure(ours.run(key))
+    reported = failure(ours.run(key))
     end = held.slices()[key][0][1]
-    values = (told["error"], told["stored"], told["found"])
+    values = (reported["error"], reported["stored"], reported["found"])
     assert values == ("OffsetsExpiredError", f"[0, {end})", "log start offset 5")
-    assert "accept-loss" in told["remedy"]
+    assert "accept-loss" in reported["remedy"]
     accepted = ours.command("accept-loss", "orders", "--partition", "0", "--yes", "--by", "anna")
     assert accepted.exit_code == MENDED, accepted.output
     ours.repaired()
@@ -469,10 +469,10 @@ def test_a_topic_that_was_compacted(ours: Ours, topic: TopicFactory, monkeypatch
     assert 0 < sum(start <= offset < end for _, offset in rows_by_place(held)) < end - start
     again = ours.run(first)
     assert again.success, [event for event in again.all_events if event.is_failure]
-    told = [
+    reported = [
         event.step_materialization_data.materialization.metadata for event in again.get_asset_materialization_events()
     ]
-    notes = [str(metadata["note"].value) for metadata in told if "note" in metadata]
+    notes = [str(metadata["note"].value) for metadata in reported if "note" in metadata]
     assert any("Kafka would give" in note and "the commit recorded 40" in note for note in notes)
     # The cleaner goes on while the slice is read.
     taken = rows_by_place(held).items()
@@ -519,9 +519,9 @@ def test_an_open_transaction_is_waited_for(ours: Ours) -> None:
     producer.flush(30)
     result = ours.tick()
     name = held.stream.topic
-    assert f"nothing new in {name}; 1 offsets of {name} stand behind an open transaction" in str(result.skip_message)
-    told = ours.command("plan", "orders")
-    assert (told.exit_code, "1 offsets of" in told.output) == (MENDED, True)
+    assert f"nothing new in {name}; 1 offsets of {name} follow an open transaction" in str(result.skip_message)
+    reported = ours.command("plan", "orders")
+    assert (reported.exit_code, "1 offsets of" in reported.output) == (MENDED, True)
     producer.commit_transaction(30)
     wait_until(lambda: bool(ours.planned()), 30, "a slice of the transaction's records")
     ours.took(before, [*held.slices()][-1])
@@ -541,10 +541,10 @@ def test_a_slice_that_cannot_be_written(ours: Ours) -> None:
     in_the_way = [held.path("raw") / name for name in string.ascii_letters + string.digits]
     for file in in_the_way:
         file.write_text("in the way")
-    told = tried_again(ours.run(key))
-    assert f"DependencyAwayError: the lake's storage failed at {held.path('raw')}; found: " in told
-    assert "is not a directory" in told
-    assert "remedy: see that HIGHWATER_LAKE may be written" in told
+    reported = tried_again(ours.run(key))
+    assert f"DependencyAwayError: the lake's storage failed at {held.path('raw')}; found: " in reported
+    assert "is not a directory" in reported
+    assert "remedy: see that HIGHWATER_LAKE may be written" in reported
     assert key not in held.proofs("raw")
     asked = ours.command("explain", key)
     assert (asked.exit_code, "not whole: raw, events, rejects" in asked.output) == (MENDED, True)
@@ -568,11 +568,11 @@ def test_a_lake_that_cannot_be_read(ours: Ours) -> None:
     [key] = held.slices()
     held.path("raw").parent.mkdir(parents=True)
     held.path("raw").write_text("in the way")
-    told = tried_again(ours.run(key))
-    assert "DependencyAwayError: the lake" in told
+    reported = tried_again(ours.run(key))
+    assert "DependencyAwayError: the lake" in reported
     found = ("found: Generic LocalFileSystem error: ", "_delta_log: Not a directory")
     for text in (str(held.path("raw")), *found, "remedy: see that HIGHWATER_LAKE"):
-        assert text in told
+        assert text in reported
     asked = ours.command("explain", key)
     assert asked.exit_code == TEMPORARY, asked.output
     assert "_delta_log: Not a directory" in asked.output
@@ -594,9 +594,9 @@ def test_a_locked_ledger(ours: Ours) -> None:
         reason = str(result.skip_message)
         for text in ("ledger.sqlite does not answer", "found: database is locked", "a process that holds its lock"):
             assert text in reason
-        told = ours.command("plan", "orders", "--commit")
-        assert told.exit_code == TEMPORARY
-        assert "database is locked" in told.output
+        reported = ours.command("plan", "orders", "--commit")
+        assert reported.exit_code == TEMPORARY
+        assert "database is locked" in reported.output
         assert [*held.slices()] == [key]
         shown = tried_again(ours.run(key))
         assert "DependencyAwayError: " in shown
@@ -645,9 +645,9 @@ def test_a_broker_that_is_away_before_and_during_a_run(
     [key] = held.slices()
     with monkeypatch.context() as patch:
         killed_while_reading(mortal, patch)
-        told = tried_again(ours.run(key))
+        reported = tried_again(ours.run(key))
     for text in ("DependencyAwayError: ", "Kafka", "found: ", "remedy: see that the broker"):
-        assert text in told
+        assert text in reported
     assert key not in held.proofs("raw")
     result = ours.tick()
     reason = str(result.skip_message)
@@ -694,18 +694,18 @@ def test_a_declaration_that_does_not_parse(ours: Ours) -> None:
     assert ours.command("slices", "orders").exit_code == MENDED
     folder = ours.held.home / "streams"
     broken = folder / "broken.py"
-    for text, told in DO_NOT_PARSE.items():
+    for text, reported in DO_NOT_PARSE.items():
         broken.write_text(text)
         with pytest.raises(DeclarationError, match=r"broken\.py") as caught:
             declared(ours, folder)
         assert isinstance(caught.value, PermanentError)
         assert caught.value.stored == f"{broken}"
-        assert told in str(caught.value.found)
+        assert reported in str(caught.value.found)
         assert "docs/streams.md" in caught.value.remedy
         shown = ours.command("plan", "orders")
         assert shown.exit_code == MENDED
         assert f"{broken} is skipped" in shown.stderr
-        assert told in shown.stderr
+        assert reported in shown.stderr
     ours.held.send(60)
     broken.write_text(OTHER_DECLARED)
     mended = declared(ours, folder)

@@ -268,7 +268,7 @@ def found(spark: SparkSession) -> dict[str, tuple[str | None, Any]]:
     for name, case in CASES.items():
         by_field.setdefault((case.declared, case.key_format), []).append(name)
     frames = [classified(spark, *declared, names) for declared, names in by_field.items()]
-    return {row["name"]: (row["detail"], row["told"]) for rows in frames for row in rows}
+    return {row["name"]: (row["detail"], row["reported"]) for rows in frames for row in rows}
 
 
 def stream_of(declared: Field, key_format: KeyFormat) -> Stream:
@@ -298,24 +298,24 @@ def classified(spark: SparkSession, declared: Field, key_format: KeyFormat, name
         "origin_topic STRING, origin_partition INT, origin_offset BIGINT, origin_timestamp_ms BIGINT",
     ).withColumn(PROBLEM, F.lit(None).cast("string"))
     value = F.col("field_x")
-    told = F.unix_micros(value) if declared.type == "timestamp" else value
+    reported = F.unix_micros(value) if declared.type == "timestamp" else value
     work = cast("Work", SimpleNamespace(stream=stream))
-    return judged(work, raw).select("name", "detail", told.alias("told")).collect()
+    return judged(work, raw).select("name", "detail", reported.alias("reported")).collect()
 
 
 @pytest.mark.slow
 @EACH
 def test_the_pipeline_reads_what_is_wanted(found: dict[str, tuple[str | None, Any]], name: str) -> None:
-    case, (detail, told) = CASES[name], found[name]
+    case, (detail, reported) = CASES[name], found[name]
     if isinstance(case.wanted, Malformed):
-        assert (detail, told) == (str(case.wanted), None)
+        assert (detail, reported) == (str(case.wanted), None)
         return
     assert detail is None
-    told = bytes(told) if isinstance(told, bytearray) else told
-    assert same(case.declared, read_apart(case), told)
+    reported = bytes(reported) if isinstance(reported, bytearray) else reported
+    assert same(case.declared, read_apart(case), reported)
     if not (isinstance(case.wanted, float) and math.isnan(case.wanted)):
         assert (
-            document_of(told.encode()) if case.declared.type == "json" and told is not None else told
+            document_of(reported.encode()) if case.declared.type == "json" and reported is not None else reported
         ) == case.wanted
 
 

@@ -123,10 +123,10 @@ def test_a_commit_gathers_its_rows_where_a_writer_would_read_many_partitions_one
     assert rows.calls == way
 
 
-@pytest.mark.parametrize(("number", "told"), [(0, 933211791), (1, -559580957)])
-def test_a_number_is_hashed_as_spark_hashes_it(number: int, told: int) -> None:
+@pytest.mark.parametrize(("number", "reported"), [(0, 933211791), (1, -559580957)])
+def test_a_number_is_hashed_as_spark_hashes_it(number: int, reported: int) -> None:
     """The values are those of `SELECT hash(0), hash(1)`."""
-    assert _murmur3(number) == told
+    assert _murmur3(number) == reported
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 100])

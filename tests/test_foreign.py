@@ -55,7 +55,7 @@ Headers = list[tuple[str, bytes | None]]
 
 def connect(topic: str, partition: int, offset: int, **more: bytes) -> Headers:
     """What Kafka Connect's reporter adds, in its order."""
-    told = {
+    reported = {
         "topic": topic.encode(),
         "partition": str(partition).encode(),
         "offset": str(offset).encode(),
@@ -65,12 +65,12 @@ def connect(topic: str, partition: int, offset: int, **more: bytes) -> Headers:
         "exception.stacktrace": b"java.lang.RuntimeException\n\tat x",
         **more,
     }
-    return [(f"__connect.errors.{name}", value) for name, value in told.items()]
+    return [(f"__connect.errors.{name}", value) for name, value in reported.items()]
 
 
 def streams(topic: str | None, partition: int, offset: int) -> Headers:
     """What the exception handlers of Kafka Streams add, in their order."""
-    told = {
+    reported = {
         "exception": b"org.apache.kafka.common.errors.SerializationException: x",
         "message": None,
         "stacktrace": b"org.apache.kafka.common.errors.SerializationException: x\n\tat y",
@@ -78,7 +78,7 @@ def streams(topic: str | None, partition: int, offset: int) -> Headers:
         "partition": str(partition).encode(),
         "offset": str(offset).encode(),
     }
-    return [(f"__streams.errors.{name}", value) for name, value in told.items()]
+    return [(f"__streams.errors.{name}", value) for name, value in reported.items()]
 
 
 def retryable(topic: str, partition: int, offset: int, timestamp: int = MS) -> Headers:
@@ -90,14 +90,14 @@ def retryable(topic: str, partition: int, offset: int, timestamp: int = MS) -> H
 
 def spring(topic: str, partition: int, offset: int, timestamp: int = MS) -> Headers:
     """What Spring's recoverer adds: an int of 4 bytes, longs of 8, the highest byte first."""
-    told = {
+    reported = {
         "topic": topic.encode(),
         "partition": struct.pack(">i", partition),
         "offset": struct.pack(">q", offset),
         "timestamp": struct.pack(">q", timestamp),
         "timestamp-type": b"CreateTime",
     }
-    return [(f"kafka_dlt-original-{name}", value) for name, value in told.items()]
+    return [(f"kafka_dlt-original-{name}", value) for name, value in reported.items()]
 
 
 def without(headers: Headers, part: str) -> Headers:
@@ -483,11 +483,11 @@ def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> N
     assert set(rejected) == {(namespace + "legacy", 1), (namespace + theirs, 8)}
     assert "no header __connect.errors.topic" in rejected[namespace + theirs, 8]["detail"]
     [again] = sent_to(bench, bench.stream.tier_topics[1])
-    told = dict(again)
+    reported = dict(again)
     assert again[:2] == TRACE
-    assert told["__connect.errors.exception.stacktrace"].startswith(b"java.lang")
-    assert told[envelope.ORIGIN_TOPIC] == (namespace + "legacy").encode()
-    assert (told[envelope.ATTEMPT], told[envelope.ORIGIN_OFFSET]) == (b"2", b"1")
+    assert reported["__connect.errors.exception.stacktrace"].startswith(b"java.lang")
+    assert reported[envelope.ORIGIN_TOPIC] == (namespace + "legacy").encode()
+    assert (reported[envelope.ATTEMPT], reported[envelope.ORIGIN_OFFSET]) == (b"2", b"1")
     ensure_the_sum(bench)
     ensure_followed(bench, theirs)
     assert (
@@ -521,15 +521,15 @@ def ensure_followed(bench: Bench, theirs: str) -> None:
 
 
 @pytest.mark.slow
-def test_spark_tells_the_open_generation_as_python_does(spark: SparkSession) -> None:
+def test_spark_reports_the_open_generation_as_python_does(spark: SparkSession) -> None:
     """Also of a hundred: what is sent to Spark must not nest so deep."""
     from highwater.assets import foreign
 
     logs = {"one": ONE, "three": THREE, "none": MainLog([])}
     logs["many"] = MainLog([generation(n, n, p0=0) for n in range(120)])
     times = [(time, MS + hours * HOUR) for time in (None, MS + 5 * HOUR, MS + 50 * HOUR) for hours in (0, 5, 60)]
-    told = spark.createDataFrame(times, "named_ms BIGINT, timestamp_ms BIGINT")
-    found = told.select([foreign._open_at(log).alias(name) for name, log in logs.items()]).collect()
+    reported = spark.createDataFrame(times, "named_ms BIGINT, timestamp_ms BIGINT")
+    found = reported.select([foreign._open_at(log).alias(name) for name, log in logs.items()]).collect()
     expected = [tuple(log.open_at(time, appended) for log in logs.values()) for time, appended in times]
     assert [tuple(row) for row in found] == expected
 
@@ -544,8 +544,8 @@ def test_spark_reads_their_headers_as_python_does(spark: SparkSession) -> None:
     }
     rows: list[Any] = [(name, 77, kind, headers or None) for name, (headers, kind) in cases.items()]
     schema = "name STRING, timestamp_ms BIGINT, timestamp_type INT, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-    told = spark.createDataFrame(rows, schema).withColumns(foreign.named())
-    for row in told.withColumn("problem", foreign.problem()).collect():
+    reported = spark.createDataFrame(rows, schema).withColumns(foreign.named())
+    for row in reported.withColumn("problem", foreign.problem()).collect():
         headers, kind = cases[row["name"]]
         parts = (row["named_topic"], row["named_partition"], row["named_offset"], row["named_ms"])
         found = None if row["problem"] else Named(*parts)

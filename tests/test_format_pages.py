@@ -120,7 +120,7 @@ SPARK_ALONE = {("cloudevents", 0, 2)}
 
 
 @pytest.mark.parametrize(("page", "place"), [(page, at) for page, count in SAMPLED.items() for at in range(count)])
-def test_the_second_reader_classifies_the_samples_as_the_page_tells(page: str, place: int) -> None:
+def test_the_second_reader_classifies_the_samples_as_the_page_reports(page: str, place: int) -> None:
     """Which records are events with which keys, and which are rejects for which reason."""
     stream = declared(f"docs/formats/{page}.md")[place]
     after = (ROOT / f"docs/formats/{page}.md").read_text().split("\n```text\n0  ")[1 + place]
@@ -140,10 +140,10 @@ def test_the_second_reader_classifies_the_samples_as_the_page_tells(page: str, p
     }
 
     assert {at: one.reason for at, one in found.items() if one.kind == "reject"} == rejects
-    kept = [one for one in found.values() if one.kind in {"event", "delete"}]
-    assert len(kept) == len(events)
+    stored = [one for one in found.values() if one.kind in {"event", "delete"}]
+    assert len(stored) == len(events)
     if stream.key:
-        assert [one.key for one in kept] == [row[0].strip("`").replace("\\|", "|") for row in events]
+        assert [one.key for one in stored] == [row[0].strip("`").replace("\\|", "|") for row in events]
 
 
 def _value(line: str) -> bytes | None:

@@ -83,7 +83,7 @@ def test_nested_events_without_a_version(bench: Bench) -> None:
 
 
 def test_telemetry(bench: Bench) -> None:
-    """Doubles, NaN as null, a key of other bytes, and a time in another unit, which is told."""
+    """Doubles, NaN as null, a key of other bytes, and a time in another unit, which is reported."""
     rows = loaded(bench, "06-iot-telemetry")
     assert picked(rows, "key", "version", "ts", "temp", "hum", "lat") == [
         ("s-17", 4711, datetime(2026, 1, 1, 0, 0, 0, 123000, UTC), 21.500000000000004, 1e-05, 52.520008),

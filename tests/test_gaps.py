@@ -65,7 +65,7 @@ def test_bounds_cut_gaps() -> None:
     assert within(gaps, {0: OffsetRange(2, 7)}) == {0: ranges((2, 4), (6, 7))}
 
 
-def test_the_digest_tells_places_apart() -> None:
+def test_the_digest_reports_places_apart() -> None:
     same = [{0: ranges((1, 2)), 1: ranges((4, 6))}, {1: ranges((4, 6)), 0: ranges((1, 2))}]
     other = [{0: ranges((1, 2)), 1: ranges((4, 5))}, {0: ranges((4, 6)), 1: ranges((1, 2))}, {}]
     assert len({digest_of(one) for one in same}) == 1
@@ -165,13 +165,15 @@ class Real:
         return gaps_explained(self.scene.ledger, self.scene.kafka, found)[slice_.key]
 
     def counts(self, slice_: Slice) -> dict[str, int]:
-        told = self.verdict(slice_)
-        assert told.passed, told.text
-        return {name: count for name, count in told.numbers.items() if count and name not in {"offsets", "gaps"}}
+        reported = self.verdict(slice_)
+        assert reported.passed, reported.text
+        return {name: count for name, count in reported.numbers.items() if count and name not in {"offsets", "gaps"}}
 
 
 @pytest.mark.slow
-def test_gaps_of_transactions_are_told_apart_and_kept(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+def test_gaps_of_transactions_are_distinguished_and_retained(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path
+) -> None:
     real = Real(bootstrap, topic(), tmp_path)
     real.scene.write(3)
     real.in_transaction(4, commit=True)
@@ -194,8 +196,13 @@ def test_gaps_of_transactions_are_told_apart_and_kept(bootstrap: str, topic: Top
     late = real.plan()
     real.read(late)
     real.scene.delete_before(18)
-    told = real.verdict(late)
-    assert (told.passed, told.warning, told.numbers["unseen"], told.numbers["markers"]) == (False, True, 1, 1)
+    reported = real.verdict(late)
+    assert (reported.passed, reported.warning, reported.numbers["unseen"], reported.numbers["markers"]) == (
+        False,
+        True,
+        1,
+        1,
+    )
 
 
 @pytest.mark.slow
@@ -219,9 +226,9 @@ def test_gaps_of_a_compacted_topic_are_explained_and_a_lost_row_is_none(bootstra
     wait_until(gone, 120, "compaction")
     slice_ = real.plan()
     read = real.read(slice_)
-    told = real.counts(slice_)
-    assert set(told) <= {"markers_or_compacted", "aborted"}
-    assert told["markers_or_compacted"] == len(set(range(slice_.ranges[0].start, slice_.ranges[0].end)) - set(read))
+    reported = real.counts(slice_)
+    assert set(reported) <= {"markers_or_compacted", "aborted"}
+    assert reported["markers_or_compacted"] == len(set(range(slice_.ranges[0].start, slice_.ranges[0].end)) - set(read))
 
     real.read(slice_, without=read[-1])
     assert not real.verdict(slice_).passed

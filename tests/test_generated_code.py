@@ -55,7 +55,7 @@ def test_fences_split_and_current_hold_on_generated_code(
     ensure_generated(spark, tmp_path / "numbers")
     for holds in (
         test_stages.test_raw_holds_every_record_of_the_topic_byte_by_byte,
-        test_stages.test_the_split_is_conserved_and_told_by_reason,
+        test_stages.test_the_split_is_conserved_and_reported_by_reason,
         test_stages.test_whatever_is_not_exactly_the_declared_record_is_malformed,
         test_stages.test_current_follows_events_and_repeats_nothing,
         test_stages.test_a_late_starter_cannot_overwrite_a_younger_commit,

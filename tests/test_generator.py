@@ -297,9 +297,9 @@ def test_the_account_says_what_the_broker_holds(
     committed = {Place(w.partition or 0, w.offset or 0): w for w in written if w.visible}
     assert committed.keys() == held.keys()
     for place, entry in committed.items():
-        kept = held[place]
-        assert (entry.key, entry.timestamp) == (kept.key, kept.timestamp)
-        assert entry.value_hash == (None if kept.value is None else digest(kept.value))
+        stored = held[place]
+        assert (entry.key, entry.timestamp) == (stored.key, stored.timestamp)
+        assert entry.value_hash == (None if stored.value is None else digest(stored.value))
     aborted = [w for w in written if w.visible is False]
     assert {w.fault for w in aborted} == {"aborted_transaction"}
     assert all(Place(w.partition or 0, w.offset or 0) not in held for w in aborted)
@@ -313,10 +313,10 @@ def test_keys_lie_where_java_clients_put_them_and_in_their_order(
     name = topic("orders", partitions=3)
     generate(ORDERS, Target(bootstrap, tmp_path, str(tmp_path / "lake"), topic=name), Order(seed=9, records=1000))
     by_key: dict[bytes, list[int]] = defaultdict(list)
-    for place, kept in sorted(read_topic(bootstrap, name).items()):
-        if kept.key is not None:
-            assert place.partition == murmur2_partition(kept.key, 3)
-            by_key[kept.key].append(place.offset)
+    for place, stored in sorted(read_topic(bootstrap, name).items()):
+        if stored.key is not None:
+            assert place.partition == murmur2_partition(stored.key, 3)
+            by_key[stored.key].append(place.offset)
     assert len(by_key) > 300
 
 
@@ -358,7 +358,7 @@ def test_a_weakening_property_is_refused_before_a_client_opens(
     """The topic was created first, by a client that nothing had checked."""
     opened: list[object] = []
     for client in ("confluent_kafka.admin.AdminClient", "confluent_kafka.Producer", "confluent_kafka.Consumer"):
-        monkeypatch.setattr(client, lambda *told, **more: opened.append((told, more)))
+        monkeypatch.setattr(client, lambda *reported, **more: opened.append((reported, more)))
     target = Target("nowhere:1", tmp_path, str(tmp_path), {name: value})
     with pytest.raises(ConfigurationError, match=rf"{name} must not be {value}: "):
         generate(ORDERS, target, Order(records=1))
@@ -382,6 +382,6 @@ def test_the_program_writes_what_it_is_asked(
     assert main([*options, "--no-faults", "--fault", "tombstone=1"]) == 0
     assert "tombstone" in capsys.readouterr().out
     held = read_topic(bootstrap, name).values()
-    assert sum(kept.value is None for kept in held) == len({kept.key for kept in held})
+    assert sum(stored.value is None for stored in held) == len({stored.key for stored in held})
     assert main([*options, "--fault", "no_such=0.1"]) == 1
     assert "no_such" in capsys.readouterr().err

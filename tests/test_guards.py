@@ -233,8 +233,8 @@ def test_a_broker_that_is_away_gets_no_connection_while_its_breaker_is_open(
 
     assert [planned() for _ in range(FAILURES)] == ["away"] * FAILURES
     before = settled(listener)
-    told = [planned() for _ in range(5)]
-    assert all("kafka is not asked" in text and "did not answer" in text for text in told)
+    reported = [planned() for _ in range(5)]
+    assert all("kafka is not asked" in text and "did not answer" in text for text in reported)
     with pytest.raises(BreakerOpenError):
         ticks.retry(instance, resources, STREAM)
     with pytest.raises(BreakerOpenError):
@@ -339,7 +339,7 @@ def test_nothing_is_a_probe_while_the_reference_table_is_left_alone() -> None:
     assert (set(found.waiting), set(found.raw_alone), found.probe) == ({"a"}, {"b"}, None)
 
 
-def test_status_tells_of_what_is_left_alone(url: str, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_reports_of_what_is_left_alone(url: str, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("highwater.resources.kafka.REQUEST_SECONDS", 0.5)
     ledger = Ledger(url)
     since = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -363,7 +363,7 @@ def test_the_cool_down_ends_by_the_clock(thing: Thing) -> None:
 
 
 def test_repair_finds_a_reference_table_back_and_forgives_what_failed_without_it(tmp_path: Path) -> None:
-    """Slices that failed for an hour were given up for a day, and nobody was left to find the table back."""
+    """Slices that failed for an hour were exhausted for a day, and nobody was left to find the table back."""
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         first = a_slice(1, 100)
         ours = Repairing(tmp_path, instance, [first])

@@ -59,22 +59,22 @@ def test_a_held_slice_keeps_back_what_follows_and_raw_goes_on(holding: Bench) ->
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("orders_slices", keys)
         runs = Runs(bench, instance)
-        told = failure(runs.run(keys))
-        assert f"SliceHeldError: {keys[1]} is held by 1 record," in told
-        assert f"{bench.stream.topic} partition 0 offset 3" in told
-        assert "unresolved: customer_id is not in reference/customers" in told
-        assert "late" not in told, "nothing of the record is repeated"
+        reported = failure(runs.run(keys))
+        assert f"SliceHeldError: {keys[1]} is held by 1 record," in reported
+        assert f"{bench.stream.topic} partition 0 offset 3" in reported
+        assert "unresolved: customer_id is not in reference/customers" in reported
+        assert "late" not in reported, "nothing of the record is repeated"
         assert len(bench.rows("raw")) == 9, "raw goes on"
         assert offsets(bench, "events") == [0, 1, 2], "what is before it is committed, nothing behind it"
-        told = failure(runs.run(keys[2:], "events"))
-        assert f"OutOfTurnError: {keys[2]} may not go into orders/events before {keys[1]}" in told
-        assert "is held since" in told
+        reported = failure(runs.run(keys[2:], "events"))
+        assert f"OutOfTurnError: {keys[2]} may not go into orders/events before {keys[1]}" in reported
+        assert "is held since" in reported
         [hold] = bench.ledger.holds.open("orders")
         assert (hold.slice_key, hold.found.records, hold.found.reason) == (keys[1], 1, "unresolved")
 
         customers(bench.lake, ["c1", "late"])
-        told = failure(runs.run(keys, *TABLES))
-        assert f"SliceHeldError: {keys[2]} is held by 2 records" in told
+        reported = failure(runs.run(keys, *TABLES))
+        assert f"SliceHeldError: {keys[2]} is held by 2 records" in reported
         assert offsets(bench, "events") == [*range(6)]
         assert [one.slice_key for one in bench.ledger.holds.open("orders")] == [keys[2]]
 

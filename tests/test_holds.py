@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from highwater.assets import events
 from highwater.assets.breaker_gate import ensure_admitted
-from highwater.assets.commit import Standing
+from highwater.assets.commit import CommittedSlices
 from highwater.assets.ordered_holds import FIRST, HOLDS, end_holds, ensure_none_held, parked_slices, rejected_anyway
 from highwater.assets.work import Work
 from highwater.declaration import OnReject, Stream
@@ -87,14 +87,14 @@ KEYS = [f"orders@{n:07d}" for n in range(8)]
 
 
 @given(st.sets(st.sampled_from(KEYS)), st.sets(st.sampled_from(KEYS), min_size=1))
-def test_a_slice_goes_into_a_table_only_behind_all_before_it(standing: set[str], run: set[str]) -> None:
-    allowed = all(set(KEYS[: KEYS.index(key)]) <= standing | run for key in run)
-    found = in_the_way(KEYS, standing, run)
+def test_a_slice_goes_into_a_table_only_behind_all_before_it(committed: set[str], run: set[str]) -> None:
+    allowed = all(set(KEYS[: KEYS.index(key)]) <= committed | run for key in run)
+    found = in_the_way(KEYS, committed, run)
     assert (found is None) == allowed
     if found is not None:
         behind, first = found
         assert behind in run
-        assert first not in standing | run
+        assert first not in committed | run
         assert first < behind
 
 
@@ -157,7 +157,7 @@ def test_whatever_runs_nothing_passes_a_held_slice_and_all_completes_when_it_is_
     steps: list[tuple[str, set[str], str]],
     odd: bool,
 ) -> None:
-    """Keys that were lost and added again stand in another order in Dagster."""
+    """Keys that were lost and added again are in another order in Dagster."""
     world = World(count, shuffled if odd else KEYS)
     for what, keys, dies_after in steps:
         if what == "run":
@@ -233,11 +233,11 @@ def test_a_slice_with_a_record_that_holds_fails_and_the_ledger_knows(ledger: Led
     for attempt in (1, 2):
         with pytest.raises(SliceHeldError) as raised:
             ensure_none_held(work(TWO), {}, counted(TWO))
-        told = str(raised.value)
-        assert "orders@0000002 is held by 3 records, the first is orders partition 2 offset 41" in told
-        assert "unresolved: customer_id is not in reference/customers" in told
-        assert f"attempt {attempt}" in told
-        assert "highwater release-hold orders@0000002" in told
+        reported = str(raised.value)
+        assert "orders@0000002 is held by 3 records, the first is orders partition 2 offset 41" in reported
+        assert "unresolved: customer_id is not in reference/customers" in reported
+        assert f"attempt {attempt}" in reported
+        assert "highwater release-hold orders@0000002" in reported
     [hold] = ledger.holds.open("orders")
     assert (hold.slice_key, hold.found, hold.attempts) == (TWO.key, FOUND, 2)
     assert hold.since < hold.tried_at
@@ -255,10 +255,10 @@ def test_nothing_of_the_record_is_repeated(ledger: Ledger, work: Callable[..., W
     assert ledger.holds.open("orders")[0].found.detail == "field amount is long, found JSON OBJECT"
 
 
-def test_what_stands_already_is_refused_and_holds_nobody(ledger: Ledger, work: Callable[..., Work]) -> None:
-    standing: Any = {TWO.key: None}
+def test_what_is_committed_already_is_refused_and_holds_nobody(ledger: Ledger, work: Callable[..., Work]) -> None:
+    committed: Any = {TWO.key: None}
     with pytest.raises(SliceHeldError, match="its earlier decision stays"):
-        ensure_none_held(work(TWO), standing, counted(TWO))
+        ensure_none_held(work(TWO), committed, counted(TWO))
     assert ledger.holds.open("orders") == []
 
 
@@ -281,7 +281,9 @@ def test_a_released_slice_is_decided_and_its_records_are_not_the_breakers(
     assert "released by ann" in found[TWO.key].text
 
 
-def test_each_table_is_refused_until_the_slice_before_stands_in_it(ledger: Ledger, work: Callable[..., Work]) -> None:
+def test_each_table_is_refused_until_the_slice_before_is_committed_in_it(
+    ledger: Ledger, work: Callable[..., Work]
+) -> None:
     ledger.add([ONE, TWO, THREE])
     ours = work(TWO)
     prove(ours.lake, [ONE, TWO, THREE], "raw")
@@ -315,18 +317,18 @@ def test_the_look_back_ends_and_sees_what_lies_within(ledger: Ledger, work: Call
         ensure_in_turn(work(many[-2]), "events")
 
 
-def decide(work: Work, told_of: Mapping[str, Mapping[str, Any]]) -> None:
+def decide(work: Work, messages: Mapping[str, Mapping[str, Any]]) -> None:
     """What the step of events asks before it commits, with the breaker's watch around it."""
-    measured = {key: events._plain(row) for key, row in told_of.items()}
-    made: Any = SimpleNamespace(work=work, measured=measured, ensure_kept=lambda keys: None)
+    measured = {key: events._plain(row) for key, row in messages.items()}
+    made: Any = SimpleNamespace(work=work, measured=measured, ensure_no_retraction=lambda keys: None)
     with watched(work, "events", 0):
-        events._ensure_decidable(made, Standing({}, -1), work.slices, told_of)
+        events._ensure_decidable(made, CommittedSlices({}, -1), work.slices, messages)
 
 
 def test_a_probe_that_is_held_closes_the_breaker_if_the_rest_of_it_is_sound(
     ledger: Ledger, work: Callable[..., Work]
 ) -> None:
-    """Retries of tiers stood still until somebody released the hold, and the slice itself for a cool-down more."""
+    """Retries of tiers hung until somebody released the hold, and the slice itself for a cool-down more."""
     opened(ledger, replace(OPEN, probe=ONE.key))
     with pytest.raises(SliceHeldError):
         decide(work(ONE), counted(ONE))
@@ -385,7 +387,7 @@ def test_repair_asks_for_a_held_slice_alone_and_reads_on(repairing: Repairing) -
     requests, tick = repairing.tick()
     assert requests == [([FOUR.key], True, "repair")], "its next attempt is not due"
     assert "the next is asked for at" in tick.message
-    assert "given up" not in tick.message
+    assert "exhausted" not in tick.message
     soon = datetime.now(UTC) + timedelta(seconds=1)
     assert repairing.ledger.holds.release(ONE.key, replace(PARK, at=soon))
     assert repairing.tick()[0] == [([ONE.key, TWO.key, THREE.key, FOUR.key], False, "repair")]
@@ -438,7 +440,7 @@ def test_the_planner_asks_for_raw_alone_behind_what_is_not_done(
 # What a person sees and decides
 
 
-def test_a_hold_is_told_everywhere(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_hold_is_reported_everywhere(ledger: Ledger, tmp_path: Path) -> None:
     from dev.processes import LOOPBACK, free_port
 
     nothing: Any = None
@@ -524,7 +526,7 @@ def test_a_release_names_the_breaker_that_the_slice_waits_for(ledger: Ledger) ->
         opened(ledger)
 
 
-def test_what_cannot_be_released_is_told(ledger: Ledger) -> None:
+def test_what_cannot_be_released_is_reported(ledger: Ledger) -> None:
     ledger.add([ONE])
     for asked, stream, error in (
         (Asked(ONE.key, sure=True), "orders", ConfigurationError),

@@ -539,7 +539,7 @@ def test_lines_of_separated_values_have_columns_by_the_first_line() -> None:
     assert kinds(found, records) == ["reject", *["event"] * 99]
 
 
-def test_text_is_a_line_and_other_bytes_are_kept() -> None:
+def test_text_is_a_line_and_other_bytes_are_preserved() -> None:
     words = records_of(sentences())
     found = infer("log", words)
     assert isinstance(found.stream.value, Lines)

@@ -46,7 +46,7 @@ def requested(world: Repairing) -> list[str]:
 def test_of_slices_that_dagster_lacks_only_those_without_records_are_requested(world: Repairing) -> None:
     """A run was requested for each slice of the history, and all were validated again by today's reference table."""
     assert requested(world) == [THREE.key, FOUR.key]
-    world.ledger.given_up.add("orders", {THREE.key: 6}, datetime.now(UTC))
+    world.ledger.exhausted_slices.add("orders", {THREE.key: 6}, datetime.now(UTC))
     assert requested(world) == [FOUR.key], "a person releases what repair gave up"
 
 

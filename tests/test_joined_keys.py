@@ -71,7 +71,7 @@ def booking(key: str, account: str | None, payment: str, currency: str) -> Messa
 
 
 def test_entities_whose_fields_hold_the_separator_stay_apart(bench: Bench) -> None:
-    """They had one key: the later booking took the place of another account's, or was told as its conflict."""
+    """They had one key: the later booking took the place of another account's, or was reported as its conflict."""
     bench.stream = replace(PAYMENTS, topic=bench.stream.topic)
     bench.send(
         booking("a\\|b|c", "a|b", "c", "EUR"),

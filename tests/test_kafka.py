@@ -206,7 +206,7 @@ def answering(**changes: Any) -> Kafka:
 @pytest.mark.parametrize("name", ["start", "high", "stable"])
 @pytest.mark.parametrize("offset", [-1, -2, -1001])
 def test_an_offset_below_0_is_no_offset(name: str, offset: int) -> None:
-    """While a leader is down, librdkafka answers -1001 without an error; it was told as a truncation."""
+    """While a leader is down, librdkafka answers -1001 without an error; it was reported as a truncation."""
     assert answering().topic_state("orders").partitions[0] == PartitionState(5, 80, 90, 1, 4)
     assert answering(**{name: offset}).topic_state("orders").partitions[0] == PartitionState(None, None, None, 1)
 
@@ -234,7 +234,7 @@ def test_a_description_that_is_not_whole_is_no_description(changes: dict[str, An
         answering(**changes).topic_state("orders")
 
 
-def test_a_time_behind_the_last_record_is_told_apart_from_no_answer() -> None:
+def test_a_time_behind_the_last_record_is_distinguished_from_no_answer() -> None:
     """-1 says that no record is as young, -1001 says nothing: all that waits on a tier passed for due."""
     found = {at: answering(at=at).offsets_at("orders", 1) for at in (60, 85, -1, -1001)}
     assert found == {60: {0: 60}, 85: {0: 80}, -1: {0: 80}, -1001: {}}
@@ -290,7 +290,7 @@ def test_a_range_is_read_to_its_end_although_no_record_may_stand_there(
 
 
 @pytest.mark.slow
-def test_a_range_that_retention_took_is_told_apart_from_a_broker_that_is_away(
+def test_a_range_that_retention_took_is_distinguished_from_a_broker_that_is_away(
     kafka: Kafka, topic: TopicFactory, bootstrap: str
 ) -> None:
     from confluent_kafka import TopicPartition
@@ -402,7 +402,7 @@ class Slow:
 
     def __init__(self, wait_ms: int) -> None:
         self.wait_ms = wait_ms
-        self.records = [Told()] if wait_ms >= 800 else []
+        self.records = [Report()] if wait_ms >= 800 else []
 
     def assign(self, _: object) -> None:
         pass
@@ -456,8 +456,8 @@ def test_spark_reads_again_with_the_long_wait_where_kafka_gave_nothing(
         wait = options.get("kafka.fetch.max.wait.ms")
         asked.append((wait, options.get("kafkaConsumer.pollTimeoutMs")))
         if int(wait or 500) < 2000:
-            told = "java.util.concurrent.TimeoutException: Cannot fetch record for offset 5 in 10000 milliseconds"
-            error = translated("topic orders", f"SparkException: task failed\nCaused by: {told}\n\tat Consumer")
+            reported = "java.util.concurrent.TimeoutException: Cannot fetch record for offset 5 in 10000 milliseconds"
+            error = translated("topic orders", f"SparkException: task failed\nCaused by: {reported}\n\tat Consumer")
             assert isinstance(error, NothingFetchedError)
             raise error
         return []
@@ -489,7 +489,7 @@ def test_offsets_at_a_time(kafka: Kafka, topic: TopicFactory, bootstrap: str) ->
 
 
 @pytest.mark.slow
-def test_an_absent_topic_is_told_with_the_nearest_names(kafka: Kafka, topic: TopicFactory) -> None:
+def test_an_absent_topic_is_reported_with_the_nearest_names(kafka: Kafka, topic: TopicFactory) -> None:
     name = topic()
     with pytest.raises(TopicAbsentError) as caught:
         kafka.topic_state(name + "x")
@@ -535,7 +535,7 @@ def test_no_request_of_ours_creates_a_topic_where_the_broker_would(
     assert topics() == {"control"}
 
 
-class Told:
+class Report:
     """Stands in for a message, or for an error in the place of one."""
 
     def __init__(self, code: int | None = None) -> None:
@@ -557,18 +557,18 @@ def test_who_may_not_use_a_group_still_reads() -> None:
     """The client asks for a group's coordinator although nothing is committed; its error comes amid records."""
     from confluent_kafka import KafkaError
 
-    def reading(*told: Told) -> list[Any]:
-        left = [*told]
+    def reading(*reported: Report) -> list[Any]:
+        left = [*reported]
         consumer = SimpleNamespace(poll=lambda _: left.pop(0), incremental_unassign=lambda _: None)
         return [*Kafka("127.0.0.1:1")._records(consumer, "orders", {0: OffsetRange(7, 8)}, {0: 7}, 1)]
 
-    record = Told()
-    assert reading(Told(KafkaError.GROUP_AUTHORIZATION_FAILED), record) == [record]
+    record = Report()
+    assert reading(Report(KafkaError.GROUP_AUTHORIZATION_FAILED), record) == [record]
     with pytest.raises(DependencyAwayError):
-        reading(Told(KafkaError.TOPIC_AUTHORIZATION_FAILED), record)
+        reading(Report(KafkaError.TOPIC_AUTHORIZATION_FAILED), record)
 
 
-def test_a_broker_that_is_away_is_told_within_seconds() -> None:
+def test_a_broker_that_is_away_is_reported_within_seconds() -> None:
     kafka = Kafka(f"{LOOPBACK}:{free_port()}")
     began = time.monotonic()
     with pytest.raises(DependencyAwayError) as caught:

@@ -104,9 +104,9 @@ def test_the_error_of_a_question_holds_no_client(question: str, monkeypatch: pyt
         return client
 
     monkeypatch.setattr("highwater.resources.kafka.opened", silent)
-    with pytest.raises(DependencyAwayError) as told:
+    with pytest.raises(DependencyAwayError) as reported:
         QUESTIONS[question](kafka)
-    assert [one() for one in made] == [None], told.traceback
+    assert [one() for one in made] == [None], reported.traceback
 
 
 def test_threads_that_ask_first_at_once_share_one_client(monkeypatch: pytest.MonkeyPatch) -> None:

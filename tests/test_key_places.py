@@ -78,7 +78,7 @@ def test_one_fleet_puts_no_key_in_two_partitions(tmp_path: Path) -> None:
     assert found.shares == {Choice(MURMUR2, 4): pytest.approx(1, abs=0.001)}
 
 
-def test_two_fleets_are_told_with_their_shares(tmp_path: Path) -> None:
+def test_two_fleets_are_reported_with_their_shares(tmp_path: Path) -> None:
     raw = Raw(tmp_path)
     theirs = keys(0, 60)
     raw.send(a_slice(0, 12), MURMUR2, keys(0, 2000))
@@ -114,7 +114,7 @@ def test_partitions_that_were_added_are_no_second_fleet(tmp_path: Path) -> None:
     assert {choice.partitions for choice in found.shares if choice} == {4, 6}
 
 
-def test_a_producer_that_names_partitions_itself_is_told(tmp_path: Path) -> None:
+def test_a_producer_that_names_partitions_itself_is_reported(tmp_path: Path) -> None:
     raw = Raw(tmp_path)
     first = a_slice(0, 12)
     raw.send(first, MURMUR2, keys(0, 200))

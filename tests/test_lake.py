@@ -170,7 +170,7 @@ def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lak
     ]
 
 
-def test_an_error_of_a_change_that_nobody_else_makes_is_told(lake: Lake) -> None:
+def test_an_error_of_a_change_that_nobody_else_makes_is_reported(lake: Lake) -> None:
     class Session:
         """Spark, which refuses the statement."""
 
@@ -209,9 +209,9 @@ def test_of_many_that_make_a_table_at_once_one_does(tmp_path: Path) -> None:
     from deltalake import DeltaTable
 
     paths, many = [str(tmp_path / str(number)) for number in range(60)], 3
-    anew = multiprocessing.get_context("spawn")
-    together = anew.Barrier(many)
-    makers = [anew.Process(target=_make_together, args=(paths, together)) for _ in range(many)]
+    restarted = multiprocessing.get_context("spawn")
+    together = restarted.Barrier(many)
+    makers = [restarted.Process(target=_make_together, args=(paths, together)) for _ in range(many)]
     for maker in makers:
         maker.start()
     for maker in makers:

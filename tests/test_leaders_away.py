@@ -88,7 +88,7 @@ class Watched:
         self.unled += sum(one.leader is None or one.last_stable is None for one in status.partitions)
         self.texts += [text for text in status.lines if "alert since" not in text]
         self.texts += [one.trouble for one in status.partitions if one.trouble]
-        self._try(lambda: alerts.tick(self.ledger, self.kafka, self.lake, [self.stream], self._tell))
+        self._try(lambda: alerts.tick(self.ledger, self.kafka, self.lake, [self.stream], self._report))
         self._try(self._accept)
 
     def _tick(self) -> None:
@@ -96,7 +96,7 @@ class Watched:
         self.errors += tick.errors.values()
         self.texts += tick.lines
 
-    def _tell(self, alert: Alert) -> None:
+    def _report(self, alert: Alert) -> None:
         self.texts.append(f"{alert.what}: {alert.value}; {alert.remedy}")
 
     def _accept(self) -> None:
@@ -173,6 +173,6 @@ def test_leaders_that_are_away_are_no_loss(
 
 
 def stop(broker: EmbeddedBroker, sign: signal.Signals) -> None:
-    """Let all of a broker's processes stand still, or go on."""
+    """Let all of a broker's processes hang, or go on."""
     assert broker.pid is not None
     os.killpg(broker.pid, sign)

@@ -352,7 +352,7 @@ def test_a_lease_keeps_others_out_until_it_is_given_back(url: str, ledger: Ledge
         pass
 
 
-def test_a_lease_is_told_while_it_is_held_and_not_when_its_holder_died(ledger: Ledger) -> None:
+def test_a_lease_is_reported_while_it_is_held_and_not_when_its_holder_died(ledger: Ledger) -> None:
     Lease(ledger.database, "of one that died", seconds=-1).take()
     before = datetime.now(UTC)
     with ledger.lease("commit", seconds=30):
@@ -408,7 +408,7 @@ def test_the_lease_of_a_process_that_died_ends_by_itself(url: str, ledger: Ledge
 
 
 def test_a_lease_that_another_had_meanwhile_is_not_renewed(ledger: Ledger) -> None:
-    """Its holder stood still, and what it had looked at may have changed, although the other gave it back."""
+    """Its holder hung, and what it had looked at may have changed, although the other gave it back."""
     lease, other = (Lease(ledger.database, "commit", 30) for _ in range(2))
     assert lease.take()
     let_run_out(ledger)
@@ -428,7 +428,7 @@ def let_run_out(ledger: Ledger) -> None:
         connection.exec_driver_sql("UPDATE leases SET until = 0")
 
 
-def test_a_holder_that_stood_still_learns_that_its_lease_is_gone(url: str) -> None:
+def test_a_holder_that_hung_learns_that_its_lease_is_gone(url: str) -> None:
     """A holder that was suspended went on committing beside its successor."""
     holder = python(
         """
@@ -474,10 +474,10 @@ def test_what_was_seen_of_gaps_first_stays(ledger: Ledger) -> None:
 
 def test_the_slice_before_is_of_the_same_topic_and_generation(ledger: Ledger) -> None:
     other = replace(slice_(2), topic="payments")
-    anew = replace(slice_(4), generation=1)
+    restarted = replace(slice_(4), generation=1)
     ledger.add([slice_(0), slice_(1)])
     ledger.add([other])
-    ledger.add([slice_(3), anew])
+    ledger.add([slice_(3), restarted])
     assert ledger.before(slice_(3)) == slice_(1)
     assert ledger.before(slice_(0)) is None
-    assert ledger.before(anew) is None
+    assert ledger.before(restarted) is None

@@ -92,7 +92,7 @@ def test_every_line_of_a_run_is_json_and_names_stream_slices_and_run(
 
 
 @pytest.mark.usefixtures("json_lines")
-def test_a_slice_that_is_done_is_told_with_its_numbers_and_the_seconds_of_its_phases(
+def test_a_slice_that_is_done_is_reported_with_its_numbers_and_the_seconds_of_its_phases(
     instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As `materialise_slices` does it, without Spark: fields, a phase, and the metadata of each slice."""
@@ -120,7 +120,9 @@ def test_a_slice_that_is_done_is_told_with_its_numbers_and_the_seconds_of_its_ph
 
 
 @pytest.mark.usefixtures("json_lines")
-def test_a_red_check_is_told_with_its_slice(instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_red_check_is_reported_with_its_slice(
+    instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str]
+) -> None:
     verdict = Verdict(passed=False, text="of 3 keys 1 are absent", numbers={"absent": 1})
 
     @dg.asset(
@@ -132,9 +134,9 @@ def test_a_red_check_is_told_with_its_slice(instance: dg.DagsterInstance, capsys
         yield evaluation(STREAM, "current", "versions_in_order", KEYS[0], verdict)
 
     dg.materialize([current], instance=instance, raise_on_error=False)
-    [told] = [line for line in lines(capsys) if line.get("dagster_event") == "ASSET_CHECK_EVALUATION"]
-    assert (told["check"], told["passed"], told["slice"]) == ("versions_in_order", False, KEYS[0])
-    assert (told["found"], told["numbers"]["absent"]) == ("of 3 keys 1 are absent", 1)
+    [reported] = [line for line in lines(capsys) if line.get("dagster_event") == "ASSET_CHECK_EVALUATION"]
+    assert (reported["check"], reported["passed"], reported["slice"]) == ("versions_in_order", False, KEYS[0])
+    assert (reported["found"], reported["numbers"]["absent"]) == ("of 3 keys 1 are absent", 1)
 
 
 @pytest.mark.usefixtures("json_lines", "impatient")
@@ -176,8 +178,8 @@ def test_a_process_that_loads_the_definitions_writes_json(tmp_path: Path) -> Non
 
 def test_an_exception_and_a_value_that_is_no_json_stay_one_line() -> None:
     error = ValueError("two\nlines")
-    told = (ValueError, error, None)
-    record = logging.getLogger("x").makeRecord("x", logging.ERROR, "f", 1, "%s failed", (Path("a"),), told)
+    reported = (ValueError, error, None)
+    record = logging.getLogger("x").makeRecord("x", logging.ERROR, "f", 1, "%s failed", (Path("a"),), reported)
     with fields(slice=Path("b")):
         text = log_lines.formatter().format(record)
     assert "\n" not in text

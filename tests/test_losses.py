@@ -155,7 +155,7 @@ def test_a_slice_of_a_topic_that_is_gone_is_done_with_nothing_in_it(bench: Bench
     assert set(bench.lake.committed(bench.stream.name, "raw")) == {read.key, unread.key, new.key}
 
 
-def test_a_slice_is_not_read_again_where_a_later_generation_counts_its_offsets_anew(bench: Bench) -> None:
+def test_a_slice_is_not_read_again_where_a_later_generation_counts_its_offsets_again(bench: Bench) -> None:
     """After a truncation the same offsets hold other records: read again, they replaced the true ones."""
     send(bench, 1, 2, 3)
     slice_ = tick(bench)

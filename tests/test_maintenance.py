@@ -52,7 +52,7 @@ def work_of(world: World, **changes: Any) -> Work:
     return Work(replace(STREAM, **changes), [], nothing, world.lake, world.ledger, kafka, print)
 
 
-def test_a_dry_run_tells_what_each_table_takes_and_changes_nothing(world: World) -> None:
+def test_a_dry_run_reports_what_each_table_takes_and_changes_nothing(world: World) -> None:
     before = {name: world.rows[name] for name in world.rows}
     report = act(work_of(world), None, NOW, sure=False)
     assert [one.table for one in report.tables] == ["raw", "events", "rejects", "dlq", "current", "_commits"]
@@ -184,8 +184,8 @@ def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monke
     table = world.lake.table("orders", "erasures")
     assert table is not None
     assert stock_of(table).files == 2, "all that were there, and what came meanwhile"
-    told = [(one.erasure.reason, [*one.slices]) for one in erasures_table.read(world.lake, "orders")]
-    assert told == [(f"day {day}", [f"orders@{day:07}"]) for day in (99, *reversed(range(FEWEST_FILES)))]
+    reported = [(one.erasure.reason, [*one.slices]) for one in erasures_table.read(world.lake, "orders")]
+    assert reported == [(f"day {day}", [f"orders@{day:07}"]) for day in (99, *reversed(range(FEWEST_FILES)))]
 
 
 def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
@@ -308,15 +308,15 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     assert found.rows == {one.key: one.offsets for one in slices}
     assert bench.rows("raw") == []
     assert bench.failing() == {}
-    [kept] = events.materialise(bench.work(slices[2]))
-    assert "the decision stands: 1 rows of raw went by their age" in str(kept.note)
+    [remaining] = events.materialise(bench.work(slices[2]))
+    assert "the decision stays: 1 rows of raw went by their age" in str(remaining.note)
     assert put_back(bench.work(slices[0])) == [slices[0].key]
     bench.materialise(slices[1])
     assert {(row["slice"], row["offset"]) for row in bench.rows("raw")} == {
         (one.key, offset) for one in slices[:2] for offset in range(one.ranges[0].start, one.ranges[0].end)
     }
     again = {row["attempt"] for row in bench.rows("events") if row["slice"] == slices[1].key}
-    assert again.isdisjoint(row["attempt"] for row in decided if row["slice"] == slices[1].key), "decided anew"
+    assert again.isdisjoint(row["attempt"] for row in decided if row["slice"] == slices[1].key), "reprocessed"
     assert len(bench.rows("events")) == len(decided) == 9
     assert bench.failing() == {}
     assert len(bench.current()) == 9

@@ -131,13 +131,13 @@ def test_every_read_without_a_jvm_sees_what_spark_sees(wide: Wide, request: pyte
     places = {(row["partition"], row["offset"]) for row in wide.rows["raw"] if row["partition"] in {2, 19, 63, 299}}
     assert {place[0] for place in places} == {2, 19, 63, 299}
     for partition, offset in places:
-        [told] = locate(ledger, topics, lake, STREAM, "orders", partition, offset)
-        assert (told.end, told.origin.partition, told.origin.offset) == ("accepted", partition, offset)
+        [reported] = locate(ledger, topics, lake, STREAM, "orders", partition, offset)
+        assert (reported.end, reported.origin.partition, reported.origin.offset) == ("accepted", partition, offset)
     for one in wide.slices:
-        told_rejects = explain(ledger, lake, STREAM, one.key).rejects
-        assert sum(one.records for one in told_rejects) == len(wide.of("rejects", slice=one.key))
+        rejects_shown = explain(ledger, lake, STREAM, one.key).rejects
+        assert sum(one.records for one in rejects_shown) == len(wide.of("rejects", slice=one.key))
 
-    # What operators take back, erase and let go.
+    # What operators reclaim, erase and let go.
     assert len(rejected) == 2 * len(WIDTHS)
     assert len(look(ledger, lake, STREAM, Choice()).meant) == len(rejected) - 1, "one was accepted by its retry"
     assert in_dlq(ledger, lake, STREAM) >= {one.key for one in wide.copies}

@@ -57,15 +57,15 @@ OWN = st.none() | st.binary(max_size=90)
 
 @given(OWN, HEADERS, st.integers(0, 900))
 def test_a_reference_fits_and_leaves_out_no_more_than_it_must(key: bytes | None, own: list[Header], most: int) -> None:
-    told: list[Header] = [("highwater.all", b"x" * 300)]
-    full, headless, least = size_of(key, b"", own + told), size_of(key, b"", told), size_of(None, b"", told)
+    reported: list[Header] = [("highwater.all", b"x" * 300)]
+    full, headless, least = size_of(key, b"", own + reported), size_of(key, b"", reported), size_of(None, b"", reported)
     limits = Limits({PARKED: most}, client=10_000)
     if most < least:
         with pytest.raises(RecordTooLargeError, match=f"max.message.bytes={MOST_BYTES}"):
-            limits.left_out(PARKED, key, own, told)
+            limits.left_out(PARKED, key, own, reported)
         return
     expected = "value" if full <= most else "value,headers" if headless <= most else "value,headers,key"
-    assert ",".join(limits.left_out(PARKED, key, own, told)) == expected
+    assert ",".join(limits.left_out(PARKED, key, own, reported)) == expected
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_what_a_tier_refuses_stays_parked_and_the_rest_is_sent_back() -> None:
     assert f"--entity-name {TIER} --add-config max.message.bytes={MOST_BYTES}" in caught.value.remedy
 
 
-def test_a_reference_whose_row_raw_lacks_stays_parked_and_is_told() -> None:
+def test_a_reference_whose_row_raw_lacks_stays_parked_and_is_reported() -> None:
     redriving._Stay().raise_for("orders", TIER, 1, "broker:9092")
     stay = redriving._Stay(lost=[("orders[2]@17", PLACE)])
     with pytest.raises(UnbalancedError, match=r"orders\[2\]@17"):
@@ -311,13 +311,13 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(
     A broker's first refusal takes a producer more, which is told of it; from then on all are.
     """
     made: list[bool] = []
-    anew = Transactions._anew
+    restarted = Transactions._new_producer
 
-    def counted(self: Transactions, *, tells: bool) -> Any:
-        made.append(tells)
-        return anew(self, tells=tells)
+    def counted(self: Transactions, *, reports_delivery: bool) -> Any:
+        made.append(reports_delivery)
+        return restarted(self, reports_delivery=reports_delivery)
 
-    monkeypatch.setattr(Transactions, "_anew", counted)
+    monkeypatch.setattr(Transactions, "_new_producer", counted)
     name = topic(partitions=1, **{"max.message.bytes": "20000"})
     create_topic(bootstrap, other := f"{name}.other", 1, {"max.message.bytes": "50000"})
     head: list[Header] = [("a", b"1"), ("ö", None), *[("b", b"")] * 1_000]
@@ -375,7 +375,7 @@ def test_only_a_transaction_that_failed_with_a_record_alone_in_its_batch_is_sent
     assert not transactions._may_be_too_large(records, away)
 
 
-def test_an_error_of_the_client_that_hits_a_report_is_told_as_the_clients() -> None:
+def test_an_error_of_the_client_that_hits_a_report_is_reported_as_the_clients() -> None:
     """It was seen as `SystemError: ... returned a result with an exception set`, of a producer that was fenced."""
     from confluent_kafka import KafkaError, KafkaException
 
@@ -383,8 +383,8 @@ def test_an_error_of_the_client_that_hits_a_report_is_told_as_the_clients() -> N
         raise SystemError("returned a result with an exception set") from cause
 
     fenced = KafkaException(KafkaError(KafkaError._FENCED))
-    with pytest.raises(KafkaException) as told:
+    with pytest.raises(KafkaException) as reported:
         _called(lambda: report(fenced))
-    assert told.value is fenced
+    assert reported.value is fenced
     with pytest.raises(SystemError):
         _called(lambda: report(ValueError("another")))

@@ -285,13 +285,13 @@ def test_an_hour_reaches_over_midnight(measured: Measured) -> None:
     measured.see()
 
 
-def test_a_second_delivery_counts_once_wherever_it_stands(measured: Measured) -> None:
+def test_a_second_delivery_counts_once_wherever_it_is(measured: Measured) -> None:
     first = Event("o1", 1, 0)
     measured.decide(0, first, replace(first, offset=1))
     measured.decide(1, replace(first, offset=2))
     measured.measure(0, 1)
     assert measured.table()[NOON]["events"] == 1
-    # The first delivery goes, and the second one stands in for it.
+    # The first delivery goes, and the second one is in for it.
     measured.decide(0)
     measured.measure(0)
     assert measured.table()[NOON]["events"] == 1
@@ -334,7 +334,7 @@ def test_a_minute_without_an_event_that_counts_still_hangs_together_with_others(
     measured.see()
 
 
-def test_a_slice_decided_anew_takes_its_old_minutes_back(measured: Measured) -> None:
+def test_a_slice_reprocessed_takes_its_old_minutes_back(measured: Measured) -> None:
     measured.decide(0, Event("o1", 1, 0), Event("o2", 1, 3600))
     measured.measure(0)
     measured.decide(0, Event("o1", 1, 7200))
@@ -387,7 +387,7 @@ def test_slices_that_were_decided_before_the_table_came_are_taken_in_at_once(mea
     measured.see()
 
 
-def test_another_declaration_makes_the_table_anew(measured: Measured) -> None:
+def test_another_declaration_makes_the_table_again(measured: Measured) -> None:
     for ordinal in range(2):
         measured.decide(ordinal, Event("o1", ordinal + 1, 0, status="placed", amount="4.00"))
         measured.measure(ordinal)
@@ -398,7 +398,7 @@ def test_another_declaration_makes_the_table_anew(measured: Measured) -> None:
     assert measured.lacking() == []
 
 
-def test_without_events_of_a_slice_it_is_told(measured: Measured) -> None:
+def test_without_events_of_a_slice_it_is_reported(measured: Measured) -> None:
     measured.decide(0, Event("o1", 1, 0))
     with pytest.raises(TemporaryError, match="does not hold orders@0000001"):
         measured.measure(0, 1)
@@ -505,7 +505,7 @@ class KilledError(Exception):
 
 
 class History(RuleBasedStateMachine):
-    """Slices are decided, measured, decided anew; runs die or overtake each other; then all that lacks is measured."""
+    """Slices are decided, measured, reprocessed; runs die or overtake each other; then all that lacks is measured."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -522,7 +522,7 @@ class History(RuleBasedStateMachine):
 
     @rule(ordinal=ORDINALS, events=st.lists(EVENTS_OF_ALL, max_size=4))
     def decide(self, ordinal: int, events: list[Event]) -> None:
-        """A decision is made anew only when metrics follow the last one, which `highwater.assets.events` sees to."""
+        """A decision is recreated only when metrics follow the last one, which `highwater.assets.events` sees to."""
         if ordinal in self.measured.lacking():
             return
         own = []

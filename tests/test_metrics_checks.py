@@ -32,7 +32,7 @@ def verdict(made: Measured, ordinal: int) -> Verdict:
 
 
 def change(made: Measured, what: Callable[[list[dict[str, Any]]], object]) -> None:
-    """Write the table anew with other rows."""
+    """Write the table again with other rows."""
     import pyarrow as pa
 
     path = made.lake.path("orders", "metrics")
@@ -78,7 +78,7 @@ def test_minutes_of_slices_that_metrics_do_not_follow_yet_are_left_out(made: Mea
     assert verdict(made, 0).text == "metrics follow attempt 1, events are of attempt 2"
 
 
-def test_a_version_that_counts_elsewhere_once_its_slice_is_decided_anew_raises_no_alarm(made: Measured) -> None:
+def test_a_version_that_counts_elsewhere_once_its_slice_is_reprocessed_raises_no_alarm(made: Measured) -> None:
     made.decide(0, Event("a", 1, DAY))
     made.decide(1, Event("a", 1, 0, amount="9.00", offset=5), Event("b", 1, 0, offset=6))
     made.measure(0, 1)
@@ -87,7 +87,7 @@ def test_a_version_that_counts_elsewhere_once_its_slice_is_decided_anew_raises_n
     assert (found.passed, found.numbers["not_settled"]) == (True, 1), "it counts there as soon as metrics follow"
 
 
-def test_a_minute_that_lost_its_events_is_told(made: Measured) -> None:
+def test_a_minute_that_lost_its_events_is_reported(made: Measured) -> None:
     """The commit record names the minutes that the slice had events in."""
     made.decide(0, Event("a", 1, 0), Event("b", 1, 2 * HOUR))
     made.measure(0)
@@ -146,7 +146,7 @@ def test_minutes_that_lie_far_apart_are_asked_for_in_parts(made: Measured, monke
         return found
 
     monkeypatch.setattr(metrics_checks, "query", looking)
-    # The same version is told on two days, in different parts; the earlier origin counts.
+    # The same version is reported on two days, in different parts; the earlier origin counts.
     days = [Event(f"k{day}", 1, 2 * day * DAY, offset=day) for day in range(5)]
     made.decide(0, *days, Event("k4", 1, 60, amount="9.00", offset=9))
     made.decide(1, *[Event(f"m{day}", 1, (2 * day + 1) * DAY, offset=20 + day) for day in range(5)])

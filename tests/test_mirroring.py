@@ -1,6 +1,6 @@
 """How far the group may be, held against a model that follows single records and not offsets.
 
-In the model each record is a number of its own: where other records come to stand under the same offsets, they differ.
+In the model each record is a number of its own: where other records come to occupy the same offsets, they differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Model:
     generations: list[Generation] = field(default_factory=lambda: [Generation("s", "t", "a", 0, {0: 0, 1: 0}, NOW)])
     slices: list[Slice] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
-    # What was planned or given up of the topic that is there, in its order: the slice's key, or None; and the records.
+    # What was planned or exhausted of the topic that is there, in its order: the slice's key, or None; and the records.
     journal: list[tuple[str | None, set[int]]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     records: count[int] = field(default_factory=count)
@@ -112,7 +112,7 @@ steps = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(steps, max_size=40), st.integers(0, 3))
-def test_the_group_stands_where_the_first_record_is_that_is_not_done(
+def test_the_group_is_where_the_first_record_is_that_is_not_done(
     history: list[tuple[str, int, int]], known: int
 ) -> None:
     """Slices done in any order, holes, empty ranges, new partitions, logs that are cut off, and new topics.

@@ -121,7 +121,7 @@ class Played:
     def tick(self, now: datetime = NOW) -> list[str]:
         return [*offset_mirror.tick(self.ledger, self, self.lake, STREAM, now).lines]  # type: ignore[arg-type]
 
-    def stands(self, topic: str = "orders") -> list[int | None]:
+    def positions(self, topic: str = "orders") -> list[int | None]:
         return [held.offset if (held := self.group.get((topic, p))) else None for p in (0, 1)]
 
 
@@ -149,13 +149,13 @@ def test_slices_that_are_done_out_of_order_wait_for_those_before_them(played: Pl
     played.open()
     zero, one, two = played.plan(0, 1, 2)
     played.tick()
-    assert played.stands() == [0, 0]
+    assert played.positions() == [0, 0]
     played.settle([two, one])
     played.tick()
-    assert played.stands() == [0, 0]
+    assert played.positions() == [0, 0]
     played.settle([zero])
     assert "done up to orders@0000002" in "; ".join(played.tick())
-    assert played.stands() == [30, 30]
+    assert played.positions() == [30, 30]
     assert f"{TIER}: nothing is planned yet" in played.tick()
 
 
@@ -165,9 +165,9 @@ def test_every_table_but_current_counts(played: Played) -> None:
     [slice_] = played.plan(0)
     for table, expected in [("raw", 0), ("events", 0), ("rejects", 0), ("dlq", 10)]:
         prove(played.lake, "orders", [slice_], table, rejects=3)
-        told = "; ".join(played.tick())
-        assert played.stands() == [expected, expected], table
-        assert ("orders@0000000 is not" in told) == (expected == 0)
+        reported = "; ".join(played.tick())
+        assert played.positions() == [expected, expected], table
+        assert ("orders@0000000 is not" in reported) == (expected == 0)
 
 
 def test_rejects_of_another_decision_do_not_count(played: Played) -> None:
@@ -176,7 +176,7 @@ def test_rejects_of_another_decision_do_not_count(played: Played) -> None:
     prove(played.lake, "orders", [slice_], "raw", "events", attempt=2)
     prove(played.lake, "orders", [slice_], "rejects", attempt=1)
     played.tick()
-    assert played.stands() == [0, 0]
+    assert played.positions() == [0, 0]
 
 
 def test_nothing_is_written_while_nothing_changed_but_once_a_day(played: Played) -> None:
@@ -191,7 +191,7 @@ def test_nothing_is_written_while_nothing_changed_but_once_a_day(played: Played)
     assert played.tick(NOW + timedelta(hours=24))[0] == "nothing changed"
     played.tick(NOW + timedelta(hours=46))
     assert len(played.commits) == 3
-    assert played.stands() == [20, 20]
+    assert played.positions() == [20, 20]
 
 
 def test_a_tick_looks_only_behind_what_is_known_to_be_done(played: Played) -> None:
@@ -199,7 +199,7 @@ def test_a_tick_looks_only_behind_what_is_known_to_be_done(played: Played) -> No
     played.settle(played.plan(*range(60)))
     played.plan(*range(60, 200))
     played.tick()
-    assert played.stands() == [600, 600]
+    assert played.positions() == [600, 600]
     assert len(played.asked) == 20 + 40 + 80
     played.asked.clear()
     played.tick()
@@ -210,11 +210,11 @@ def test_a_long_way_is_gone_in_ticks(played: Played, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(offset_mirror, "MOST_A_TICK", 30)
     played.open()
     played.settle(played.plan(*range(70)))
-    stood = []
+    was_committed = []
     for _ in range(4):
         played.tick()
-        stood.append(played.stands()[0])
-    assert stood == [300, 600, 700, 700]
+        was_committed.append(played.positions()[0])
+    assert was_committed == [300, 600, 700, 700]
     assert len(played.asked) == 70
 
 
@@ -226,7 +226,7 @@ def test_a_tick_that_dies_before_its_commit_is_made_up_for(played: Played) -> No
         played.tick()
     played.away = False
     played.tick()
-    assert played.stands() == [10, 10]
+    assert played.positions() == [10, 10]
 
 
 @pytest.mark.parametrize("offset", [0, 15, 500])
@@ -237,13 +237,13 @@ def test_what_somebody_else_set_is_put_right(played: Played, offset: int) -> Non
     for p in (0, 1):
         played.group["orders", p] = Held(offset, None)
     assert "somebody else had set partitions 0, 1" in "; ".join(played.tick())
-    assert played.stands() == [20, 20]
+    assert played.positions() == [20, 20]
     played.group["orders", 1] = Held(offset, None)
     played.tick()
-    assert played.stands() == [20, 20]
+    assert played.positions() == [20, 20]
     played.group.clear()
     played.tick()
-    assert played.stands() == [20, 20]
+    assert played.positions() == [20, 20]
 
 
 def test_a_mark_of_another_ledger_is_not_believed(played: Played) -> None:
@@ -255,7 +255,7 @@ def test_a_mark_of_another_ledger_is_not_believed(played: Played) -> None:
     for slice_, offset in ((other, 900), (unknown, 900), (other, 0)):
         played.group = {("orders", p): Held(offset, Mark.of("a", slice_, NOW)) for p in (0, 1)}
         played.tick()
-        assert played.stands() == [0, 0]
+        assert played.positions() == [0, 0]
         assert {held.mark for held in played.group.values()} == {Mark.of("a", None, NOW)}
 
 
@@ -266,23 +266,23 @@ def test_an_accepted_divergence_takes_the_group_back(played: Played) -> None:
     # Told by the records before anybody accepts it, and by a log that ends too early.
     played.history = History(diverged={0: 13})
     played.tick()
-    assert played.stands() == [13, 20]
+    assert played.positions() == [13, 20]
     played.history = SOUND
     played.topic(17)
     played.tick()
-    assert played.stands() == [17, 17]
+    assert played.positions() == [17, 17]
     played.open(1, p0=13, p1=17)
     played.topic(100)
     played.tick()
-    assert played.stands() == [13, 17]
+    assert played.positions() == [13, 17]
     ranges = {0: OffsetRange(13, 100), 1: OffsetRange(17, 100)}
     slice_ = Slice("orders", "orders", "a", 1, 2, ranges, NOW + timedelta(seconds=3))
     assert played.ledger.add([slice_])
     played.tick()
-    assert played.stands() == [13, 17]
+    assert played.positions() == [13, 17]
     played.settle([slice_])
     played.tick()
-    assert played.stands() == [100, 100]
+    assert played.positions() == [100, 100]
 
 
 def test_a_partition_that_cannot_be_judged_is_left_as_it_is(played: Played) -> None:
@@ -292,39 +292,39 @@ def test_a_partition_that_cannot_be_judged_is_left_as_it_is(played: Played) -> N
     played.settle(played.plan(1))
     played.history = History(unsure={0: "no answer"})
     assert "not judged now: partitions 0" in "; ".join(played.tick())
-    assert played.stands() == [10, 20]
+    assert played.positions() == [10, 20]
     played.history = SOUND
     leaderless = PartitionState(None, None, None, None)
     played.topics["orders"] = TopicState("orders", "a", {0: leaderless, 1: PartitionState(0, 99, 99, 1, 0)})
     played.tick()
-    assert played.stands() == [10, 20]
+    assert played.positions() == [10, 20]
     played.topic(99)
     played.asked.clear()
     played.tick()
-    assert played.stands() == [20, 20]
+    assert played.positions() == [20, 20]
     assert played.asked == [], "of two marks the newer one says what is done"
 
 
 def test_a_recreated_topic_is_never_ahead(played: Played) -> None:
-    """A cluster drops a topic's offsets with it; those that were committed in the same moment are taken back."""
+    """A cluster drops a topic's offsets with it; those that were committed in the same moment are reclaimed."""
     played.open()
     played.settle(played.plan(0, 1)[:1])
     played.tick()
     played.topic(50, topic_id="b")
     assert "is not the topic that was planned" in "; ".join(played.tick())
-    assert played.stands() == [0, 0]
+    assert played.positions() == [0, 0]
     written = len(played.commits)
     played.tick()
     assert len(played.commits) == written
     played.group["orders", 1] = Held(33, None)
     played.tick()
-    assert played.stands() == [0, 33], "what another one committed on a topic that we know nothing of stays"
+    assert played.positions() == [0, 33], "what another one committed on a topic that we know nothing of stays"
     played.open(1, topic_id="b", p0=0, p1=0)
     played.tick()
-    assert played.stands() == [0, 0]
+    assert played.positions() == [0, 0]
     played.settle(played.plan(2, topic_id="b", generation=1))
     played.tick()
-    assert played.stands() == [30, 30]
+    assert played.positions() == [30, 30]
 
 
 def test_a_topic_that_is_gone_keeps_no_other_one_waiting(played: Played) -> None:
@@ -334,11 +334,11 @@ def test_a_topic_that_is_gone_keeps_no_other_one_waiting(played: Played) -> None
     played.settle(played.plan(0))
     played.settle(played.plan(0, 1, name=TIER))
     played.tick()
-    assert (played.stands(), played.stands(TIER)) == ([10, 10], [20, 20])
+    assert (played.positions(), played.positions(TIER)) == ([10, 10], [20, 20])
     del played.topics["orders"]
     played.settle(played.plan(2, name=TIER))
     assert "orders: is not there" in played.tick()
-    assert played.stands(TIER) == [30, 30]
+    assert played.positions(TIER) == [30, 30]
 
 
 def test_a_partition_that_is_not_there_is_not_committed(played: Played) -> None:
@@ -346,7 +346,7 @@ def test_a_partition_that_is_not_there_is_not_committed(played: Played) -> None:
     played.settle(played.plan(0))
     played.topic(100, partitions=1)
     played.tick()
-    assert played.stands() == [10, None]
+    assert played.positions() == [10, None]
 
 
 def test_two_ticks_at_once_follow_each_other(played: Played) -> None:
@@ -365,7 +365,7 @@ def test_two_ticks_at_once_follow_each_other(played: Played) -> None:
         ("UNKNOWN_TOPIC_OR_PART", DependencyAwayError),
     ],
 )
-def test_what_the_coordinator_refuses_is_told_in_our_words(name: str, kind: type[HighwaterError]) -> None:
+def test_what_the_coordinator_refuses_is_reported_in_our_words(name: str, kind: type[HighwaterError]) -> None:
     """The names as a broker of 4.3 was seen to answer them, to `described`, `held` or `commit`."""
     from confluent_kafka import KafkaError
 
@@ -450,7 +450,7 @@ def consuming(real: Real) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_kafkas_own_tool_shows_the_lag_and_a_foreign_member_is_told(
+def test_kafkas_own_tool_shows_the_lag_and_a_foreign_member_is_reported(
     bootstrap: str, topic: TopicFactory, tmp_path: Path
 ) -> None:
     real = Real(bootstrap, topic(partitions=2), tmp_path)

@@ -244,7 +244,7 @@ OF_LAKE = {
 }
 
 
-def test_without_kafka_the_plan_and_the_tables_are_told(written: Written) -> None:
+def test_without_kafka_the_plan_and_the_tables_are_reported(written: Written) -> None:
     away = broker(away=True)
     found = asked(written.ledger, away, written.lake)
     numbers, before = read(found.text), read(asked(written.ledger, broker(), written.lake).text)
@@ -254,7 +254,7 @@ def test_without_kafka_the_plan_and_the_tables_are_told(written: Written) -> Non
     assert all(numbers[name] == before[name] for name in numbers if name not in silent | COLLECTION)
 
 
-def test_without_the_lake_the_plan_and_the_topic_are_told(written: Written) -> None:
+def test_without_the_lake_the_plan_and_the_topic_are_reported(written: Written) -> None:
     class Away(Lake):
         def table(self, stream: str, table: str) -> Any:
             raise DependencyAwayError(f"{stream}/{table} could not be read", remedy="mount it")
@@ -286,7 +286,7 @@ def test_without_the_ledger_nobody_knows_what_is_unread(written: Written, monkey
     assert {name for name in FAMILIES if numbers[name]} == known | COLLECTION
 
 
-def test_without_dagsters_database_the_rest_is_told(written: Written) -> None:
+def test_without_dagsters_database_the_rest_is_reported(written: Written) -> None:
     def broken() -> AbstractContextManager[None]:
         raise OSError("password=hunter2")
 
@@ -347,9 +347,9 @@ def test_a_textfile_collector_reads_it_too(written: Written) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_the_command_prints_all_it_knows_and_says_what_is_away(tmp_path: Path) -> None:
     environment = {"HIGHWATER_HOME": str(tmp_path), "HIGHWATER_KAFKA_BOOTSTRAP": f"{LOOPBACK}:{free_port()}"}
-    told = CliRunner().invoke(main, ["metrics", "orders"], env=environment)
-    assert told.exit_code == TEMPORARY
-    assert read(told.stdout)["highwater_up"] == {("ledger",): 1, ("kafka",): 0, ("lake",): 1}
-    assert "did not answer" in told.stderr
+    reported = CliRunner().invoke(main, ["metrics", "orders"], env=environment)
+    assert reported.exit_code == TEMPORARY
+    assert read(reported.stdout)["highwater_up"] == {("ledger",): 1, ("kafka",): 0, ("lake",): 1}
+    assert "did not answer" in reported.stderr
     unknown = CliRunner().invoke(main, ["metrics", "nobody"], env=environment)
     assert (unknown.exit_code, unknown.stdout) == (PERMANENT, "")

@@ -178,12 +178,12 @@ def test_a_job_is_a_dry_run_unless_it_is_to_record(defs: dg.Definitions, job: st
 
 
 @pytest.mark.parametrize("job", [*SAME, "audit"])
-def test_an_unknown_stream_is_told_with_the_declared_ones(defs: dg.Definitions, calls: Calls, job: str) -> None:
+def test_an_unknown_stream_is_reported_with_the_declared_ones(defs: dg.Definitions, calls: Calls, job: str) -> None:
     config = SAME[job][1] if job in SAME else {}
-    told = error_of(defs, job, {**config, "stream": "order"})
-    assert "no stream is named 'order'" in told
-    assert "declared are orders, others" in told
-    assert told.endswith("[None]")
+    reported = error_of(defs, job, {**config, "stream": "order"})
+    assert "no stream is named 'order'" in reported
+    assert "declared are orders, others" in reported
+    assert reported.endswith("[None]")
     assert calls.seen == []
 
 

@@ -38,7 +38,7 @@ RECORDS = 20_000
 RECORD = Record("t", b"k", b"v")
 
 
-def test_records_are_kept_as_they_were_put_and_in_order(tmp_path: Path) -> None:
+def test_records_are_preserved_as_they_were_put_and_in_order(tmp_path: Path) -> None:
     file = tmp_path / "outbox.sqlite"
     records = [
         ("b", Record("t", b"k", b"v", [("h", b"\xff"), ("n", None)], 2, 7)),
@@ -300,7 +300,7 @@ def sent_again(box: Outbox) -> tuple[list[str], dict[str, str | None]]:
 
 
 @FORGETTING
-def test_what_a_topic_may_have_forgotten_is_kept_back_with_its_key_and_not_sent_again(
+def test_what_a_topic_may_have_forgotten_is_withheld_with_its_key_and_not_sent_again(
     tmp_path: Path, forget: Callable[[Log], None]
 ) -> None:
     """It was taken for a record that never arrived, and came twice, behind later ones of its key."""
@@ -310,7 +310,7 @@ def test_what_a_topic_may_have_forgotten_is_kept_back_with_its_key_and_not_sent_
     for _ in range(2):  # the next look begins where the log does now, and knows no more than the first
         box = log.outbox(file)
         assert box.recover() == 0
-        assert box.kept_back() == ["sent", "lost"]
+        assert box.withheld() == ["sent", "lost"]
         box.close()
     box = log.outbox(file)
     box.put([("never sent", record("never sent")), ("behind", record("behind", b"sent"))])
@@ -322,7 +322,7 @@ def test_what_a_topic_may_have_forgotten_is_kept_back_with_its_key_and_not_sent_
 
 @FORGETTING
 def test_a_person_says_which_of_those_arrived(tmp_path: Path, forget: Callable[[Log], None]) -> None:
-    """It holds until they are sent, also in a process after that; and then they may be on their way once more."""
+    """It holds until they are sent, also in a process after that; and then they may be on their way again."""
     file, log = tmp_path / "outbox.sqlite", Log()
     die_amid(file, log, ["sent", "lost", "open"], arrived=["sent"])
     forget(log)
@@ -337,10 +337,10 @@ def test_a_person_says_which_of_those_arrived(tmp_path: Path, forget: Callable[[
     box = log.outbox(file)
     assert box.ticked() == {"sent": (-1, -1)}
     if forget is retention:  # all that was written since is there: this time it did not arrive
-        assert (box.recover(), box.kept_back()) == (0, ["open"])
+        assert (box.recover(), box.withheld()) == (0, ["open"])
         assert sent_again(box) == (["lost"], {"open": "KEPT_BACK"})
     else:
-        assert (box.recover(), box.kept_back()) == (0, ["lost", "open"])
+        assert (box.recover(), box.withheld()) == (0, ["lost", "open"])
 
 
 @FORGETTING
@@ -363,12 +363,12 @@ def test_what_was_settled_as_not_arrived_is_sent_by_a_process_after_that(
 def test_what_is_found_in_a_topic_that_forgets_is_ticked(tmp_path: Path, forget: Callable[[Log], None]) -> None:
     file, log = tmp_path / "outbox.sqlite", Log()
     die_amid(file, log, ["sent", "lost"], arrived=["sent"])
-    [(offset, _)] = standing = log.records
+    [(offset, _)] = stored = log.records
     forget(log)
-    log.log_start, log.records = min(log.log_start, offset), standing
+    log.log_start, log.records = min(log.log_start, offset), stored
     box = log.outbox(file)
     assert box.recover() == 1
-    assert (box.kept_back(), [name for name, _ in box.waiting()]) == (["lost"], ["lost"])
+    assert (box.withheld(), [name for name, _ in box.waiting()]) == (["lost"], ["lost"])
 
 
 def test_a_record_of_a_partition_that_forgot_nothing_is_sent_again(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_a_record_of_a_partition_that_forgot_nothing_is_sent_again(tmp_path: Pat
     assert sent_again(log.outbox(file))[0] == ["of 1"]
 
 
-def test_what_was_surely_not_sent_is_not_kept_back(tmp_path: Path) -> None:
+def test_what_was_surely_not_sent_is_not_withheld(tmp_path: Path) -> None:
     """One that the client refused, another of its key, and one that waited for the client when the producer closed."""
     file, log = tmp_path / "outbox.sqlite", Log()
     box, client = log.outbox(file), Client()
@@ -399,10 +399,10 @@ def test_what_was_surely_not_sent_is_not_kept_back(tmp_path: Path) -> None:
     compaction(log)
     box = log.outbox(file)
     box.recover()
-    assert box.kept_back() == ["under way"]
+    assert box.withheld() == ["under way"]
 
 
-def test_what_a_file_of_the_version_before_may_have_sent_is_kept_back_too(tmp_path: Path) -> None:
+def test_what_a_file_of_the_version_before_may_have_sent_is_withheld_too(tmp_path: Path) -> None:
     """It tells of no record whether it was sent."""
     file, log = tmp_path / "outbox.sqlite", Log()
     die_amid(file, log, ["sent"], arrived=["sent"])
@@ -412,10 +412,10 @@ def test_what_a_file_of_the_version_before_may_have_sent_is_kept_back_too(tmp_pa
     retention(log)
     box = log.outbox(file)
     box.recover()
-    assert box.kept_back() == ["sent"]
+    assert box.withheld() == ["sent"]
 
 
-def test_a_record_whose_place_is_not_told_is_ticked_and_moves_no_position(tmp_path: Path) -> None:
+def test_a_record_whose_place_is_not_reported_is_ticked_and_moves_no_position(tmp_path: Path) -> None:
     """As if it stood at the beginning of the log, it would have sent the next recovery back there."""
     box = Outbox(tmp_path / "outbox.sqlite", NOBODY)
     box.put([("a", RECORD)])
@@ -451,7 +451,7 @@ def test_whatever_is_killed_every_id_is_there_once_and_only_those_are_ticked(
     box = Outbox(file, Kafka(bootstrap))
     box.put((f"id-{n}", Record(name, b"k%d" % (n % 50), b"%d" % n)) for n in range(RECORDS))
     box.close()
-    killed_amid = untold = arrived = 0
+    killed_amid = unreported = arrived = 0
     for number in range(kills):
         ready = tmp_path / f"ready-{number}"
         child = context.Process(target=work, args=(file, bootstrap, ready))
@@ -467,24 +467,24 @@ def test_whatever_is_killed_every_id_is_there_once_and_only_those_are_ticked(
             os.kill(child.pid, signal.SIGKILL)
             killed_amid += 1
         child.join(30)
-        standing = ids(bootstrap, name)
-        arrived = len(standing)
+        stored = ids(bootstrap, name)
+        arrived = len(stored)
         box = Outbox(file, Kafka(bootstrap))
         ticked = box.ticked()
-        assert len(standing) == len(set(standing)), "an id stands twice"
-        assert set(ticked) <= set(standing), "ticked, and not in the topic"
-        untold += len(standing) > len(ticked)
-        if len(standing) > RECORDS // 2:  # more of them, so that there is something to kill at
+        assert len(stored) == len(set(stored)), "an id stands twice"
+        assert set(ticked) <= set(stored), "ticked, and not in the topic"
+        unreported += len(stored) > len(ticked)
+        if len(stored) > RECORDS // 2:  # more of them, so that there is something to kill at
             box.put((f"id-{number}-{n}", Record(name, b"k%d" % (n % 50), b"x")) for n in range(RECORDS // 2))
         box.close()
     assert killed_amid >= kills // 2
-    assert untold >= 1, "nothing had arrived whose tick was lost: there was nothing to find out"
+    assert unreported >= 1, "nothing had arrived whose tick was lost: there was nothing to find out"
     work(file, bootstrap, tmp_path / "last")
     box = Outbox(file, Kafka(bootstrap))
-    standing = ids(bootstrap, name)
+    stored = ids(bootstrap, name)
     first = [int(value) for key, value in in_order(bootstrap, name) if value != b"x" and key == b"k7"]
     assert box.waiting() == []
-    assert sorted(standing) == sorted(box.ticked())
+    assert sorted(stored) == sorted(box.ticked())
     assert first == [*range(7, RECORDS, 50)], "in the order of the outbox for each key"
     box.close()
 
@@ -519,7 +519,7 @@ def test_a_generator_that_is_killed_twenty_times_has_every_id_in_the_topic_once(
     name = topic(partitions=SOURCES["orders"].partitions)
     chance = random.Random(11)
     context = forkserver()
-    untold = 0
+    unreported = 0
     for number in range(kills):
         before = len(ids(bootstrap, name))
         child = context.Process(target=generate_some, args=(bootstrap, tmp_path, name, number))
@@ -531,14 +531,14 @@ def test_a_generator_that_is_killed_twenty_times_has_every_id_in_the_topic_once(
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
         child.join(30)
-        standing = ids(bootstrap, name)
+        stored = ids(bootstrap, name)
         box = Outbox(outbox_file(tmp_path, name), Kafka(bootstrap))
         ticked = box.ticked()
-        assert len(standing) == len(set(standing)), "an id stands twice"
-        assert set(ticked) <= set(standing), "ticked, and not in the topic"
-        untold += len(standing) > len(ticked)
+        assert len(stored) == len(set(stored)), "an id stands twice"
+        assert set(ticked) <= set(stored), "ticked, and not in the topic"
+        unreported += len(stored) > len(ticked)
         box.close()
-    assert untold >= 1, "nothing had arrived whose tick was lost: there was nothing to find out"
+    assert unreported >= 1, "nothing had arrived whose tick was lost: there was nothing to find out"
     generate_some(bootstrap, tmp_path, name, kills)
     box = Outbox(outbox_file(tmp_path, name), Kafka(bootstrap))
     assert box.waiting() == []
@@ -576,11 +576,11 @@ def open_topic(bootstrap: str, name: str) -> str:
     """The topic, once each partition tells where it begins and ends: a new leader refuses that for a moment."""
     states = Kafka(bootstrap)
 
-    def told() -> bool:
+    def reported() -> bool:
         found = states.topic_state(name).partitions.values()
         return all(p.known and p.high_watermark is not None for p in found)
 
-    wait_until(told, 30, f"offsets of each partition of {name}")
+    wait_until(reported, 30, f"offsets of each partition of {name}")
     return name
 
 
@@ -709,7 +709,7 @@ def test_what_arrived_while_more_is_sent_is_not_sent_again(bootstrap: str, topic
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["compact", "delete"])
-def test_what_a_topic_of_a_broker_forgot_is_kept_back(
+def test_what_a_topic_of_a_broker_forgot_is_withheld(
     bootstrap: str, topic: TopicFactory, tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of two is deleted; or a third was handed over, and may have been compacted away."""
@@ -732,7 +732,7 @@ def test_what_a_topic_of_a_broker_forgot_is_kept_back(
         box.close()
     box = Outbox(file, Kafka(bootstrap))
     assert box.recover() == 1 + (policy == "compact")
-    assert box.kept_back() == ["2" if policy == "compact" else "0"]
+    assert box.withheld() == ["2" if policy == "compact" else "0"]
     send_all(box, bootstrap)
     assert Kafka(bootstrap).topic_state(name).partitions[0].high_watermark == 2, "nothing was sent again"
     box.close()
@@ -754,5 +754,5 @@ def test_after_a_quiet_end_the_next_recovery_reads_no_more_than_it_must(
     assert [outcome.offset for outcome in outcomes] == [0, 1, 2]
     box.put([("next", Record(name, None, b"v"))])
     windows = box._windows(Kafka(bootstrap).topic_state(name))
-    assert list(box._standing(name, windows)) == []
+    assert list(box._unsettled(name, windows)) == []
     assert box.recover() == 0

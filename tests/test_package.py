@@ -68,7 +68,7 @@ def test_the_wheel_has_what_is_no_module(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_dagster_is_told_where_the_component_is(wheel: Path) -> None:
+def test_dagster_is_reported_where_the_component_is(wheel: Path) -> None:
     """`dg list components` goes by this entry point."""
     archive = zipfile.ZipFile(wheel)
     [name] = [name for name in archive.namelist() if name.endswith("entry_points.txt")]

@@ -1,4 +1,4 @@
-"""Parked records: what waits is told, sent back, or given up by a named person, and each origin has one end."""
+"""Parked records: what waits is reported, sent back, or discarded by a named person, and each origin has one end."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_an_envelope_that_cannot_be_believed_is_none(header: str, value: bytes) 
     assert without is None or without.reclaims == 0
 
 
-def test_a_record_that_is_rejected_once_more_is_always_read_again() -> None:
+def test_a_record_that_is_rejected_again_is_always_read_again() -> None:
     """One whose header named the greatest attempt came to the parked topic with one that no reader believed."""
     for retries in (1, MOST_COUNT - 1, MOST_COUNT):
         alike = dlq._alike(
@@ -99,7 +99,7 @@ def test_a_record_that_is_rejected_once_more_is_always_read_again() -> None:
 
 
 def accept(lake: Lake, origins: Sequence[Origin]) -> None:
-    """Let records of `orders` stand in events, as retries that were accepted."""
+    """Let records of `orders` are in events, as retries that were accepted."""
     import pyarrow as pa
     from deltalake import write_deltalake
 
@@ -207,7 +207,7 @@ def test_records_of_an_erased_key_wait_no_more(tmp_path: Path) -> None:
     assert (found.settled, found.others) == (2, 0)
 
 
-def test_nothing_is_given_up_that_has_another_end_by_now(tmp_path: Path) -> None:
+def test_nothing_is_abandoned_that_has_another_end_by_now(tmp_path: Path) -> None:
     """The topic takes long to read; a retry may accept what was found, and a person may take it back."""
     ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
     later = datetime.now(UTC) + timedelta(minutes=1)  # by a clock that goes ahead
@@ -225,7 +225,7 @@ def test_nothing_is_given_up_that_has_another_end_by_now(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_what_waits_is_what_was_neither_accepted_nor_given_up(parking: Parking) -> None:
+def test_what_waits_is_what_was_neither_accepted_nor_abandoned(parking: Parking) -> None:
     assert parking.waiting() == []
     parking.park(*[parking.envelope(n) for n in range(5)], parking.envelope(3, "invalid"))
     send(parking.scene.bootstrap, parking.stream.parked_topic, [Message(b"k", b"no envelope")])
@@ -273,10 +273,10 @@ def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_what_is_given_up_waits_no_more_and_the_first_reason_stays(parking: Parking) -> None:
+def test_what_is_abandoned_waits_no_more_and_the_first_reason_stays(parking: Parking) -> None:
     parking.park(*[parking.envelope(n, "invalid" if n else "malformed") for n in range(3)])
     assert parking.act(sure=True, by="ann", because="a test", choice=Choice(reasons=["invalid"])) == [1, 2]
-    assert "2 given up by ann: a test" in parking.log[-1]
+    assert "2 discarded by ann: a test" in parking.log[-1]
     assert parking.waiting() == [0]
     ledger = parking.scene.ledger
     assert ledger.discard("orders", [Discard(parking.origin(1), "other", "bob", NOW)]) == 0
@@ -296,7 +296,9 @@ def test_what_is_given_up_waits_no_more_and_the_first_reason_stays(parking: Park
         ({"sure": True, "by": "ann"}, "declare one"),
     ],
 )
-def test_what_is_missing_is_told_before_anything_is_done(parking: Parking, asked: dict[str, Any], remedy: str) -> None:
+def test_what_is_missing_is_reported_before_anything_is_done(
+    parking: Parking, asked: dict[str, Any], remedy: str
+) -> None:
     parking.park(parking.envelope(0))
     parking.stream = replace(parking.stream, tiers=())
     with pytest.raises(ConfigurationError) as caught:
@@ -316,10 +318,10 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
     assert "a dry run" in shown.output
     assert scene.run("redrive-parked", "orders", "--yes", "--by", "").exit_code == PERMANENT
     assert scene.run("discard-parked", "orders", "--yes", "--by", "ann").exit_code == PERMANENT
-    given_up = scene.run(
+    discarded = scene.run(
         "discard-parked", "orders", "--key", "o1", "--limit", "1", "--yes", "--by", "ann", "--because", "x"
     )
-    assert "1 given up by ann: x" in given_up.output
+    assert "1 discarded by ann: x" in discarded.output
     sent = json.loads(scene.run("redrive-parked", "orders", "--yes", "--by", "ann", "--json").output)
     assert [one["origin"]["offset"] for one in sent["meant"]] == [1, 2]
 
@@ -336,7 +338,7 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_what_was_given_up_is_accepted_by_no_copy_that_is_under_way(bench: Bench) -> None:
+def test_what_was_abandoned_is_accepted_by_no_copy_that_is_under_way(bench: Bench) -> None:
     """Its retry accepted it later, while the ledger named who had given it up."""
     policy = {**ON_REJECT, "unresolved": OnReject.PARK}
     bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1),), on_reject=policy)
@@ -433,8 +435,8 @@ def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whol
     }
     left_out = [headers.get(envelope.LEFT_OUT) for _, (_, _, headers) in sorted(found.items())]
     assert left_out == [None, b"value", b"value,headers,key"]
-    told = [found[3][2][name] for name in (envelope.RAW_TOPIC, envelope.RAW_PARTITION, envelope.RAW_OFFSET)]
-    assert told == [bench.stream.topic.encode(), b"0", b"3"]
+    reported = [found[3][2][name] for name in (envelope.RAW_TOPIC, envelope.RAW_PARTITION, envelope.RAW_OFFSET)]
+    assert reported == [bench.stream.topic.encode(), b"0", b"3"]
     [located] = locate(bench.ledger, bench.kafka, bench.lake, bench.stream, bench.stream.topic, 0, 3)
     assert located.end == "parked"
     assert count_ends(bench.ledger, bench.lake, bench.stream).parked == 3
@@ -455,7 +457,7 @@ def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whol
     assert whole[sent[4].key, sent[4].value][0] == sent[4].headers[0]
     assert not [name for headers in whole.values() for name, _ in headers if name == envelope.LEFT_OUT]
     customers(bench.lake, ["c1", "late"])
-    # The main slice once more: what was parked is left there by it.
+    # The main slice again: what was parked is left there by it.
     bench.materialise(first, *due(bench))
     assert sorted(row["key"] for row in bench.rows("events")) == ["o0", "o1", "o2", "o3"]
     check_whole(bench)

@@ -202,10 +202,10 @@ REJECTS: dict[str, tuple[bytes, str]] = {
 INVALID = {"below by the last digit": (document(part="-0." + "0" * 37 + "1"), "part is below 0")}
 
 
-def detail(value: bytes, told: str) -> str:
+def detail(value: bytes, reported: str) -> str:
     """`{text}` means the position of the text in the value."""
-    before, _, text = told.partition(" {")
-    return f"{before} {value.index(text[:-1].encode())}" if text else told
+    before, _, text = reported.partition(" {")
+    return f"{before} {value.index(text[:-1].encode())}" if text else reported
 
 
 @dataclass(frozen=True)
@@ -223,14 +223,14 @@ def found(spark: SparkSession) -> dict[str, Found]:
     values = {name: value for name, (value, _) in (EVENTS | REJECTS | INVALID).items()}
     keys = {name: EVENTS[name][1].get("id", "o1") if name in EVENTS else "o1" for name in values}
     rows: list[Any] = [(name, keys[name].encode(), value) for name, value in values.items()]
-    told = spark.createDataFrame(rows, "name STRING, key BINARY, value BINARY").withColumn(
+    reported = spark.createDataFrame(rows, "name STRING, key BINARY, value BINARY").withColumn(
         PROBLEM, F.lit(None).cast("string")
     )
     work = cast("Work", SimpleNamespace(stream=STREAM))
     columns = [f"field_{field.name}" for field in STREAM.fields]
     return {
         row["name"]: Found(row["reason"], row["detail"], {name.removeprefix("field_"): row[name] for name in columns})
-        for row in judged(work, told).select("name", "reason", "detail", *columns).collect()
+        for row in judged(work, reported).select("name", "reason", "detail", *columns).collect()
     }
 
 
@@ -239,8 +239,8 @@ def found(spark: SparkSession) -> dict[str, Found]:
 def test_what_only_an_ignored_field_holds_rejects_nothing(found: dict[str, Found], name: str) -> None:
     """Spark's parser of variants refused the whole document for a fault of a field that nobody declared."""
     one, (_, changed) = found[name], EVENTS[name]
-    told = {**one.fields, "at": one.fields["at"] and one.fields["at"].astimezone(UTC)}
-    assert (one.reason, one.detail, told) == (None, None, {**PLAIN, **changed})
+    reported = {**one.fields, "at": one.fields["at"] and one.fields["at"].astimezone(UTC)}
+    assert (one.reason, one.detail, reported) == (None, None, {**PLAIN, **changed})
 
 
 @pytest.mark.slow
@@ -249,8 +249,8 @@ def test_a_reject_names_its_cause_and_the_position(found: dict[str, Found], name
     """`detail` was "the value is not one JSON document in UTF-8" for nearly all of them, and some were accepted:
     decimals were rounded, half of a surrogate pair was read as `?`.
     """
-    value, told = REJECTS[name]
-    assert (found[name].reason, found[name].detail) == ("malformed", detail(value, told))
+    value, reported = REJECTS[name]
+    assert (found[name].reason, found[name].detail) == ("malformed", detail(value, reported))
 
 
 @pytest.mark.slow

@@ -83,38 +83,38 @@ def test_two_fleets_have_their_shares(partitions: int) -> None:
     """With two partitions every other key of one fleet lies where the other would have put it."""
     some = keys(20_000)
     found = [*placed(MURMUR2, some[:19_600], partitions), *placed(CRC32, some[19_600:], partitions)]
-    told = shares(tallied(found, {partitions}))
-    assert told[Choice(MURMUR2, partitions)] == pytest.approx(0.98, abs=0.01)
-    assert told[Choice(CRC32, partitions)] == pytest.approx(0.02, abs=0.01)
+    reported = shares(tallied(found, {partitions}))
+    assert reported[Choice(MURMUR2, partitions)] == pytest.approx(0.98, abs=0.01)
+    assert reported[Choice(CRC32, partitions)] == pytest.approx(0.02, abs=0.01)
 
 
 def test_a_single_fleet_is_no_mixture() -> None:
-    told = shares(tallied(placed(CRC32, keys(5_000), 6), {6}))
-    assert told == {Choice(CRC32, 6): pytest.approx(1, abs=0.001)}
+    reported = shares(tallied(placed(CRC32, keys(5_000), 6), {6}))
+    assert reported == {Choice(CRC32, 6): pytest.approx(1, abs=0.001)}
 
 
 def test_what_nobody_hashed_is_of_no_partitioner() -> None:
     """A producer that names partitions itself puts some keys by chance where a partitioner would have."""
     chosen = random.Random(3)
     found = [(key, Place(chosen.randrange(4), 4)) for key in keys(20_000)]
-    told = shares(tallied(found, {4}))
-    assert next(iter(told)) is None
-    assert told[None] > 0.95
+    reported = shares(tallied(found, {4}))
+    assert next(iter(reported)) is None
+    assert reported[None] > 0.95
 
 
-def test_records_from_before_partitions_were_added_are_told_apart() -> None:
+def test_records_from_before_partitions_were_added_are_distinguished() -> None:
     some = keys(10_000)
     found = [*placed(MURMUR2, some[:3_000], 4, known=6), *placed(MURMUR2, some[3_000:], 6)]
-    told = shares(tallied(found, {4, 6}))
-    assert told[Choice(MURMUR2, 4)] == pytest.approx(0.3, abs=0.02)
-    assert told[Choice(MURMUR2, 6)] == pytest.approx(0.7, abs=0.02)
+    reported = shares(tallied(found, {4, 6}))
+    assert reported[Choice(MURMUR2, 4)] == pytest.approx(0.3, abs=0.02)
+    assert reported[Choice(MURMUR2, 6)] == pytest.approx(0.7, abs=0.02)
 
 
 def test_records_weigh() -> None:
     some = keys(2_000)
     found = [(key, Place(MURMUR2.partition(key, 8), 8, records=9)) for key in some[:1_000]]
-    told = shares(tallied([*found, *placed(CRC32, some[1_000:], 8)], {8}))
-    assert told[Choice(CRC32, 8)] == pytest.approx(0.1, abs=0.01)
+    reported = shares(tallied([*found, *placed(CRC32, some[1_000:], 8)], {8}))
+    assert reported[Choice(CRC32, 8)] == pytest.approx(0.1, abs=0.01)
 
 
 def test_of_no_record_there_is_no_share() -> None:

@@ -29,7 +29,7 @@ def add(
 
 @pytest.mark.parametrize("others", [0, 5], ids=["few runs", "many runs"])
 def test_runs_of_other_streams_hide_none(others: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many streams the failures of the last hour fell out: the waits began anew, and no slice was given up."""
+    """Of many streams the failures of the last hour fell out: the waits began again, and no slice was exhausted."""
     monkeypatch.setattr(run_history, "RECORDS", 2)
     with dg.DagsterInstance.ephemeral() as instance:
         taken = {add(instance, {**NAMED, PARTITION: key}) for key in KEYS[:3]}

@@ -1,4 +1,4 @@
-"""A tier is paused alone: nothing of it is planned, the others go on, and everybody who looks is told."""
+"""A tier is paused alone: nothing of it is planned, the others go on, and everybody who looks is reported."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_a_person_pauses_and_resumes_by_command(ours: Ours) -> None:
     assert ours.run("pause-tier", stream, first, "--yes", "--by", "").exit_code == 2
     done = ours.run("pause-tier", stream, first, "--yes", "--by", "ann", "--because", "moved")
     assert (done.exit_code, "slices that are planned go on" in done.output) == (0, True), done.output
-    [kept] = ours.ledger.paused.of(stream).values()
-    assert (kept.topic, kept.by, kept.because) == (first, "ann", "moved")
+    [stored] = ours.ledger.paused.of(stream).values()
+    assert (stored.topic, stored.by, stored.because) == (first, "ann", "moved")
     assert ours.run("pause-tier", stream, first, "--yes", "--by", "bob").exit_code == 2, "it is paused already"
     assert ours.ledger.paused.of(stream)[first].by == "ann"
     shown = ours.run("resume-tier", stream, first, "--json")
@@ -136,7 +136,7 @@ def test_a_paused_part_is_no_paused_tier(ours: Ours) -> None:
     assert all(one.pause is None for one in _dlq(ours.ledger, ours.kafka, STREAM))
 
 
-def test_whoever_comes_second_is_told(ours: Ours) -> None:
+def test_who_comes_second_is_reported(ours: Ours) -> None:
     """Both were told that they had paused it, or resumed it."""
     mine = Asked(FIRST, sure=True, by="ann")
     first = Pause(FIRST, NOW, "bob")
@@ -152,8 +152,8 @@ def test_the_ledger_records_who_resumed_and_why(ours: Ours) -> None:
     ours.ledger.paused.pause("orders", Pause(FIRST, NOW, "ann"))
     done = ours.run("resume-tier", "orders", FIRST, "--yes", "--by", "bob", "--because", "moved")
     assert done.exit_code == 0, done.output
-    [kept] = ours.ledger.decisions.newest("orders")
-    assert (kept.action, kept.by, kept.because, kept.asked) == ("resume_tier", "bob", "moved", {"topic": FIRST})
+    [stored] = ours.ledger.decisions.newest("orders")
+    assert (stored.action, stored.by, stored.because, stored.asked) == ("resume_tier", "bob", "moved", {"topic": FIRST})
 
 
 def test_only_what_is_retried_can_be_paused(ours: Ours) -> None:

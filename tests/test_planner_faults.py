@@ -80,7 +80,7 @@ def test_a_cold_start_at_a_time(scene: Scene) -> None:
     scene.ensure_each_once(offsets(0, 5, 9))
 
 
-def test_an_absent_topic_is_told_with_the_nearest_name_and_planned_once_it_is_there(scene: Scene) -> None:
+def test_an_absent_topic_is_reported_with_the_nearest_name_and_planned_once_it_is_there(scene: Scene) -> None:
     existing, scene.stream = scene.topic, replace(scene.stream, topic=scene.topic + "x")
     with pytest.raises(TopicAbsentError) as caught:
         scene.tick()
@@ -97,7 +97,7 @@ def test_an_absent_topic_is_told_with_the_nearest_name_and_planned_once_it_is_th
     scene.ensure_each_once(offsets(0, 0, 2))
 
 
-def test_a_topic_that_vanished_is_told_and_planned_again_when_its_successor_is_accepted(scene: Scene) -> None:
+def test_a_topic_that_vanished_is_reported_and_planned_again_when_its_successor_is_accepted(scene: Scene) -> None:
     scene.write(2)
     scene.tick()
     scene.admin.delete_topics([scene.topic])[scene.topic].result(30)
@@ -219,7 +219,7 @@ def test_planning_stops_before_an_open_transaction(scene: Scene) -> None:
     tick = scene.tick()
     assert tick.state.partitions[0] == PartitionState(0, 2, 6, 1, 0)
     scene.ensure_each_once(offsets(0, 0, 2))
-    behind = f"4 offsets of {scene.topic} stand behind an open transaction"
+    behind = f"4 offsets of {scene.topic} follow an open transaction"
     assert tick.lines[1:] == [behind]
     again = scene.tick()
     assert (again.slices, again.lines) == ((), [f"nothing new in {scene.topic}", behind])
@@ -418,10 +418,10 @@ def test_waiting_for_more_records_ends_by_itself(scene: Scene) -> None:
     scene.ensure_each_once(offsets(0, 0, 2))
 
 
-def test_what_a_hanging_transaction_holds_back_is_told_before_and_after_retention_takes_it(
+def test_what_a_hanging_transaction_holds_back_is_reported_before_and_after_retention_takes_it(
     bootstrap: str, topic: TopicFactory, tmp_path: Path
 ) -> None:
-    """The lag was 0 and nothing was told, and retention deleted what had never been read."""
+    """The lag was 0 and nothing was reported, and retention deleted what had never been read."""
     scene = Scene(bootstrap, topic(**{"retention.ms": "12000"}), tmp_path)
     scene.stream = replace(scene.stream, tiers=())
     scene.tick()
@@ -441,21 +441,21 @@ def test_what_a_hanging_transaction_holds_back_is_told_before_and_after_retentio
     look = observation.of_topic(observation.look(scene.kafka, scene.ledger, scene.stream))
     assert (look["lag"].value, look["held_back"].value) == (100, 100)
 
-    def told() -> list[Measure]:
+    def reported() -> list[Measure]:
         found = [alerts._open_transaction(asked()), alerts._retention_left(asked())]
         return [one for one in found if one is not None and one.over]
 
-    wait_until(lambda: len(told()) == 2, 30, "the alerts")
-    transaction, retention = told()
+    wait_until(lambda: len(reported()) == 2, 30, "the alerts")
+    transaction, retention = reported()
     assert scene.kafka.topic_state(scene.topic).partitions[0].log_start == 0, "they come before retention does"
     assert transaction.value.startswith(f"{scene.topic} partition 0: 100 offsets from offset 0 on are held back")
     assert f"abort --topic {scene.topic} --partition 0 --start-offset 0" in transaction.remedy
     assert "until retention takes the oldest unread record" in retention.value
     wait_until(lambda: scene.kafka.topic_state(scene.topic).partitions[0].log_start == 100, 60, "retention")
-    [gone] = told()
+    [gone] = reported()
     assert gone.value == f"retention deleted unread records of {scene.topic}: partition 0: [0, 100)"
     assert isinstance(scene.tick().errors[0], OffsetsExpiredError)
     accept_loss(scene.ledger, scene.kafka, scene.stream, list, by="ann", now=datetime.now(UTC), dry=False)
     assert [(one.partition, one.offsets) for one in scene.ledger.losses()] == [(0, OffsetRange(0, 100))]
-    assert told() == []
+    assert reported() == []
     assert not scene.tick().errors

@@ -81,9 +81,9 @@ def look(world: World) -> World:
 
 
 def test_sound_tables_turn_nothing_red_and_are_asked_of_kafka_once(looked: World) -> None:
-    told = {key: kept.counts for key, kept in looked.ledger.gaps(looked.keys).items()}
+    reported = {key: stored.counts for key, stored in looked.ledger.gaps(looked.keys).items()}
     nothing = dict.fromkeys(("aborted", "markers", "markers_or_compacted", "lost", "unseen"), 0)
-    assert told == {
+    assert reported == {
         FIRST.key: {**nothing, "aborted": 1, "markers": 1},
         looked.second.key: nothing,
         RETRIED.key: {**nothing, "markers": 1},
@@ -368,7 +368,7 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "published: sent again, by its row": (alter("published", LOSER, revision=1), {SENT}),
     "published: late, by its row": (alter("published", LOSER, late="corrected"), {SENT}),
     "published: of a later attempt, by its row": (alter("published", LOSER, attempt=3), {SENT}),
-    # As the rows of a slice that was decided anew, whose events stayed the same.
+    # As the rows of a slice that was reprocessed, whose events stayed the same.
     "published: of an earlier attempt, by its rows": (alter_all("published", attempt=1), set()),
     "published: the commit is gone": (lose("published", rows=False), {SENT}),
     "published: the slice is gone": (lose("published", rows=True), {SENT}),
@@ -412,7 +412,7 @@ def test_a_row_of_current_that_names_another_slice_turns_that_slice_red(looked: 
     assert looked.red() == {FOLLOWS: [RETRIED.key]}
 
 
-KEPT_IN_RAW_ALONE: dict[str, tuple[Place, dict[str, object]]] = {
+ONLY_IN_RAW: dict[str, tuple[Place, dict[str, object]]] = {
     "headers of an accepted record": ((0, 0), {"headers": [{"key": "trace", "value": b"2"}]}),
     "a header fewer": ((0, 0), {"headers": None}),
     "key of a tombstone": ((0, 3), {"key": b"o9"}),
@@ -435,7 +435,7 @@ def test_what_raw_alone_keeps_is_held_against_the_topic(looked: World) -> None:
 
     assert altered() == {}
     sound = deepcopy(looked.rows)
-    for what, (place, changes) in KEPT_IN_RAW_ALONE.items():
+    for what, (place, changes) in ONLY_IN_RAW.items():
         looked.rows = deepcopy(sound)
         alter("raw", place, **changes)(looked, FIRST)
         assert altered() == {FIRST.key: [place]}, what
@@ -494,7 +494,7 @@ def test_a_copy_is_superseded_only_where_its_origin_was_accepted(looked: World) 
 
 
 def test_what_superseded_a_copy_may_be_rejected_later(looked: World) -> None:
-    """The slice that accepted it is decided anew, by other rules: no origin is lost, it waits as a reject."""
+    """The slice that accepted it is reprocessed, by other rules: no origin is lost, it waits as a reject."""
     drop("events", EVENT)(looked, FIRST)
     double("rejects", MALFORMED, origin_offset=0, first_failed_at=NOON + timedelta(hours=2))(looked, FIRST)
     assert ACCOUNTED not in looked.red([RETRIED.key])
@@ -508,7 +508,7 @@ def seen(world: World) -> Gaps:
     return world.ledger.gaps([FIRST.key])[FIRST.key]
 
 
-def test_on_a_topic_that_is_compacted_a_marker_is_not_told_from_what_was_compacted(world: World) -> None:
+def test_on_a_topic_that_is_compacted_a_marker_is_not_distinguished_from_what_was_compacted(world: World) -> None:
     world.topics.cleanup_policy = "compact,delete"
     assert (seen(world).aborted, seen(world).markers, seen(world).markers_or_compacted) == (1, 0, 1)
     assert world.red() == {}
@@ -595,18 +595,18 @@ def test_a_key_that_moved_is_a_warning_of_the_audit_and_turns_nothing_red(
     world = make(copies=2)
     of = world.copies[1]
 
-    def told() -> tuple[list[str], list[str]]:
+    def reported() -> tuple[list[str], list[str]]:
         found = audit(world, records_of=len(world.slices), versions=True, keys=True)
         return found.errors, [line for line in found.head if line.startswith("warning: ")]
 
-    assert told() == ([], [])
+    assert reported() == ([], [])
     world.rewrite(of, EVENT, LONE, 2)
     moved = "keys: 1 are in several partitions though none was added for them"
-    assert told() == ([], [f"warning: {moved}"])
+    assert reported() == ([], [f"warning: {moved}"])
     assert world.verdicts([of.key])[ALONG][of.key].numbers["keys_in_several_partitions"] == 1
 
 
-def test_the_audit_tells_seams_and_checks_the_newest_slices_once_more(
+def test_the_audit_reports_seams_and_checks_the_newest_slices_again(
     world: World, audit: Callable[..., audit_page.Audit]
 ) -> None:
     def errors(newest: int) -> list[str]:
@@ -615,14 +615,14 @@ def test_the_audit_tells_seams_and_checks_the_newest_slices_once_more(
     assert errors(3) == []
     double("current", WINNER)(world, FIRST)
     assert errors(0) == []
-    [told] = errors(3)
-    assert told.startswith(f"{FIRST.key}: {FOLLOWS}: ")
+    [reported] = errors(3)
+    assert reported.startswith(f"{FIRST.key}: {FOLLOWS}: ")
     world.rows["current"].pop()
     alter("events", LOSER, amount=Decimal(99))(world, FIRST)
-    told = "1 of 5 events have other fields than their records in raw"
+    reported = "1 of 5 events have other fields than their records in raw"
     # The minute of the loser is that of a second delivery in the second slice too.
     red = [one.partition(": ")[2] for one in errors(3)]
-    assert [one for one in red if not one.startswith((METRICS, SENT))] == [f"{RECORDED}: {told}"]
+    assert [one for one in red if not one.startswith((METRICS, SENT))] == [f"{RECORDED}: {reported}"]
     world.ledger.add([slice_(2, p0=(9, 9), p1=(4, 4))])
     assert "orders@0000002: partition 0 [8, 9) is in no slice, and not recorded as lost" in errors(0)
 
@@ -647,11 +647,11 @@ def test_rows_of_a_slice_that_nobody_planned_are_an_error_of_the_audit(
         column = "updated_by_slice" if table == "current" else "slice"
         world.rows[table].append({**world.at(table, FIRST, place), column: "orders@0000099"})
         found = audit(world)
-        [told] = found.strangers
-        assert told.startswith(
+        [reported] = found.strangers
+        assert reported.startswith(
             f"{table} holds rows of 1 slices that the ledger does not know: orders@0000099; remedy: "
         )
-        assert told in found.errors
+        assert reported in found.errors
 
 
 def test_a_row_that_breaks_a_check_hides_nothing_else_from_the_audit(

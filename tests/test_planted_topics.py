@@ -1,6 +1,6 @@
 """What happens to a topic, planted into a sound deployment: the audit names what turns red, and nothing else does.
 
-The cluster is told by plain values; the ledger and the tables are those of `tests.world`.
+The cluster is reported by plain values; the ledger and the tables are those of `tests.world`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Cluster:
                 raise DependencyAwayError("Kafka did not answer", found="not authorized", remedy="allow it")
             yield Served(late, {"timestamp": NOON, "key": b"k", "value": b"{}"})
 
-    def told(self, _: object, kind: Any, name: str) -> Mapping[str, Setting]:
+    def reported(self, _: object, kind: Any, name: str) -> Mapping[str, Setting]:
         if kind.name == "BROKER":
             return OF_BROKER
         settings = {"orders": self.settings, STREAM.parked_topic: self.parked}.get(name, SETTINGS)
@@ -121,11 +121,11 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster(World(tmp_path))
     world = made.world
     world.write()
-    # Topics of the DLQ have as many partitions as the main one; what was published to one that is gone would be told.
+    # DLQ topics have as many partitions as the main topic; records in a removed partition would be reported.
     ends = world.topics.ends
     world.topics.ends = {**ends, TIER: {**ends[TIER], 1: 0}, STREAM.parked_topic: {0: 1, 1: 0}}
     monkeypatch.setattr(topic_facts, "_brokers", lambda _: BROKERS)
-    monkeypatch.setattr(topic_facts, "_settings", made.told)
+    monkeypatch.setattr(topic_facts, "_settings", made.reported)
     # Our own producer is no part of a topic, and what slices sent is counted elsewhere.
     monkeypatch.setattr(audit_page, "judged_producers", lambda *_: ({}, []))
     monkeypatch.setattr(audit_page, "held_on_topics", lambda *_: [])
@@ -216,6 +216,6 @@ def test_each_defect_turns_its_line_red_and_no_other(cluster: Cluster, name: str
     assert [text for text, begin in zip(found.errors, errors, strict=True) if not text.startswith(begin)] == []
 
 
-def test_a_partition_that_was_added_is_told_with_nothing_planned(cluster: Cluster) -> None:
+def test_a_partition_that_was_added_is_reported_with_nothing_planned(cluster: Cluster) -> None:
     cluster.more = 1
     assert [row[:2] for row in partitions(page(cluster))] == [["0", "8"], ["1", "4"], ["2", "0"]]

@@ -50,7 +50,7 @@ class Client:
         self.under_way: list[tuple[str, bytes | None, Callable[[KafkaError | None, Any], None]]] = []
 
     def produce(
-        self, topic: str, value: bytes | None, key: bytes | None, partition: int, told: Any, **more: object
+        self, topic: str, value: bytes | None, key: bytes | None, partition: int, shown: Any, **more: object
     ) -> None:
         from confluent_kafka import KafkaException
 
@@ -60,13 +60,13 @@ class Client:
         if len(self.under_way) >= self.room:
             raise BufferError
         self.sent.append(value)
-        self.under_way.append((topic, key, told))
+        self.under_way.append((topic, key, shown))
 
     def report(self, error: KafkaError | None, offset: int = 0) -> None:
         from confluent_kafka import Message
 
-        topic, key, told = self.under_way.pop(0)
-        told(error, Message(topic=topic, partition=0, offset=offset, key=key, timestamp=(1, 7)))
+        topic, key, shown = self.under_way.pop(0)
+        shown(error, Message(topic=topic, partition=0, offset=offset, key=key, timestamp=(1, 7)))
 
     def poll(self, seconds: float) -> int:
         del seconds
@@ -216,11 +216,11 @@ def test_records_that_even_a_purge_does_not_end_are_named(nobody: str, monkeypat
     producer = ReliableProducer(producer_properties(nobody))
     for n in range(3):
         producer.send(Record("orders", b"k", b"v"), f"id-{n}")
-    with pytest.raises(UndeliveredError, match="of 3 the client never told; unknown: id-0, id-1, id-2"):
+    with pytest.raises(UndeliveredError, match="of 3 the client never reported; unknown: id-0, id-1, id-2"):
         producer.close(0.1)
 
 
-def test_a_record_that_the_client_never_tells_of_ends_once_as_unknown(
+def test_a_record_that_the_client_never_reports_ends_once_as_unknown(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stayed outstanding, a fourth end; and a report that comes after all must not count it again."""
@@ -242,7 +242,7 @@ def test_a_record_that_the_client_never_tells_of_ends_once_as_unknown(
     assert [outcome.end for outcome in outcomes] == [End.UNKNOWN]
 
 
-def test_a_place_that_the_broker_does_not_tell_is_not_the_first_of_the_log(client: Client) -> None:
+def test_a_place_that_the_broker_does_not_show_is_not_the_first_of_the_log(client: Client) -> None:
     """A batch that it had already (DUPLICATE_SEQUENCE_NUMBER) is delivered, and has no offset."""
     from confluent_kafka import OFFSET_INVALID
 
@@ -263,11 +263,11 @@ class Callback:
     """One that breaks at each record, and keeps what it was called with."""
 
     def __init__(self) -> None:
-        self.told: list[object] = []
+        self.reported: list[object] = []
 
-    def __call__(self, told: object) -> None:
-        self.told.append(told)
-        raise RuntimeError(f"the caller cannot take {told}")
+    def __call__(self, shown: object) -> None:
+        self.reported.append(shown)
+        raise RuntimeError(f"the caller cannot take {shown}")
 
 
 def test_a_callback_that_raises_at_close_leaves_no_other_record_without_its_end() -> None:
@@ -278,11 +278,11 @@ def test_a_callback_that_raises_at_close_leaves_no_other_record_without_its_end(
         producer.send(Record("orders", b"k", b"v"), str(n), callback)
     with pytest.raises(RuntimeError, match="the caller cannot take 0"):
         producer.close(20)
-    assert callback.told == ["0", "1", "2", "3", "4"]
+    assert callback.reported == ["0", "1", "2", "3", "4"]
     assert (producer.counts.delivered, producer.counts.outstanding, len(producer.client)) == (5, 0, 0)
 
 
-def test_what_is_undelivered_is_told_beside_the_error_of_a_callback(nobody: str) -> None:
+def test_what_is_undelivered_is_reported_beside_the_error_of_a_callback(nobody: str) -> None:
     producer, callback = ReliableProducer(producer_properties(nobody), most_with_client=2), Callback()
     for n in range(3):
         producer.send(Record("orders", b"k", b"v"), f"id-{n}", on_outcome=callback)
@@ -290,10 +290,10 @@ def test_what_is_undelivered_is_told_beside_the_error_of_a_callback(nobody: str)
         producer.close(0.1)
     assert "not delivered: id-2; unknown: id-0, id-1" in "".join(raised.value.__notes__)
     producer.client.poll(0)  # what it says of itself, that nobody answers, counts too
-    assert (len(callback.told), producer.counts.outstanding, len(producer.client)) == (3, 0, 0)
+    assert (len(callback.reported), producer.counts.outstanding, len(producer.client)) == (3, 0, 0)
 
 
-def test_a_callback_that_raises_is_told_by_the_next_look_and_once() -> None:
+def test_a_callback_that_raises_is_reported_by_the_next_look_and_once() -> None:
     producer, callback = ReliableProducer(answering()), Callback()
     producer.send(Record("orders", b"k", b"v"), "first", callback)
     with pytest.raises(RuntimeError, match="cannot take first"):
@@ -427,18 +427,18 @@ def test_a_client_that_is_done_for_good_refuses_with_counts_and_the_rest_still_e
     }
     with pytest.raises(UndeliveredError) as refused:
         send("later")
-    told = "the producer can send nothing more to t: the words of _FATAL; found: 4 sent: 1 delivered, 0 outstanding"
-    assert str(refused.value).startswith(told)
+    shown = "the producer can send nothing more to t: the words of _FATAL; found: 4 sent: 1 delivered, 0 outstanding"
+    assert str(refused.value).startswith(shown)
     assert "remedy: start a new producer" in str(refused.value)
     # The sender has the error, as with other refusals; but it is not the record's, so its key is not stopped for it.
     assert (producer.counts.sent, ("t", b"later") in producer.stopped) == (4, False)
     with pytest.raises(UndeliveredError) as at_end:
         producer.close(0)
-    told = "4 sent: 1 delivered, 0 outstanding, 2 NOT_SENT, 1 _FATAL, 1 of them unknown; "
-    assert told + "not delivered: queued, queued too; unknown: fatal; remedy: " in str(at_end.value)
+    shown = "4 sent: 1 delivered, 0 outstanding, 2 NOT_SENT, 1 _FATAL, 1 of them unknown; "
+    assert shown + "not delivered: queued, queued too; unknown: fatal; remedy: " in str(at_end.value)
 
 
-def test_a_fatal_error_that_is_not_named_so_is_told_as_one(client: Client) -> None:
+def test_a_fatal_error_that_is_not_named_so_is_reported_as_one(client: Client) -> None:
     client.refusal = fault("_FENCED", fatal=True)
     with pytest.raises(UndeliveredError, match="nothing more to t: the words of _FENCED; found: 0 sent"):
         producing().send_all("t", pairs(2))
@@ -447,7 +447,7 @@ def test_a_fatal_error_that_is_not_named_so_is_told_as_one(client: Client) -> No
 def test_a_record_that_the_client_refuses_late_ends_as_not_delivered(
     nobody: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waited in the queue, so its sender cannot be told by an exception."""
+    """It waited in the queue, so its sender is unknown by an exception."""
     producer = ReliableProducer(producer_properties(nobody, {"message.max.bytes": "2000"}), most_with_client=1)
     ends: list[End] = []
     producer.send(Record("orders", None, b"v"), "first")
@@ -512,7 +512,7 @@ def test_a_callback_that_sends_does_not_overtake_a_record_that_met_a_full_client
 
 
 @pytest.mark.timeout(60)
-def test_a_full_client_that_tells_nothing_keeps_close_no_longer_than_it_was_given(client: Client) -> None:
+def test_a_full_client_that_reports_nothing_keeps_close_no_longer_than_it_was_given(client: Client) -> None:
     """It waited for room until the delivery timed out, which is a day."""
     producer = producing()
     producer._most_with_client = 1
@@ -553,8 +553,8 @@ def test_a_refused_record_stops_its_key_whenever_it_is_refused(
     if queued:
         producer._most_with_client = 3
         producer.poll()
-    told = pytest.raises(KeyStoppedError, match="record large of it") if stops else contextlib.nullcontext()
-    with told:
+    shown = pytest.raises(KeyStoppedError, match="record large of it") if stops else contextlib.nullcontext()
+    with shown:
         producer.send(Record("orders", b"k", b"v"), "later")
     producer.send(Record("orders", b"other", b"v"), "other")
     producer.send(Record("orders", None, b"v"), "without a key")
@@ -617,15 +617,15 @@ def test_several_clients_keep_the_order_of_each_key(bootstrap: str, topic: Topic
         for n in range(20_000):
             producer.send(Record(name, b"%d" % (n % 7) if n % 7 else None, b"%d" % n, partition=0))
         producer.send(Record(name, b"1", b"last", headers=[("n", b"1")], timestamp=1_000_000))
-        told: list[str] = []
+        shown: list[str] = []
         more = [(b"more-%d" % (n % 300), b"%d" % n) for n in range(10_000)]
-        producer.send_all(name, more, map(str, range(10_000)), told.append)
+        producer.send_all(name, more, map(str, range(10_000)), shown.append)
     assert producer.counts.delivered == 30_001
-    assert sorted(told, key=int) == [str(n) for n in range(10_000)]
+    assert sorted(shown, key=int) == [str(n) for n in range(10_000)]
     found = [(key, value) for key, value in held(bootstrap, name) if value != b"last" and key not in dict(more)]
-    for kept in range(7):
-        values = [int(value or b"") for key, value in found if key == (b"%d" % kept if kept else None)]
-        assert values == [*range(kept, 20_000, 7)]
+    for stored in range(7):
+        values = [int(value or b"") for key, value in found if key == (b"%d" % stored if stored else None)]
+        assert values == [*range(stored, 20_000, 7)]
 
 
 def test_several_clients_have_no_transaction_and_are_no_single_client(nobody: str) -> None:
@@ -695,67 +695,67 @@ def test_the_one_of_many_that_failed_is_named(client: Client, keys: list[bytes |
 
 @pytest.mark.parametrize("keys", SEVERAL.values(), ids=[*SEVERAL])
 @pytest.mark.parametrize("ids", [None, "abcd"], ids=["numbers", "ids"])
-def test_of_many_each_that_was_delivered_is_told_by_its_id(
+def test_of_many_each_that_was_delivered_is_reported_by_its_id(
     client: Client, keys: list[bytes | None], ids: str | None
 ) -> None:
     client.room, client.ends = 4, [None, fault("_MSG_TIMED_OUT"), None, None]
-    told: list[str] = []
+    shown: list[str] = []
     producer = producing()
-    producer.send_all("t", [(key, b"v") for key in keys], ids, told.append)
+    producer.send_all("t", [(key, b"v") for key in keys], ids, shown.append)
     while client.ends:
         producer.poll()
-        assert len(told) == producer.counts.delivered == 3 - client.ends.count(None), "as each report comes"
-    assert told == (["0", "2", "3"] if ids is None else ["a", "c", "d"])
+        assert len(shown) == producer.counts.delivered == 3 - client.ends.count(None), "as each report comes"
+    assert shown == (["0", "2", "3"] if ids is None else ["a", "c", "d"])
     assert producer.counts.unknown == (["1"] if ids is None else ["b"])
 
 
-def test_of_many_those_that_wait_for_room_are_told_too(client: Client) -> None:
+def test_of_many_those_that_wait_for_room_are_reported_too(client: Client) -> None:
     """The client is full before we are, so one meets it full and waits in our queue, with those behind it."""
     client.room, client.ends = 2, [None] * 5
-    told: list[str] = []
+    shown: list[str] = []
     producer = producing()
-    producer.send_all("t", pairs(5), "abcde", told.append)
+    producer.send_all("t", pairs(5), "abcde", shown.append)
     assert producer.close(1).delivered == 5
-    assert told == [*"abcde"]
+    assert shown == [*"abcde"]
 
 
-def test_of_many_that_have_callbacks_the_client_leaves_unknown_only_those_it_never_told_of(
+def test_of_many_that_have_callbacks_the_client_leaves_unknown_only_those_it_never_reported_of(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who was told that a record was delivered may have acknowledged it."""
     monkeypatch.setattr(highwater.resources.producer, "PURGE_SECONDS", 0.0)
     client.silent, client.room = True, 4
     client.ends = [None, fault("INVALID_MSG")]
-    told: list[str] = []
+    shown: list[str] = []
     producer = producing()
-    producer.send_all("t", pairs(4), "abcd", told.append)
+    producer.send_all("t", pairs(4), "abcd", shown.append)
     producer.poll()
     producer.poll()
     with pytest.raises(UndeliveredError, match="4 sent: 1 delivered, 0 outstanding, 1 INVALID_MSG, 2 NEVER_TOLD"):
         producer.close(0)
-    assert (producer.counts.not_delivered, producer.counts.unknown, told) == (["b"], ["c", "d"], ["a"])
+    assert (producer.counts.not_delivered, producer.counts.unknown, shown) == (["b"], ["c", "d"], ["a"])
     client.report(None)
-    assert (producer.counts.delivered, told) == (1, ["a"]), "it has its end"
+    assert (producer.counts.delivered, shown) == (1, ["a"]), "it has its end"
 
 
-def test_of_many_a_callback_that_raises_keeps_no_other_from_being_told(client: Client) -> None:
+def test_of_many_a_callback_that_raises_keeps_no_other_from_being_reported(client: Client) -> None:
     client.room, client.ends = 3, [None] * 3
-    told: list[str] = []
+    shown: list[str] = []
 
-    def tell(name: str) -> None:
-        told.append(name)
+    def notify(name: str) -> None:
+        shown.append(name)
         if name != "c":
             raise LookupError(name)
 
     producer = producing()
     with pytest.raises(LookupError, match="a"):  # the first report comes at once
-        producer.send_all("t", pairs(3), "abc", tell)
+        producer.send_all("t", pairs(3), "abc", notify)
     with pytest.raises(LookupError, match="b"):
         producer.close(1)
-    assert (told, producer.counts.delivered) == ([*"abc"], 3)
+    assert (shown, producer.counts.delivered) == ([*"abc"], 3)
 
 
-def test_of_many_that_the_client_never_tells_of_those_that_it_told_of_are_as_unknown(
+def test_of_many_that_the_client_never_reports_those_that_it_reported_are_as_unknown(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts the delivered ones of a portion only: to call one delivered that is not would lose it."""
@@ -843,7 +843,7 @@ def test_many_records_before_an_error_of_their_source_are_sent(client: Client) -
 
 
 @pytest.mark.parametrize("ids", ["ab", "abcd"], ids=["fewer", "more"])
-def test_ids_that_are_not_as_many_as_the_records_are_told(nobody: str, ids: str) -> None:
+def test_ids_that_are_not_as_many_as_the_records_are_reported(nobody: str, ids: str) -> None:
     producer = ReliableProducer(producer_properties(nobody))
     with pytest.raises(ValueError, match="zip"):
         producer.send_all("t", pairs(3), ids)
@@ -872,7 +872,7 @@ def test_a_value_of_a_wrong_type_is_an_error_and_not_counted(nobody: str, client
     producer.close(0)
 
 
-def test_a_value_of_a_wrong_type_that_had_to_wait_is_told_later_and_was_not_delivered() -> None:
+def test_a_value_of_a_wrong_type_that_had_to_wait_is_reported_later_and_was_not_delivered() -> None:
     wrong: Any = 7
     producer = ReliableProducer(answering(), most_with_client=1)
     producer.send(Record("t", b"1", b"v"))
@@ -903,9 +903,9 @@ def test_many_records_are_delivered_once_in_the_order_of_each_key(
         producer.send_all(name, ((b"%d" % (n % 7) if n % 7 else None, b"%d" % n) for n in range(20_000)))
     assert producer.counts.delivered == 20_000
     found = held(bootstrap, name)
-    for kept in range(7):
-        values = [int(value or b"") for key, value in found if key == (b"%d" % kept if kept else None)]
-        assert values == [*range(kept, 20_000, 7)]
+    for stored in range(7):
+        values = [int(value or b"") for key, value in found if key == (b"%d" % stored if stored else None)]
+        assert values == [*range(stored, 20_000, 7)]
 
 
 @pytest.mark.slow
@@ -918,7 +918,7 @@ def test_a_record_keeps_the_partition_and_the_time_that_are_asked_for(bootstrap:
 
 
 @pytest.mark.slow
-def test_an_absent_topic_is_not_created_and_its_records_are_told(auto_creating: EmbeddedBroker) -> None:
+def test_an_absent_topic_is_not_created_and_its_records_are_reported(auto_creating: EmbeddedBroker) -> None:
     """librdkafka's producers create topics by default, where the broker lets them."""
     from confluent_kafka.admin import AdminClient
 

@@ -67,10 +67,10 @@ def test_a_client_without_settings(client: Client, version: Version, expected: d
 
 
 def test_what_a_version_decides_is_unknown_without_it() -> None:
-    told = found(JAVA, None)
+    reported = found(JAVA, None)
     unknown = {"client", "acks", "idempotence", "requests in flight", "retries", "delivery timeout"}
-    assert levels(told) == dict.fromkeys(unknown, Level.UNKNOWN)
-    assert "1 before, all from 3.0" in told["acks"].where
+    assert levels(reported) == dict.fromkeys(unknown, Level.UNKNOWN)
+    assert "1 before, all from 3.0" in reported["acks"].where
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_what_a_version_decides_is_unknown_without_it() -> None:
     ],
 )
 def test_each_rule(client: Client, properties: dict[str, str], rule: str, level: Level, value: str) -> None:
-    told = found(client, NEWEST[client], **properties)[rule]
-    assert (told.level, value in told.value) == (level, True), told
-    assert (told.remedy == "") is (level is Level.OK)
+    reported = found(client, NEWEST[client], **properties)[rule]
+    assert (reported.level, value in reported.value) == (level, True), reported
+    assert (reported.remedy == "") is (level is Level.OK)
 
 
 def test_brokers_own_times_count() -> None:
@@ -135,11 +135,11 @@ def test_files_of_both_clients_are_read(tmp_path: Path) -> None:
     assert levels({one.rule: one for one in judge_producer(other)}).keys() >= {name for name, _ in UNTOLD}
 
 
-def test_a_file_with_the_prefix_of_topics_tells_librdkafka() -> None:
+def test_a_file_with_the_prefix_of_topics_reports_librdkafka() -> None:
     assert producer_facts("x", "topic.message.timeout.ms=60000").client is LIBRDKAFKA
 
 
-def test_a_file_that_tells_no_client_asks_for_it() -> None:
+def test_a_file_that_reports_no_client_asks_for_it() -> None:
     with pytest.raises(ConfigurationError, match="--client"):
         producer_facts("x", "acks=all")
     assert producer_facts("x", "acks=all", JAVA).client is JAVA
@@ -158,10 +158,10 @@ def test_our_producer_is_asked_what_it_is() -> None:
     """By the client itself: what it was given under another name, and what it made of it, is seen."""
     secret = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "u"}
     [ours] = own_producers(Kafka("127.0.0.1:1", {**secret, "sasl.password": "planted"}), make_stream("orders"))
-    told = {one.rule: one for one in judge_producer(ours)}
-    assert {one.level for one in told.values()} == {Level.OK}
-    assert told["partitioner"].value == "murmur2_random"
-    assert told["acks"].where == "set"
+    reported = {one.rule: one for one in judge_producer(ours)}
+    assert {one.level for one in reported.values()} == {Level.OK}
+    assert reported["partitioner"].value == "murmur2_random"
+    assert reported["acks"].where == "set"
     assert "planted" not in str(dict(ours.properties))
     plain = live_producer("weak", {**producer_properties("127.0.0.1:1"), "enable.idempotence": "false", "acks": "1"})
     assert {one.rule: one.level for one in judge_producer(plain)}["acks"] is Level.ERROR

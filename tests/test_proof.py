@@ -11,41 +11,41 @@ from highwater.history import Fingerprint
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 
-PIECE = Slice(
+SLICE = Slice(
     "orders", "orders", "Abc", 2, 42, {0: OffsetRange(5, 9), 1: OffsetRange(7, 7)}, datetime(2026, 1, 2, tzinfo=UTC)
 )
 
 
 def test_a_proof_survives_its_written_form() -> None:
-    proof = Proof(PIECE, attempt=3, rows=4, counts={"bytes": 17})
+    proof = Proof(SLICE, attempt=3, rows=4, counts={"bytes": 17})
     assert Proof.from_json(proof.to_json()) == proof
 
 
-def test_what_the_plan_recorded_survives_where_it_is_told() -> None:
-    """Of the fingerprints those of the slice's own records: one from before stands in the proof that holds it."""
+def test_what_the_plan_recorded_survives_where_it_is_reported() -> None:
+    """Of the fingerprints those of the slice's own records: one from before is in the proof that holds it."""
     marks = {0: Fingerprint(8, "a" * 64), 1: Fingerprint(6, "b" * 64)}
-    slice_ = replace(PIECE, epochs={0: 3, 1: 5}, marks=marks)
+    slice_ = replace(SLICE, epochs={0: 3, 1: 5}, marks=marks)
     found = Proof.from_json(Proof(slice_, attempt=3, rows=None, past=True).to_json())
     assert (found.past, found.slice_.epochs, found.slice_.marks) == (True, slice_.epochs, {0: marks[0]})
     again = Proof.from_json(replace(found, attempt=4).to_json())
     assert (again.slice_.epochs, again.slice_.marks) == (found.slice_.epochs, found.slice_.marks)
 
 
-def test_other_tables_and_older_versions_tell_nothing_of_it() -> None:
-    text = Proof(replace(PIECE, epochs={0: 3}), attempt=3, rows=4).to_json()
+def test_other_tables_and_older_versions_report_nothing_of_it() -> None:
+    text = Proof(replace(SLICE, epochs={0: 3}), attempt=3, rows=4).to_json()
     assert "epochs" not in text
     assert Proof.from_json(text).slice_.epochs == {}
 
 
-def test_who_read_a_slice_survives_where_it_is_told() -> None:
+def test_who_read_a_slice_survives_where_it_is_reported() -> None:
     """A proof of a version that did not tell it is read."""
-    proof = Proof(PIECE, attempt=3, rows=None, past=True, run="a-run")
+    proof = Proof(SLICE, attempt=3, rows=None, past=True, run="a-run")
     assert Proof.from_json(proof.to_json()) == proof
     assert "run" not in replace(proof, run="").to_plain()
     assert Proof.from_json(replace(proof, run="").to_json()).run == ""
 
 
 def test_a_proof_of_a_newer_format_is_not_guessed_at() -> None:
-    text = Proof(PIECE, attempt=3, rows=4).to_json().replace('"format":1', '"format":2')
+    text = Proof(SLICE, attempt=3, rows=4).to_json().replace('"format":1', '"format":2')
     with pytest.raises(ValueError, match="format 2"):
         Proof.from_json(text)

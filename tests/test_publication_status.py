@@ -29,7 +29,7 @@ RECORDS = 60
 
 
 class Publishing:
-    """A slice whose rejects stand in the lake, and processes that publish them."""
+    """A slice whose rejects are in the lake, and processes that publish them."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench

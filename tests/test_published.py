@@ -1,4 +1,4 @@
-"""Accepted events go out once, in the order of their origin; what is late, revised or taken back is marked."""
+"""Accepted events go out once, in the order of their origin; what is late, revised or reclaimed is marked."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def test_events_that_are_written_part_by_part_keep_value_and_fingerprint(
     tables.publish(slice_)
     assert [said(one)["customer_id"] for one in log.records] == [one.fields["customer_id"] for one in some]
     table = tables.lake.table_at("orders", published.TABLE)
-    kept = query(table, "SELECT origin_offset, fingerprint FROM t ORDER BY origin_offset")
-    assert [row["fingerprint"] for row in kept] == [event_json.fingerprint(one.value or b"") for one in log.records]
-    assert len(kept) == 7
+    stored = query(table, "SELECT origin_offset, fingerprint FROM t ORDER BY origin_offset")
+    assert [row["fingerprint"] for row in stored] == [event_json.fingerprint(one.value or b"") for one in log.records]
+    assert len(stored) == 7
 
 
 def test_events_go_out_in_the_order_of_their_offsets_partition_by_partition(tables: Tables, log: Log) -> None:
@@ -245,7 +245,7 @@ def test_what_was_sent_is_not_rejected_again_unless_a_person_lets_it(tables: Tab
     assert (log.records[-1].place, log.records[-1].headers["highwater.revision"]) == ((0, 2), "2")
 
 
-def test_what_was_taken_back_from_the_dlq_follows_the_revisions_of_the_tier_that_sent_it(
+def test_what_was_reclaimed_from_the_dlq_follows_the_revisions_of_the_tier_that_sent_it(
     tables: Tables, log: Log
 ) -> None:
     """The tier's slice sent it and retracted it; the slice of the main topic knew of neither, and sent no revision."""
@@ -316,7 +316,7 @@ def check_published(tables: Tables, waiting: int) -> None:
 
 
 def test_a_second_delivery_that_is_no_event_any_more_is_forgotten(tables: Tables, log: Log) -> None:
-    """Its row stayed, and the check was red for ever. Accepted once more it is a second delivery again."""
+    """Its row stayed, and the check was red for ever. Accepted again it is a second delivery again."""
     first, second = tables.plan(0, p0=(0, 2)), tables.plan(1, p0=(2, 4))
     tables.decide(first, orders(0, 0, 2))
     again, other = Event(0, 2, "o0-1", minute=2, changes={"n": 1}), Event(0, 3, "x")
@@ -330,7 +330,7 @@ def test_a_second_delivery_that_is_no_event_any_more_is_forgotten(tables: Tables
     assert places(log.records) == [(0, 0), (0, 1), (0, 3)]
 
 
-def test_what_another_lost_from_events_is_never_taken_back(tables: Tables, log: Log) -> None:
+def test_what_another_lost_from_events_is_never_reclaimed(tables: Tables, log: Log) -> None:
     slice_ = tables.plan(0, p0=(0, 3))
     tables.decide(slice_, orders(0, 0, 3))
     tables.publish(slice_)
@@ -425,8 +425,8 @@ def commit(tables: Tables, slice_: Slice, rows: list[Event], rejected: list[Even
     """What the run of events does at its end."""
     accepted: Any = {(one.partition, one.offset) for one in rows}
     work = tables.work(slice_)
-    with retraction_guard.kept(
-        work, lambda: retraction_guard.ensure_kept(work, [slice_.key], accepted, accepted)
+    with retraction_guard.guarded(
+        work, lambda: retraction_guard.ensure_no_retraction(work, [slice_.key], accepted, accepted)
     ) as ensure_held:
         ensure_held()
         tables.decide(slice_, rows, rejected)
@@ -434,7 +434,7 @@ def commit(tables: Tables, slice_: Slice, rows: list[Event], rejected: list[Even
 
 @pytest.fixture
 def seen_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ensure_kept(work: Work, keys: list[str], accepted: Any, refused: Any) -> None:
+    def ensure_no_retraction(work: Work, keys: list[str], accepted: Any, refused: Any) -> None:
         asked = "SELECT slice, state, origin_partition, origin_offset FROM t"
         being_sent = publication_log.under_way(work.lake, work.stream) & {*keys}
         table = work.lake.table("orders", "published")
@@ -445,7 +445,7 @@ def seen_without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         if any((row["origin_partition"], row["origin_offset"]) not in accepted for row in gone):
             raise RetractionError("sent", remedy="none")
 
-    monkeypatch.setattr(retraction_guard, "ensure_kept", ensure_kept)
+    monkeypatch.setattr(retraction_guard, "ensure_no_retraction", ensure_no_retraction)
     monkeypatch.setattr(retraction_guard, "ABANDONED_SECONDS", 0.2)
 
 
@@ -467,14 +467,14 @@ def test_whatever_comes_first_of_a_stricter_decision_and_the_first_publication_t
     slice_, after = tables.plan(0, p0=(0, 2)), tables.plan(1, p0=(2, 3))
     tables.decide(slice_, orders(0, 0, 2))
     tables.decide(after, orders(0, 2, 3))
-    told: list[Exception] = []
+    reported: list[Exception] = []
 
     def decide_at(now: str) -> None:
-        if now == point and not told:
+        if now == point and not reported:
             try:
                 commit(tables, slice_, orders(0, 1, 2), orders(0, 0, 1))
             except HighwaterError as error:
-                told.append(error)
+                reported.append(error)
 
     monkeypatch.setattr(log, "at", lambda name: decide_at(f"{name} {log.commits}"))
     ensure_done = published._ensure_done
@@ -485,9 +485,9 @@ def test_whatever_comes_first_of_a_stricter_decision_and_the_first_publication_t
 
     if ends is SupersededAttemptError:
         monkeypatch.setattr(published, "_ensure_done", seen)
-        with pytest.raises(SupersededAttemptError, match=f"{slice_.key}: decided anew"):
+        with pytest.raises(SupersededAttemptError, match=f"{slice_.key}: reprocessed"):
             tables.publish(slice_, after)
-        assert (log.records, told) == ([], [])
+        assert (log.records, reported) == ([], [])
         monkeypatch.setattr(published, "_ensure_done", ensure_done)
         assert publication_log.under_way(tables.lake, tables.stream) == set(), (
             "nobody takes it for what may have been sent"
@@ -497,7 +497,7 @@ def test_whatever_comes_first_of_a_stricter_decision_and_the_first_publication_t
     else:
         tables.publish(slice_, after)
         decide_at("settled")
-        assert [type(error) for error in told] == [ends]
+        assert [type(error) for error in reported] == [ends]
         assert places(log.records) == [(0, 0), (0, 1), (0, 2)]
         with pytest.raises(RetractionError):
             commit(tables, slice_, orders(0, 1, 2), orders(0, 0, 1))
@@ -509,12 +509,12 @@ def test_whatever_comes_first_of_a_stricter_decision_and_the_first_publication_t
 def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is_sent(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark goes on without its client. Where that is told nothing of the outcome the lock is left to run out."""
+    """Spark goes on without its client. Where that gets no report of the outcome the lock is left to run out."""
     slice_ = tables.plan(0, p0=(0, 2))
     tables.decide(slice_, orders(0, 0, 2))
     for error, left in ((SupersededAttemptError("first", remedy="none"), False), (Broken("no answer"), True)):
         monkeypatch.setattr(retraction_guard, "ABANDONED_SECONDS", 600)
-        with pytest.raises(type(error)), retraction_guard.kept(tables.work(slice_), lambda: None):
+        with pytest.raises(type(error)), retraction_guard.guarded(tables.work(slice_), lambda: None):
             raise error
         assert ("sending orders" in tables.ledger.leases()) == left
     monkeypatch.setattr(retraction_guard, "ABANDONED_SECONDS", 0.01)
@@ -537,7 +537,7 @@ def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is
     assert places(log.records) == [(0, 1)]
 
 
-def test_only_what_may_still_be_sent_as_it_stands_is_locked_for_a_decision(tables: Tables, log: Log) -> None:
+def test_only_what_may_still_be_sent_unchanged_is_locked_for_a_decision(tables: Tables, log: Log) -> None:
     del log
     slices = [tables.plan(n, p0=(n, n + 1)) for n in range(4)]
     for n, slice_ in enumerate(slices[:3]):
@@ -557,13 +557,13 @@ def test_only_what_may_still_be_sent_as_it_stands_is_locked_for_a_decision(table
 POINTS = [f"{point} {number}" for number in range(1, 6) for point in ("before", "committed")]
 
 
-ANEW, HELD = 0, 1 << 20
+RESTARTED, HELD = 0, 1 << 20
 
 
 @pytest.mark.parametrize(
     ("point", "portion", "held"),
     [
-        *((point, 3, ANEW) for point in ("handed over 1", *POINTS, "written down", "settling")),
+        *((point, 3, RESTARTED) for point in ("handed over 1", *POINTS, "written down", "settling")),
         ("committed 2", 100, HELD),
         ("committed 2", 3, HELD),
     ],
@@ -571,7 +571,7 @@ ANEW, HELD = 0, 1 << 20
 def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch, point: str, portion: int, held: int
 ) -> None:
-    """Two slices of seven events in one batch, one a second delivery; read in portions, each once or anew."""
+    """Two slices of seven events in one batch, one a second delivery; read in portions, each once or again."""
     monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 3)
     monkeypatch.setattr(event_records, "WINDOW", portion)
     monkeypatch.setattr(publication_batch, "HELD_BYTES", held)
@@ -660,11 +660,11 @@ def test_what_the_batch_before_has_sent_is_not_sent_again(
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, str]]:
     """How often each batch reads each of its portions."""
     found: Counter[tuple[int, str]] = Counter()
-    kept: list[event_records.EventRecords] = []
+    stored: list[event_records.EventRecords] = []
     read = event_records.EventRecords._read
 
     def counting(self: event_records.EventRecords, where: str) -> Any:
-        kept.append(self)  # or another one could have its id
+        stored.append(self)  # or another one could have its id
         found[id(self), where] += 1
         return read(self, where)
 
@@ -688,7 +688,7 @@ def break_once(
     monkeypatch.setattr(owner, name, breaking)
 
 
-def test_what_was_decided_anew_after_a_run_broke_off_is_sent_as_it_is_now(
+def test_what_was_reprocessed_after_a_run_broke_off_is_sent_as_it_is_now(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three of six events were sent; then a rule was mended, and accepts two more, one of them before the third."""
@@ -804,7 +804,7 @@ def test_a_field_that_was_just_declared_is_null_in_what_was_accepted_before(tabl
     assert [said(log.records[0])[name] for name in ("order_id", "note", "paid_at", "tax")] == ["o0-0", None, None, None]
 
 
-def test_a_topic_that_was_made_anew_stops_the_run(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_was_recreated_stops_the_run(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     slice_ = tables.plan(0, p0=(0, 2))
     tables.decide(slice_, orders(0, 0, 2))
     tables.publish(slice_)
@@ -817,7 +817,7 @@ def test_a_topic_that_was_made_anew_stops_the_run(tables: Tables, monkeypatch: p
 
 
 @pytest.mark.parametrize("second", ["T" * 22, "V" * 22, None])
-def test_one_look_does_not_tell_that_the_topic_was_made_anew(
+def test_one_look_does_not_show_that_the_topic_was_recreated(
     tables: Tables, monkeypatch: pytest.MonkeyPatch, second: str | None
 ) -> None:
     """The remedy is to delete the table of what was sent, and to send everything again."""
@@ -855,8 +855,8 @@ def test_a_window_is_taken_apart_where_slice_topic_generation_or_partition_chang
     import pyarrow as pa
 
     runs = [("a", "t", 0, 0), ("a", "t", 0, 1), ("a", "t", 1, 1), ("a", "u", 1, 1), ("b", "u", 1, 1)]
-    told = [(*run, offset) for run in runs for offset in range(2)]
-    places = [*zip(*told, strict=True)]
+    reported = [(*run, offset) for run in runs for offset in range(2)]
+    places = [*zip(*reported, strict=True)]
     columns = [*map(list, places), [0] * 10, [b"k"] * 10, [b"v"] * 10, ["f"] * 10]
     window = Window(
         pa.table(columns, schema=window_schema()), [None, Judged(State.SENT, 0, None)], pa.array([0, 1] * 5)
@@ -869,7 +869,7 @@ def test_a_window_is_taken_apart_where_slice_topic_generation_or_partition_chang
     assert known.rows["origin_offset"].to_pylist() == [1] * 5
     assert [len(run) for run in known.runs()] == [1] * 5
     assert [*window.part(0, 0).runs()] == []
-    assert window.told(lambda one: one.state.value, pa.string()).to_pylist() == [None, "sent"] * 5
+    assert window.column(lambda one: one.state.value, pa.string()).to_pylist() == [None, "sent"] * 5
 
 
 def test_values_are_json_for_any_text(tables: Tables, log: Log) -> None:

@@ -20,7 +20,7 @@ from highwater.declaration import Field
 from highwater.envelope import Origin
 from highwater.errors import KAFKA, RetractionError, SupersededAttemptError
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.checking.published_checks import events_published, standing_line
+from highwater.orchestration.checking.published_checks import events_published, publication_line
 from highwater.orchestration.checking.verdicts import Verdict
 from highwater.orchestration.operations.retrying_slices import Asked, act
 from highwater.orchestration.run_tags import PURPOSE, RANGE_END, RANGE_START
@@ -115,7 +115,7 @@ def test_slices_are_asked_for_up_to_the_first_that_is_not_done_and_a_run_sends_t
     assert scene.asked() == []
     scene.decide(slices[2], 4, 5)
     assert scene.asked() == [(slices[2].key, slices[3].key)]
-    line = standing_line(scene.tables.lake, scene.tables.stream)
+    line = publication_line(scene.tables.lake, scene.tables.stream)
     assert line == f"sent to orders.accepted up to {slices[1].key}: 4 sent, 0 second delivery, 0 retracted"
 
 
@@ -167,7 +167,7 @@ def test_slices_whose_keys_are_gone_get_them_again_and_are_sent(scene: Scene) ->
     assert [record.place[1] for record in scene.log.records] == [0, 1, 2]
 
 
-def test_a_slice_that_is_being_decided_anew_is_not_asked_for(scene: Scene) -> None:
+def test_a_slice_that_is_being_reprocessed_is_not_asked_for(scene: Scene) -> None:
     slice_ = scene.plan(0, p0=(0, 1))
     scene.decide(slice_, 0)
     scene.run(scene.tick().requests[0])
@@ -190,7 +190,7 @@ def test_slices_of_a_topic_that_the_declaration_does_not_name_are_not_asked_for(
     assert scene.asked() == [(slice_.key,)]
 
 
-def test_slices_that_a_person_has_decided_anew_are_left_out_of_what_is_next(scene: Scene) -> None:
+def test_slices_that_a_person_has_reprocessed_are_left_out_of_what_is_next(scene: Scene) -> None:
     """The first one that is; the run that decides a slice for the first time goes on while it is sent."""
     slices = [scene.plan(n, p0=(n, n + 1)) for n in range(3)]
     for n, slice_ in enumerate(slices):
@@ -200,7 +200,7 @@ def test_slices_that_a_person_has_decided_anew_are_left_out_of_what_is_next(scen
         run = create_run_for_test(scene.instance, tags={**tags, **more}, status=dg.DagsterRunStatus.STARTED)
         tick = scene.tick()
         assert [request.keys for request in tick.requests] == [tuple(slice_.key for slice_ in wanted)]
-        assert (f"2 wait for {slices[1].key}, which is being decided anew" in tick.lines) == (not more)
+        assert (f"2 wait for {slices[1].key}, which is being reprocessed" in tick.lines) == (not more)
         scene.instance.report_run_failed(run)
     [asked] = scene.asked()
     assert len(asked) == 3
@@ -219,7 +219,7 @@ def test_one_run_at_a_time_and_one_that_failed_waits(scene: Scene) -> None:
     assert request.run_key.startswith(f"{slice_.key}..{slice_.key} publish 1")
 
 
-def given_up(scene: Scene, text: str = "RecordTooLargeError: too large") -> list[Slice]:
+def exhausted_slices(scene: Scene, text: str = "RecordTooLargeError: too large") -> list[Slice]:
     """Two slices that were asked for together, as often as in a day, by runs that failed by an error of this text."""
     slices = [scene.plan(n, p0=(n, n + 1)) for n in range(2)]
     for n, slice_ in enumerate(slices):
@@ -230,20 +230,20 @@ def given_up(scene: Scene, text: str = "RecordTooLargeError: too large") -> list
     return slices
 
 
-def test_slices_that_were_given_up_are_asked_for_when_a_person_lets_them_go(scene: Scene) -> None:
-    """They stayed given up for a day, whatever was accepted meanwhile."""
-    first, second = given_up(scene)
+def test_slices_that_were_abandoned_are_asked_for_when_a_person_lets_them_go(scene: Scene) -> None:
+    """They stayed exhausted for a day, whatever was accepted meanwhile."""
+    first, second = exhausted_slices(scene)
     tick = scene.tick()
-    line = f"2 given up for a day after {RULES.attempts} runs, look at them, then highwater retry-slice {first.key}"
+    line = f"2 exhausted for a day after {RULES.attempts} runs, look at them, then highwater retry-slice {first.key}"
     assert (tick.requests, tick.lines) == ([], [line])
     leave = [Acceptance(one.key, "test data", "ann", LATER) for one in (first, second)]
     scene.tables.ledger.breakers.accept("orders", leave)
     assert scene.asked() == [(first.key, second.key)]
 
 
-def test_slices_that_were_given_up_are_tried_again_when_a_person_says_so_of_one(scene: Scene) -> None:
+def test_slices_that_were_abandoned_are_tried_again_when_a_person_says_so_of_one(scene: Scene) -> None:
     """`retry-slice` refused: only repair heard it, and only accept-rejects helped, which lets events be retracted."""
-    first, second = given_up(scene)
+    first, second = exhausted_slices(scene)
     ledger, streams = scene.tables.ledger, {"orders": scene.tables.stream}
     lines: list[str] = []
     assert act(ledger, streams, Asked(first.key), LATER, lines.append) is None
@@ -255,28 +255,28 @@ def test_slices_that_were_given_up_are_tried_again_when_a_person_says_so_of_one(
         == f"{first.key}: recorded; where it is not sent, the sensor publisher requests it and those behind it"
     )
     assert scene.asked() == [(first.key, second.key)]
-    assert ledger.given_up.open("orders") == [], "repair gave nothing up"
+    assert ledger.exhausted_slices.open("orders") == [], "repair gave nothing up"
 
 
 def test_what_failed_while_a_dependency_was_left_alone_is_asked_for_when_it_is_back(scene: Scene) -> None:
     """The outage used up the six runs, and the broker's return changed nothing for a day."""
-    first, second = given_up(scene, "BreakerOpenError: kafka is not asked")
+    first, second = exhausted_slices(scene, "BreakerOpenError: kafka is not asked")
     assert scene.asked() == []
     scene.tables.ledger.breakers.change(KAFKA, lambda row: replace(row, closed=LATER))
     assert scene.asked() == [(first.key, second.key)]
 
 
-def test_what_fails_because_a_coordinator_is_away_is_not_given_up(
+def test_what_fails_because_a_coordinator_is_away_is_not_abandoned(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other brokers answer meanwhile, so the breaker of Kafka stays closed, and nothing was forgiven at the end."""
-    first, second = given_up(scene, "DependencyAwayError: Kafka did not answer")
+    first, second = exhausted_slices(scene, "DependencyAwayError: Kafka did not answer")
     assert scene.tick().lines == ["2 wait for their next attempt"]
     monkeypatch.setattr(publishing, "datetime", SimpleNamespace(now=lambda _: LATER))
     assert scene.asked() == [(first.key, second.key)], "an hour after the last run"
 
 
-def test_the_check_tells_events_that_were_not_sent_and_rows_that_are_none(scene: Scene) -> None:
+def test_the_check_reports_events_that_were_not_sent_and_rows_that_are_none(scene: Scene) -> None:
     from deltalake import DeltaTable
 
     first, second = scene.plan(0, p0=(0, 2)), scene.plan(1, p0=(2, 4))
@@ -300,10 +300,10 @@ def test_the_check_tells_events_that_were_not_sent_and_rows_that_are_none(scene:
     assert verdict.text == "1 an event, and neither sent nor a second delivery; 1 sent, and no event"
     DeltaTable(lake.path("orders", "published")).delete(predicate="origin_offset = 0")
     verdict = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
-    assert "the commit tells of 2 sent" in verdict.text
+    assert "the commit names 2 sent" in verdict.text
 
 
-def test_a_row_of_published_that_is_there_twice_is_told(scene: Scene) -> None:
+def test_a_row_of_published_that_is_there_twice_is_reported(scene: Scene) -> None:
     import pyarrow as pa
     from deltalake import DeltaTable, write_deltalake
 
@@ -315,10 +315,12 @@ def test_a_row_of_published_that_is_there_twice_is_told(scene: Scene) -> None:
     write_deltalake(table, rows, mode="append")
     ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
     verdict = events_published(ledger, lake, stream, [slice_.key])["events_published"][slice_.key]
-    assert verdict.text.startswith("1 there twice; the commit tells of 2 sent")
+    assert verdict.text.startswith("1 there twice; the commit names 2 sent")
 
 
-def test_what_waits_for_its_turn_is_told_from_what_was_lost(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_for_its_turn_is_distinguished_from_what_was_lost(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A slice whose commit was removed from the table passed as one that waits, rows and all."""
     from deltalake import DeltaTable
 
@@ -344,7 +346,7 @@ def test_what_waits_for_its_turn_is_told_from_what_was_lost(scene: Scene, monkey
     assert red() == {}, "a slice of a tier may come at any time"
     tables.publish(retried)
     scene.decide(first, 0, 1)
-    assert red() == {}, "decided anew"
+    assert red() == {}, "reprocessed"
     tables.publish(first)
     assert red() == {}, "its rows stay those of the decision before"
     scene.decide(second, 2, 3)
@@ -552,7 +554,7 @@ KEYS = [f"t@{n:07}" for n in range(5)]
         (KEYS, KEYS[1:2], [KEYS[3]], KEYS, KEYS[1:2]),
         (KEYS, KEYS[1:3], [], KEYS[2:], []),
         (KEYS, KEYS[1:3], [KEYS[4]], KEYS[4:], KEYS[4:]),
-        # Keys that were lost and added again stand behind the others.
+        # Keys that were lost and added again follow the others.
         ([KEYS[0], KEYS[2], KEYS[1]], KEYS[0:3], [], KEYS, [KEYS[0], KEYS[2], KEYS[1]]),
         ([KEYS[1], KEYS[3], KEYS[0], KEYS[2]], KEYS[1:4], [], KEYS, [KEYS[1]]),
         (KEYS, [], [], KEYS, []),
@@ -606,17 +608,17 @@ def test_only_groups_that_nothing_needs_any_more_are_deleted(tmp_path: Path) -> 
     A mark is needed until the table `dlq` records that its decision is published, and a slice that this ledger does not
     know may be another ledger's.
     """
-    published_, decided_anew, open_, unknown = (a_slice(n, 10, "orders") for n in range(4))
+    published_, reprocessed, open_, unknown = (a_slice(n, 10, "orders") for n in range(4))
     written = Written(tmp_path)
     written.ledger.open_generation(Generation("orders", "orders", published_.topic_id, 0, {0: 0}, NOON))
-    written.ledger.add([published_, decided_anew, open_])
-    for slice_, rejects, dlq in ((published_, 2, 2), (decided_anew, 3, 1), (open_, 1, None), (unknown, 1, 1)):
+    written.ledger.add([published_, reprocessed, open_])
+    for slice_, rejects, dlq in ((published_, 2, 2), (reprocessed, 3, 1), (open_, 1, None), (unknown, 1, 1)):
         written.prove(slice_, {"rejects": 1}, attempt=rejects)
         if dlq is not None:
             written.prove(slice_, {"dlq": 1}, attempt=dlq)
     written.write()
     expected = {f"highwater.pub.{published_.key}{attempt}": attempt != "#3" for attempt in ("", "#1", "#2", "#3")}
-    expected |= {f"highwater.pub.{decided_anew.key}{end}": end == "#1" for end in ("", "#1", "#3")}
+    expected |= {f"highwater.pub.{reprocessed.key}{end}": end == "#1" for end in ("", "#1", "#3")}
     others = ("highwater.pub.orders.accepted", "highwater.orders", "highwater.pub.sales@0000001#1", "somebody")
     needed = [f"highwater.pub.{open_.key}#1", f"highwater.pub.{unknown.key}#1", f"highwater.pub.{open_.key}", *others]
     expected |= dict.fromkeys(needed, False)
@@ -644,5 +646,7 @@ def test_a_copy_of_the_last_moment_that_there_is_ends_as_any_other(monkeypatch: 
     ledger = SimpleNamespace(breakers=SimpleNamespace(accepted=lambda _: {}))
     nothing: Any = None
     with pytest.raises(RetractionError):
-        retraction_guard.ensure_kept(cast("Any", SimpleNamespace(ledger=ledger)), ["orders@0000001"], nothing, nothing)
+        retraction_guard.ensure_no_retraction(
+            cast("Any", SimpleNamespace(ledger=ledger)), ["orders@0000001"], nothing, nothing
+        )
     assert seen == [datetime.max.replace(tzinfo=UTC)]

@@ -54,22 +54,22 @@ def test_what_this_run_has_committed_is_neither_read_nor_committed_again(work: W
     assert work.ledger.next_attempts([MINE.key]) == {MINE.key: 2}, "no attempt was begun"
 
 
-@pytest.mark.parametrize(("run", "kept"), [("this", [MINE]), ("third", []), ("", [])])
+@pytest.mark.parametrize(("run", "stored"), [("this", [MINE]), ("third", []), ("", [])])
 def test_what_another_run_has_committed_is_read_again(
-    run: str, kept: list[Slice], work: Work, monkeypatch: pytest.MonkeyPatch
+    run: str, stored: list[Slice], work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: dict[str, list[str]] = {}
+    reported: dict[str, list[str]] = {}
 
     def look(_: object, left: Mapping[str, Slice], __: object) -> dict[str, str]:
-        told["looked at"] = [*left]
+        reported["looked at"] = [*left]
         return {}
 
-    def commit(_: object, __: object, ___: object, kept: Mapping[str, str], ____: object) -> list[object]:
-        told["kept"] = [*kept]
+    def commit(_: object, __: object, ___: object, stored: Mapping[str, str], ____: object) -> list[object]:
+        reported["kept"] = [*stored]
         return []
 
     monkeypatch.setattr(raw, "_not_to_be_had", look)
     monkeypatch.setattr(raw, "commit_until_settled", commit)
     raw.materialise(replace(work, slices=[MINE, OTHER, OLD], run=run))
-    rest = [slice_.key for slice_ in (MINE, OTHER, OLD) if slice_ not in kept]
-    assert told == {"looked at": rest, "kept": [slice_.key for slice_ in kept]}
+    rest = [slice_.key for slice_ in (MINE, OTHER, OLD) if slice_ not in stored]
+    assert reported == {"looked at": rest, "kept": [slice_.key for slice_ in stored]}

@@ -1,4 +1,4 @@
-"""Rows of raw that are old enough go, nothing that somebody needs does, and what has gone is told as that."""
+"""Rows of raw that are old enough go, nothing that somebody needs does, and what has gone is reported as that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.assets import events, raw_expiry
-from highwater.assets.commit import Standing
+from highwater.assets.commit import CommittedSlices
 from highwater.assets.raw import _Read
 from highwater.assets.work import Work
 from highwater.declaration import Retention, Stream
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.slow
 NOTHING = cast("Any", None)
 KAFKA = cast("Any", SimpleNamespace(groups=list))
 AGE = timedelta(days=30)
-KEPT = replace(STREAM, retention=Retention(raw=AGE))
+STORED = replace(STREAM, retention=Retention(raw=AGE))
 NOW = datetime.now(UTC)
 DAY = timedelta(days=1)
 IN_DLQ = "with records that wait in a tier or are parked"
@@ -68,23 +68,23 @@ KEYS = st.sets(st.sampled_from("abcdef"))
 
 @given(KEYS, KEYS, KEYS, KEYS)
 def test_only_slices_that_nothing_keeps_lose_rows(
-    named: set[str], whole: set[str], in_dlq: set[str], taken_back: set[str]
+    named: set[str], whole: set[str], in_dlq: set[str], reclaimed: set[str]
 ) -> None:
-    found, kept = free("abcdef", Needed(named, whole, in_dlq, taken_back))
-    assert {*found} == whole - named - in_dlq - taken_back
+    found, retained = free("abcdef", Needed(named, whole, in_dlq, reclaimed))
+    assert {*found} == whole - named - in_dlq - reclaimed
     assert found == sorted(found)
-    assert len(found) + sum(kept.values()) == 6
+    assert len(found) + sum(retained.values()) == 6
 
 
-def test_each_slice_tells_why_it_keeps_its_rows() -> None:
-    needed = Needed(named={"a"}, whole={"a", "c", "d", "e"}, in_dlq={"c", "d"}, taken_back={"d"})
+def test_each_slice_reports_why_it_keeps_its_rows() -> None:
+    needed = Needed(named={"a"}, whole={"a", "c", "d", "e"}, in_dlq={"c", "d"}, reclaimed_slices={"d"})
     assert free("abcde", needed) == (
         ["e"],
         {
             "named by unfinished runs or backfills": 1,
             "not whole in all tables yet": 1,
             IN_DLQ: 1,
-            "taken back from the DLQ and not decided anew yet": 1,
+            "reclaimed from the DLQ and not reprocessed yet": 1,
         },
     )
 
@@ -104,15 +104,15 @@ def test_a_slice_is_as_old_as_its_newest_record_and_its_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("retention", "told"),
+    ("retention", "reported"),
     [
         (Retention(raw=timedelta(hours=23)), "raw is kept for a day at least"),
         (Retention(raw=AGE, events=AGE), "events are kept forever"),
         (Retention(rejects=AGE), "rejects are kept forever"),
     ],
 )
-def test_what_is_not_offered_is_refused(retention: Retention, told: str) -> None:
-    with pytest.raises(DeclarationError, match=told):
+def test_what_is_not_offered_is_refused(retention: Retention, reported: str) -> None:
+    with pytest.raises(DeclarationError, match=reported):
         replace(STREAM, retention=retention)
 
 
@@ -132,7 +132,7 @@ class Step:
     """
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.world, self.dies, self.stream = world, "", KEPT
+        self.world, self.dies, self.stream = world, "", STORED
         self.meanwhile: Callable[[], object] = lambda: None
         self.instance = dg.DagsterInstance.ephemeral()
         for _ in range(2):  # those that the tables have
@@ -157,12 +157,18 @@ class Step:
         return rows
 
     def commit(
-        self, work: Work, standing: Standing, rows: Sequence[Any], proofs: Sequence[Proof], *, records: Sequence[int]
+        self,
+        work: Work,
+        committed: CommittedSlices,
+        rows: Sequence[Any],
+        proofs: Sequence[Proof],
+        *,
+        records: Sequence[int],
     ) -> None:
         del work, records
         self.see("keep")
         mine = {proof.key: proof for proof in proofs}
-        assert {key: proof.attempt > standing.attempt(key) for key, proof in mine.items()} == dict.fromkeys(mine, True)
+        assert {key: proof.attempt > committed.attempt(key) for key, proof in mine.items()} == dict.fromkeys(mine, True)
         self.world.proofs["raw"].update(mine)
         self.world.rows["raw"] = [row for row in self.world.rows["raw"] if row["slice"] not in mine] + [*rows]
         self.world.write()
@@ -172,9 +178,9 @@ class Step:
     def dying(self, do: Callable[..., None], before: str, after: str) -> Callable[..., None]:
         """A method of the ledger's record, and the points on both sides of it."""
 
-        def done(*told: Any) -> None:
+        def done(*reported: Any) -> None:
             self.see(before)
-            do(*told)
+            do(*reported)
             self.see(after)
 
         return done
@@ -214,7 +220,7 @@ def step(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Step]:
 
 
 def give_up(world: World) -> None:
-    """The one record of the world that is parked is given up by a person."""
+    """The one record of the world that is parked is discarded by a person."""
     world.ledger.discard("orders", [Discard(Origin("orders", 0, 0, 2), "no use", "ann", NOON)])
 
 
@@ -222,15 +228,15 @@ def held(world: World) -> set[str]:
     return {row["slice"] for row in world.rows["raw"]}
 
 
-def test_a_dry_run_tells_what_would_go_and_what_stays(step: Step, world: World) -> None:
+def test_a_dry_run_reports_what_would_go_and_what_stays(step: Step, world: World) -> None:
     second = world.second.key
     found = step.maintain(sure=False)
-    assert (dict(found.rows), dict(found.kept)) == ({second: 2, RETRIED.key: 3}, {IN_DLQ: 1})
+    assert (dict(found.rows), dict(found.retained)) == ({second: 2, RETRIED.key: 3}, {IN_DLQ: 1})
     assert found.lines == [
         f"raw, kept for 720 h: 2 slices lose 5 rows: {second} .. {RETRIED.key}",
         f"raw: 1 slices keep their rows, {IN_DLQ}",
     ]
-    assert found.numbers == {"aged_slices": 2, "aged_rows": 5, "kept_slices": 1}
+    assert found.numbers == {"aged_slices": 2, "aged_rows": 5, "retained_slices": 1}
     assert world.ledger.erasures.of("orders") == []
     assert held(world) == {*world.keys}
 
@@ -242,7 +248,7 @@ def test_nothing_goes_without_a_declaration_or_without_dagster(step: Step, world
     assert held(world) == {*world.keys}
 
 
-def test_what_has_gone_is_told_as_that_and_everything_downstream_stands(step: Step, world: World) -> None:
+def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step: Step, world: World) -> None:
     give_up(world)
     found = step.maintain()
     assert dict(found.rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
@@ -255,25 +261,25 @@ def test_what_has_gone_is_told_as_that_and_everything_downstream_stands(step: St
     assert (placed.numbers["raw"], placed.numbers["aged"], placed.numbers["gaps"]) == (8, 8, 2)
     compared = verdicts["events_as_recorded"][FIRST.key]
     assert (compared.text, compared.numbers["events"]) == ("nothing is compared: 8 rows of raw went by their age", 0)
-    ends = count_ends(world.ledger, world.lake, KEPT)
+    ends = count_ends(world.ledger, world.lake, STORED)
     assert (ends.error, ends.produced, ends.accepted, ends.tombstones, ends.discarded) == (None, 10, 8, 1, 1)
 
-    told = {offset: at(world, offset) for offset in (0, 2, 3, 5)}
-    assert {offset: one.end for offset, one in told.items()} == {0: "accepted", 2: "discarded", 3: "aged", 5: "gap"}
+    reported = {offset: at(world, offset) for offset in (0, 2, 3, 5)}
+    assert {offset: one.end for offset, one in reported.items()} == {0: "accepted", 2: "discarded", 3: "aged", 5: "gap"}
     went = f"its row of raw went by its age, by maintenance at {NOW}: raw is kept for 720 h"
-    assert told[0].facts == [went]
-    assert went in told[3].lines[-1]
-    [tier] = locate(world.ledger, NOTHING, world.lake, KEPT, RETRIED.topic, 0, 0)
+    assert reported[0].facts == [went]
+    assert went in reported[3].lines[-1]
+    [tier] = locate(world.ledger, NOTHING, world.lake, STORED, RETRIED.topic, 0, 0)
     assert tier.end == "aged"
-    lines = explain(world.ledger, world.lake, KEPT, FIRST.key, None).lines
+    lines = explain(world.ledger, world.lake, STORED, FIRST.key, None).lines
     assert f"by age: 8 records, by maintenance at {NOW:%Y-%m-%d %H:%M} UTC: raw is kept for 720 h" in lines
-    against = hold_against_topic(world.ledger, cast("Any", world.topics), world.lake, KEPT, world.slices)
+    against = hold_against_topic(world.ledger, cast("Any", world.topics), world.lake, STORED, world.slices)
     assert [one.skipped for one in against] == [f"{n} rows of raw went by their age" for n in (8, 2, 3)]
     assert dict(step.maintain().rows) == {}, "they go once"
 
 
 def at(world: World, offset: int) -> Any:
-    [found] = locate(world.ledger, NOTHING, world.lake, KEPT, "orders", 0, offset)
+    [found] = locate(world.ledger, NOTHING, world.lake, STORED, "orders", 0, offset)
     return found
 
 
@@ -299,20 +305,20 @@ def test_rows_that_went_without_a_record_are_an_error(
     if damage is say_so:
         assert "and the ledger knows of 0 of them" in world.verdicts()["gaps_explained"][world.second.key].text
     else:
-        assert count_ends(world.ledger, world.lake, KEPT).error is not None
+        assert count_ends(world.ledger, world.lake, STORED).error is not None
     del step
 
 
 def test_a_record_explains_nothing_of_rows_that_came_back(step: Step, world: World) -> None:
-    """They were read from Kafka again; that they are gone once more is another matter."""
+    """They were read from Kafka again; that they are gone again is another matter."""
     before = [*world.rows["raw"]]
     step.maintain()
     world.rows["raw"] = before
     world.alter_proof("raw", world.second, counts={})
     world.alter_proof("raw", RETRIED, counts={})
     assert world.red() == {}
-    told = explain(world.ledger, world.lake, KEPT, world.second.key, None).aged
-    assert told[-1] == "raw was read again since, and holds its records"
+    reported = explain(world.ledger, world.lake, STORED, world.second.key, None).aged
+    assert reported[-1] == "raw was read again since, and holds its records"
     take_rows(world)
     assert {*world.red([world.second.key])} == {"gaps_explained", "offsets_accounted_for"}
     assert at(world, 6).end == "gap"
@@ -331,8 +337,12 @@ def test_what_is_wrong_downstream_is_found_without_raw(step: Step, world: World,
         event["origin_offset"] = 99
     assert world.second.key in world.red()["offsets_accounted_for"]
     text = world.verdicts()["offsets_accounted_for"][world.second.key].text
-    told = {"an event is gone": "and 1 are there", "in two places": "1 in two places", "not planned": "and not planned"}
-    assert told[what] in text
+    reported = {
+        "an event is gone": "and 1 are there",
+        "in two places": "1 in two places",
+        "not planned": "and not planned",
+    }
+    assert reported[what] in text
 
 
 # The steps of retention, each in the ledger (add, begin, done), the table that follows it (keep), or raw (commit).
@@ -347,7 +357,7 @@ def test_wherever_it_dies_the_next_one_finishes_it(step: Step, world: World, poi
     assert held(world) == ({FIRST.key} if point in {"commit", "done"} else {*world.keys})
     assert world.red() == {}
     fresh = Ledger(f"sqlite:///{Path(world.lake.root).parent / 'rebuilt.sqlite'}")
-    rebuilt = rebuilding.act(fresh, world.lake, KAFKA, KEPT, [], lambda _: None, sure=True)
+    rebuilt = rebuilding.act(fresh, world.lake, KAFKA, STORED, [], lambda _: None, sure=True)
     assert ("2 slices lost rows of raw by their age" in rebuilt.lines) == (point != "begin")
     world.ledger = fresh  # as it were lost, too
     for _ in range(9):
@@ -365,13 +375,13 @@ def test_what_was_begun_and_not_taken_is_not_done(step: Step, world: World, poin
     step.dies = point
     with pytest.raises(TemporaryError, match="killed"):
         step.maintain()
-    step.stream = replace(KEPT, retention=Retention(raw=9999 * DAY))  # declared so meanwhile: nothing is old enough
+    step.stream = replace(STORED, retention=Retention(raw=9999 * DAY))  # declared so meanwhile: nothing is old enough
     assert dict(step.maintain().rows) == {}
     assert held(world) == {*world.keys}
     both = [world.second.key, RETRIED.key]
     [recorded] = world.ledger.erasures.recorded("orders")
     assert {key: one.done_at for key, one in recorded.slices.items()} == dict.fromkeys(both if point != "add" else [])
-    step.stream = KEPT
+    step.stream = STORED
     assert [*step.maintain().rows] == both
     found = [it for one in world.ledger.erasures.recorded("orders") for it in one.slices.values()]
     assert (len(found), [one for one in found if one.done_at is None]) == (2 if point == "add" else 4, [])
@@ -383,13 +393,13 @@ def begin_a_run(step: Step) -> None:
     step.run(step.world.second.key)
 
 
-def decide_anew(step: Step) -> None:
+def reprocess(step: Step) -> None:
     step.meanwhile = lambda: None
     step.world.alter_proof("events", step.world.second, attempt=9)
     step.world.write()
 
 
-@pytest.mark.parametrize("meanwhile", [begin_a_run, decide_anew])
+@pytest.mark.parametrize("meanwhile", [begin_a_run, reprocess])
 def test_rows_that_a_run_needs_meanwhile_are_put_back(
     step: Step, world: World, meanwhile: Callable[[Step], None]
 ) -> None:
@@ -413,7 +423,7 @@ def test_slices_that_runs_work_on_or_that_are_not_whole_keep_their_rows(step: St
     world.alter_proof("rejects", RETRIED, attempt=1)
     world.write()
     found = step.maintain()
-    assert dict(found.kept) == {
+    assert dict(found.retained) == {
         IN_DLQ: 1,
         "named by unfinished runs or backfills": 1,
         "not whole in all tables yet": 1,
@@ -422,25 +432,25 @@ def test_slices_that_runs_work_on_or_that_are_not_whole_keep_their_rows(step: St
 
 
 def test_a_record_that_a_retry_rejected_again_keeps_rows_of_both_slices(world: World) -> None:
-    """Parked by reference, it stands in raw of the slice of the tier; taken back, it is decided from the first one."""
+    """Parked by reference, it is in raw of the slice of the tier; reclaimed, it is decided from the first one."""
     for name in ("rejects", "dlq"):
         [row] = world.of(name, origin_offset=2)
         world.rows[name].append({**row, "slice": RETRIED.key, "retries": 1})
     world.write()
-    assert raw_retention.in_dlq(world.ledger, world.lake, KEPT) == {FIRST.key, RETRIED.key}
+    assert raw_retention.in_dlq(world.ledger, world.lake, STORED) == {FIRST.key, RETRIED.key}
     give_up(world)
-    assert raw_retention.in_dlq(world.ledger, world.lake, KEPT) == set()
+    assert raw_retention.in_dlq(world.ledger, world.lake, STORED) == set()
 
 
-def test_slices_whose_records_were_taken_back_keep_their_rows(step: Step, world: World) -> None:
+def test_slices_whose_records_were_reclaimed_keep_their_rows(step: Step, world: World) -> None:
     reclaim = Reclaim(Origin("orders", 0, 0, 6), world.second.key, 1, "a mended rule", "ann", NOON)
     world.ledger.reclaims.add("orders", [reclaim])
     found = step.maintain()
-    assert dict(found.kept) == {IN_DLQ: 1, "taken back from the DLQ and not decided anew yet": 1}
+    assert dict(found.retained) == {IN_DLQ: 1, "reclaimed from the DLQ and not reprocessed yet": 1}
     assert [*found.rows] == [RETRIED.key]
 
 
-def test_rows_that_were_read_anew_since_they_were_recorded_stay(step: Step, world: World) -> None:
+def test_rows_that_were_reread_since_they_were_recorded_stay(step: Step, world: World) -> None:
     work, both = replace(step.work(), slices=[world.second, RETRIED]), [world.second.key, RETRIED.key]
     number = world.ledger.erasures.add(Erasure("orders", BY_AGE, "", "", NOW))
     world.ledger.erasures.begin(number, [Erased(key, {}, {}) for key in both])
@@ -455,9 +465,9 @@ def test_the_job_shows_what_went_on_the_page_of_raw(step: Step) -> None:
     seen: list[Any] = []
     tables = [TableReport(name, Stock(1, 1, 1, 1), Stock(1, 1, 1, 1), 0, 0, 0) for name in ("raw", "events")]
     report = Report(tables, done=True, retained=step.maintain(sure=False))
-    _observe(cast("Any", SimpleNamespace(log_event=seen.append)), KEPT, report)
-    told = [{name: value.value for name, value in one.metadata.items() if "slices" in name} for one in seen]
-    assert told == [{"maintenance/aged_slices": 2, "maintenance/kept_slices": 1}, {}]
+    _observe(cast("Any", SimpleNamespace(log_event=seen.append)), STORED, report)
+    reported = [{name: value.value for name, value in one.metadata.items() if "slices" in name} for one in seen]
+    assert reported == [{"maintenance/aged_slices": 2, "maintenance/retained_slices": 1}, {}]
 
 
 def test_one_maintenance_takes_a_bounded_number_of_slices_the_oldest_first(
@@ -501,7 +511,7 @@ def test_few_rounds_take_all(step: Step, world: World, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(raw_retention, "take", taking)
     monkeypatch.setattr(raw_retention, "rows_in_raw", asking)
-    step.stream = replace(KEPT, limits=replace(KEPT.limits, slices_a_run=1))
+    step.stream = replace(STORED, limits=replace(STORED.limits, slices_a_run=1))
     give_up(world)
     assert dict(step.maintain().rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
     assert (held(world), rounds, asked) == (set(), [3], [1, 1, 1])
@@ -513,14 +523,14 @@ def test_records_that_were_rejected_during_the_look_keep_the_rows(
 ) -> None:
     """The run began and ended in between, so that nothing names the slice."""
 
-    def decided_anew(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+    def reprocessed(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
         for name in ("rejects", "dlq"):
             [row] = world.of(name, origin_offset=2)
             world.rows[name].append({**row, "slice": world.second.key, "origin_offset": 6})
         world.write()
         return complete(lake, stream, keys)
 
-    monkeypatch.setattr(raw_retention, "complete", decided_anew)
+    monkeypatch.setattr(raw_retention, "complete", reprocessed)
     assert [*step.maintain().rows] == [RETRIED.key]
     assert held(world) == {FIRST.key, world.second.key}
 
@@ -546,20 +556,20 @@ def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
     step.maintain()
     assert held(world) == set()
     rows = dict(world.proofs["raw"])
-    kept = Committed(world, monkeypatch)
+    retained = Committed(world, monkeypatch)
     world.proofs["raw"].update(rows)
     world.write()
-    kept.dies_after = "raw"
+    retained.dies_after = "raw"
     work, asked = step.work(), Asked(digest_of(b"o5"), sure=True, by="ann", because="asked for")
     with pytest.raises(TemporaryError, match="killed"):
         erasing.act(work, None, asked, NOW)
-    kept.dies_after = ""
+    retained.dies_after = ""
     erasing.act(work, None, asked, NOW)
-    assert [name for name in kept.names if name != "forgotten"] == ["raw", "events", "rejects"]
+    assert [name for name in retained.names if name != "forgotten"] == ["raw", "events", "rejects"]
     assert world.of("events", key="o5") == world.of("rejects", key=b"o5") == []
     lost = {key: one for key, one in world.proofs["raw"].items() if "erased" in one.counts}
-    told = {key: (records(one), one.counts["erased"], AGED_FROM in one.counts) for key, one in lost.items()}
-    assert told == {FIRST.key: (6, 2, False), RETRIED.key: (2, 1, False)}
+    reported = {key: (records(one), one.counts["erased"], AGED_FROM in one.counts) for key, one in lost.items()}
+    assert reported == {FIRST.key: (6, 2, False), RETRIED.key: (2, 1, False)}
     red = world.red()
     assert {name: red.get(name) for name in ("gaps_explained", "offsets_accounted_for")} == {
         "gaps_explained": None, "offsets_accounted_for": None
@@ -567,40 +577,40 @@ def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
     assert (at(world, 4).end, at(world, 0).end) == ("erased", "accepted")
 
 
-def test_records_of_slices_without_rows_are_not_taken_back(step: Step, world: World) -> None:
-    """A retry that is decided anew may reject what it had accepted; there is nothing to decide of on the main topic."""
-    found = look_to_reclaim(world.ledger, world.lake, KEPT, Choice())
+def test_records_of_slices_without_rows_are_not_reclaimed(step: Step, world: World) -> None:
+    """A retry that is reprocessed may reject what it had accepted; there is nothing to decide of on the main topic."""
+    found = look_to_reclaim(world.ledger, world.lake, STORED, Choice())
     assert (found.slices, found.aged) == ([FIRST.key], 0)
     world.alter_proof("raw", FIRST, counts={"aged": 8})
     world.write()
-    found = look_to_reclaim(world.ledger, world.lake, KEPT, Choice())
+    found = look_to_reclaim(world.ledger, world.lake, STORED, Choice())
     assert (found.slices, found.aged) == ([], 1)
     assert "1 are of slices whose rows of raw went by their age" in found.lines[-1]
     del step
 
 
-def standing(proof: Proof) -> Standing:
-    return Standing({proof.key: proof}, 7)
+def committed(proof: Proof) -> CommittedSlices:
+    return CommittedSlices({proof.key: proof}, 7)
 
 
-def test_a_decision_stands_without_raw_and_none_is_made_of_nothing() -> None:
-    gone, whole = standing(Proof(FIRST, 2, 0, {"aged": 8})), standing(Proof(FIRST, 1, 8))
-    assert events._undecidable(whole, [FIRST.key], Standing({}, -1)) == {}
-    decided = standing(Proof(FIRST, 2, 5))
+def test_a_decision_remains_without_raw_and_none_is_made_of_nothing() -> None:
+    gone, whole = committed(Proof(FIRST, 2, 0, {"aged": 8})), committed(Proof(FIRST, 1, 8))
+    assert events._undecidable(whole, [FIRST.key], CommittedSlices({}, -1)) == {}
+    decided = committed(Proof(FIRST, 2, 5))
     assert "8 rows of raw went by their age" in events._undecidable(gone, [FIRST.key], decided)[FIRST.key]
     with pytest.raises(UnbalancedError, match="nothing to decide of"):
-        events._undecidable(gone, [FIRST.key], Standing({}, -1))
+        events._undecidable(gone, [FIRST.key], CommittedSlices({}, -1))
 
 
 def test_a_split_of_rows_that_went_meanwhile_is_not_committed(world: World) -> None:
-    work = Work(KEPT, [FIRST], NOTHING, world.lake, world.ledger, NOTHING, print)
-    read = Standing.read(work, "raw")
+    work = Work(STORED, [FIRST], NOTHING, world.lake, world.ledger, NOTHING, print)
+    read = CommittedSlices.read(work, "raw")
     events._ensure_as_read(work, read, {FIRST.key: 8})
     events._ensure_as_read(work, read, {FIRST.key: 7})  # damaged by something else, which the checks tell
     world.alter_proof("raw", FIRST, attempt=2, counts={"aged": 8})
     world.rows["raw"] = [row for row in world.rows["raw"] if row["slice"] != FIRST.key]
     world.write()
-    with pytest.raises(SupersededAttemptError, match="committed anew"):
+    with pytest.raises(SupersededAttemptError, match="committed again"):
         events._ensure_as_read(work, read, {FIRST.key: 0})
 
 

@@ -69,7 +69,7 @@ def test_a_hole_between_neighbours_is_a_loss() -> None:
     assert found.generations[0].starts == {0: 5, 1: 0}, "planning began behind the log's start"
 
 
-def test_generations_begin_anew() -> None:
+def test_generations_restart() -> None:
     slices = [a_slice(0, {0: (0, 9)}), a_slice(1, {0: (4, 7)}, 1), a_slice(2, {0: (7, 8)}, 1)]
     found = rebuilt(STREAM, [*reversed(slices)], {}, NOW)
     assert [(g.number, g.starts, g.first_ordinal) for g in found.generations] == [(0, {0: 0}, 0), (1, {0: 4}, 3)]
@@ -83,7 +83,7 @@ def test_a_partition_that_joined_in_a_slice_that_was_not_read_is_read_from_its_b
 
 
 def test_a_generation_whose_first_slices_were_not_read() -> None:
-    """Of a topic that was made anew all is read; after a truncation nobody knows where planning went on."""
+    """Of a topic that was recreated all is read; after a truncation nobody knows where planning went on."""
     recreated = replace(a_slice(2, {0: (50, 60)}, 1), topic_id="B" * 22)
     found = rebuilt(STREAM, [a_slice(0, {0: (0, 9)}), recreated], {}, NOW)
     assert ([*found.unread], found.slices[1].ranges) == (["orders@0000001"], {0: OffsetRange(0, 50)})

@@ -1,4 +1,4 @@
-"""A stream begun anew from Kafka: nothing is on a topic twice, under an old name, or hidden."""
+"""A stream restarted from Kafka: nothing is on a topic twice, under an old name, or hidden."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def copy(slice_key: str, generation: int = 0, partition: int = 0, offset: int = 
 def test_what_a_log_lacks_is_lost_by_name_and_a_tiers_is_not() -> None:
     states = {"orders": state("orders", p0=(5, 9), p1=(0, 3)), TIER: state(TIER, p0=(2, 4))}
     generations, losses = begun(STREAM, states, {"orders": 41, TIER: 7}, 3, "ann", NOW)
-    told = [(one.topic, one.number, dict(one.starts), one.first_ordinal, one.opened_by) for one in generations]
-    assert told == [("orders", 3, {0: 0, 1: 0}, 42, "ann"), (TIER, 0, {0: 2}, 8, "ann")]
+    reported = [(one.topic, one.number, dict(one.starts), one.first_ordinal, one.opened_by) for one in generations]
+    assert reported == [("orders", 3, {0: 0, 1: 0}, 42, "ann"), (TIER, 0, {0: 2}, 8, "ann")]
     assert [(loss.topic, loss.generation, loss.partition, loss.offsets, loss.accepted_by) for loss in losses] == [
         ("orders", 3, 0, OffsetRange(0, 5), "ann")
     ]
     assert begun(STREAM, {"orders": state("orders", p0=(0, 1))}, {}, 0, "ann", NOW)[0][0].first_ordinal == 0
 
 
-def test_copies_tell_of_slices_and_of_the_newest_origins() -> None:
+def test_copies_report_of_slices_and_of_the_newest_origins() -> None:
     seen = Copies()
     for one in (copy("orders@0000004", offset=5), copy("orders@0000002", offset=9, ms=8), copy(f"{TIER}@0000001")):
         seen.see(STREAM.parked_topic, one, "orders")
@@ -108,7 +108,7 @@ def test_only_slices_of_what_was_there_look_for_copies() -> None:
     assert not concerned([slice_], {"orders": {"0": 5, "1": 9}, TIER: {"0": 99}})
 
 
-def test_the_command_begins_a_stream_anew(topic: TopicFactory, bootstrap: str, tmp_path: Path) -> None:
+def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_path: Path) -> None:
     scene = Scene(bootstrap, topic(), tmp_path)
     scene.write(10)
     scene.delete_before(4)
@@ -121,13 +121,13 @@ def test_the_command_begins_a_stream_anew(topic: TopicFactory, bootstrap: str, t
     )
     number = lost.erasures.add(erasure)
     lost.erasures.begin(number, [Erased(f"{scene.topic}@0000008", {0: [OffsetRange(0, 1)]})])
-    given_up = Discard(Origin(scene.topic, 0, 0, 5), "test data", "bob", NOW)
-    lost.discard("orders", [given_up])
+    discarded = Discard(Origin(scene.topic, 0, 0, 5), "test data", "bob", NOW)
+    lost.discard("orders", [discarded])
     for follow in (keep, discards_table.keep):
         follow(lost, Lake(str(tmp_path / "lake")), "orders")  # these tables alone were restored from a copy
     dry = scene.run("rebuild-all", "orders")
     assert dry.exit_code == 0, dry.output
-    assert "6 offsets are planned anew, from ordinal 9 on" in dry.output
+    assert "6 offsets are planned again, from ordinal 9 on" in dry.output
     assert "partition 0: [0, 4) is recorded as lost" in dry.output
     assert "a dry run" in dry.output
     assert scene.ledger.generations("orders", scene.topic) == []
@@ -137,7 +137,7 @@ def test_the_command_begins_a_stream_anew(topic: TopicFactory, bootstrap: str, t
     assert done.exit_code == 0, done.output
     assert [(loss.offsets, loss.accepted_by) for loss in scene.ledger.losses("orders")] == [(OffsetRange(0, 4), "ann")]
     assert [replace(one, number=0) for one in scene.ledger.erasures.of("orders")] == [erasure]
-    assert scene.ledger.discards("orders") == [given_up]
+    assert scene.ledger.discards("orders") == [discarded]
     assert scene.ledger.erasures.of_key("orders", "e" * 64) == {}, "of slices that are gone nothing is left to do"
     scene.tick()
     scene.ensure_each_once(offsets(0, 4, 10))
@@ -243,9 +243,9 @@ def on_accepted(bench: Bench) -> list[tuple[int, int, str | None, str | None]]:
     assert bench.stream.publishes is not None
     found = []
     for partition, _, _, headers in published(bench.bootstrap, bench.stream.publishes.topic):
-        told = {name: (value or b"").decode() for name, value in headers}
-        offset = int(told[envelope.ORIGIN_OFFSET])
-        found.append((partition, offset, told.get(envelope.LATE), told.get(envelope.REVISION)))
+        reported = {name: (value or b"").decode() for name, value in headers}
+        offset = int(reported[envelope.ORIGIN_OFFSET])
+        found.append((partition, offset, reported.get(envelope.LATE), reported.get(envelope.REVISION)))
     return sorted(found, key=lambda one: one[0])
 
 
@@ -264,7 +264,7 @@ def left_under_way(bench: Bench) -> Producer:
 
 
 def lose_all(bench: Bench, home: Path) -> list[str]:
-    """Go on with an empty ledger and an empty lake, begun anew; returns what the command said."""
+    """Go on with an empty ledger and an empty lake, restarted; returns what the command said."""
     bench.ledger, bench.lake = Ledger(f"sqlite:///{home / 'ledger.sqlite'}"), Lake(str(home / "lake"))
     customers(bench.lake, ["c1", "late", "later"])
     lines: list[str] = []
@@ -297,7 +297,7 @@ def test_accepted_events_are_not_sent_again_when_all_is_lost(lost: Bench, tmp_pa
 
     said = lose_all(bench, tmp_path / "second")
     assert "7 accepted events are sent, and are not sent again while their content stays the same" in said
-    assert not [line for line in said if "once more" in line]
+    assert not [line for line in said if "again" in line]
     with pytest.raises(KafkaException):
         under_way.commit_transaction(60)
     bench.materialise(*plan_all(bench))
@@ -339,7 +339,7 @@ def test_all_is_lost_and_comes_back_from_kafka(lost: Bench, tmp_path: Path) -> N
     bench.kafka.admin().delete_records([TopicPartition(bench.stream.topic, 2, 1)])
     wait_until(lambda: bench.kafka.topic_state(bench.stream.topic).partitions[2].log_start == 1, 30, "the deletion")
 
-    bench.ledger, bench.lake = Ledger(f"sqlite:///{tmp_path / 'anew.sqlite'}"), Lake(str(tmp_path / "anew"))
+    bench.ledger, bench.lake = Ledger(f"sqlite:///{tmp_path / 'again.sqlite'}"), Lake(str(tmp_path / "again"))
     customers(bench.lake, ["c1", "late", "later"])
     lines: list[str] = []
     found = act(bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, sure=True, by="ann")

@@ -1,4 +1,4 @@
-"""`current` computed anew from the events: exact, whatever became of it, and while runs go on."""
+"""`current` computed again from the events: exact, whatever became of it, and while runs go on."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def test_whatever_became_of_current_it_is_what_the_events_say(
     assert (found.lacking, found.wrong) == (3, 2)
     assert (found.behind, found.unknown) == ([], [never_planned])
 
-    told = by_command(bench, spark_server, tmp_path)
-    assert (told["written"], told["lacking"], told["wrong"]) == (False, 3, 2)
-    assert {row["key"] for row in told["samples"]} == {"o0", "o1", "o2"}
+    reported = by_command(bench, spark_server, tmp_path)
+    assert (reported["written"], reported["lacking"], reported["wrong"]) == (False, 3, 2)
+    assert {row["key"] for row in reported["samples"]} == {"o0", "o1", "o2"}
     assert versions(bench)["o1"] == 9, "a dry run writes nothing"
     assert rebuild(work) == 4
     assert versions(bench) == EXPECTED
@@ -124,8 +124,8 @@ def by_command(bench: Bench, server: SparkConnect, folder: Path) -> dict[str, An
         env=environment(bench, server),
     )
     assert ran.exit_code == 0, ran.output
-    told: dict[str, Any] = json.loads(ran.stdout)
-    return told
+    reported: dict[str, Any] = json.loads(ran.stdout)
+    return reported
 
 
 def by_job(bench: Bench, server: SparkConnect, monkeypatch: pytest.MonkeyPatch) -> bool:

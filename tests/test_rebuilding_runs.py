@@ -1,4 +1,4 @@
-"""Ledger, lake and Dagster's home lost together: an empty Dagster takes the stream anew, by its own sensor and runs."""
+"""Ledger, lake and Dagster's home lost together: an empty Dagster rebuilds the stream by its sensor and runs."""
 
 from __future__ import annotations
 

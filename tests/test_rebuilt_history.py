@@ -79,7 +79,7 @@ class Deployed:
 def look_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of raw's work what comes before Spark: it gives the slices that keep their rows, with the reason."""
     monkeypatch.setattr(raw, "ensure_table", lambda *_: None)
-    monkeypatch.setattr(raw, "commit_until_settled", lambda _, __, ___, kept, ____: kept)
+    monkeypatch.setattr(raw, "commit_until_settled", lambda _, __, ___, stored, ____: stored)
 
 
 def test_a_rebuilt_ledger_knows_the_epochs_and_the_last_records(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_fingerprint_goes_into_no_other_generation() -> None:
 def test_a_commit_record_without_a_past_is_read_and_named(tmp_path: Path) -> None:
     deployed = Deployed(tmp_path, Plain("nowhere:1"))
     deployed.commit(a_slice(0, {0: (0, 9)}, epochs={0: 1}), past=False)
-    assert any("of 1 slices no leader epochs stand in the proofs" in line for line in deployed.rebuild())
+    assert any("of 1 slices the proofs hold no leader epochs" in line for line in deployed.rebuild())
     assert [one.epochs for one in deployed.ledger.slices("orders")] == [{}]
 
 
@@ -124,9 +124,9 @@ def test_history_that_was_replaced_is_noticed_behind_a_rebuilt_ledger(tmp_path: 
     deployed.commit(below, across)
     deployed.rebuild()
     read = {one.key: one for one in deployed.ledger.slices("orders")}
-    kept = deployed.materialise(read[across.key])
-    assert "other records stand under planned offsets" in kept[across.key]
-    assert "records of a later epoch from offset 100" in kept[across.key]
+    stored = deployed.materialise(read[across.key])
+    assert "other records occupy planned offsets" in stored[across.key]
+    assert "records of a later epoch from offset 100" in stored[across.key]
     assert deployed.materialise(read[below.key]) == {}, "what it holds was not replaced"
     tick = Planner(deployed.ledger, deployed.kafka).tick(STREAM, NOON)
     assert (tick.slices, "other records stand" in str(tick.errors[0])) == ((), True)
@@ -155,12 +155,12 @@ def test_a_partition_without_a_leader_is_not_read_and_holds_up_no_other(tmp_path
     with pytest.raises(DependencyAwayError, match="have no leader"):
         deployed.materialise(both, expired)
     deployed.commit(expired)
-    kept = deployed.materialise(expired, other)
-    assert [*kept] == [expired.key], "its rows stay, so nothing of it is read"
+    stored = deployed.materialise(expired, other)
+    assert [*stored] == [expired.key], "its rows stay, so nothing of it is read"
 
 
 class Elected(Kafka):
-    """The cluster after an election: all that it holds is of a later epoch, as if written anew."""
+    """The cluster after an election: all that it holds is of a later epoch, as if written again."""
 
     def topic_state(self, topic: str) -> TopicState:
         state = super().topic_state(topic)
@@ -168,8 +168,8 @@ class Elected(Kafka):
 
     def read(self, topic: str, ranges: Mapping[int, OffsetRange], **asked: Any) -> Iterator[Any]:
         for message in super().read(topic, ranges, **asked):
-            told = {name: getattr(message, name)() for name in ("partition", "offset", "timestamp", "key", "value")}
-            made = {**told, "leader_epoch": 9}
+            reported = {name: getattr(message, name)() for name in ("partition", "offset", "timestamp", "key", "value")}
+            made = {**reported, "leader_epoch": 9}
             yield SimpleNamespace(**{name: partial(lambda found: found, value) for name, value in made.items()})
 
 

@@ -1,4 +1,4 @@
-"""Records that are taken back from the DLQ: a backfill decides them anew, older copies count no more, the ends sum."""
+"""Records that are reclaimed from the DLQ: a backfill decides them again, older copies count no more, the ends sum."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.operations import parked, pending_reprocessing
 from highwater.orchestration.operations.parked import Choice
-from highwater.orchestration.operations.pending_reprocessing import TakenBack
+from highwater.orchestration.operations.pending_reprocessing import ReclaimedRecords
 from highwater.orchestration.operations.rebuilding import _reclaims
 from highwater.orchestration.operations.reclaiming import Asked, Found, act, look
 from highwater.orchestration.reporting import alerts
@@ -58,7 +58,7 @@ def a_reclaim(origin: Origin = X, number: int = 1) -> Reclaim:
 # The rule and the ledger
 
 
-def test_a_copy_from_before_the_last_time_that_its_origin_was_taken_back_is_stale() -> None:
+def test_a_copy_from_before_the_last_time_that_its_origin_was_reclaimed_is_stale() -> None:
     taken = numbers([a_reclaim(number=2), a_reclaim(), a_reclaim(Y)])
     assert taken == {X: 2, Y: 1}
     assert [stale(taken, X, number) for number in (0, 1, 2, 3)] == [True, True, False, False]
@@ -113,11 +113,11 @@ class Taking:
         """As the slice of the tier did, later than the first one."""
         world = self.world
         world.read(RETRIED, 0, 1, "o5", headers=[])
-        told = {"retries": 1, "next_topic": STREAM.tier_topics[1], "published_at": NOON + timedelta(seconds=5)}
+        reported = {"retries": 1, "next_topic": STREAM.tier_topics[1], "published_at": NOON + timedelta(seconds=5)}
         for table in ("rejects", "dlq"):
-            world.rows[table].append({**world.at(table, FIRST, (0, 2)), "slice": RETRIED.key, **told})
+            world.rows[table].append({**world.at(table, FIRST, (0, 2)), "slice": RETRIED.key, **reported})
 
-    def decide_anew(self, *, accepted: bool) -> None:
+    def reprocess(self, *, accepted: bool) -> None:
         """As the slice does when it is materialised again: what it said of offset 2 before is replaced."""
         world = self.world
         for table in ("rejects", "dlq"):
@@ -143,26 +143,26 @@ def taking(tmp_path: Path) -> Taking:
 BY_ANN = {"sure": True, "by": "ann", "because": "a mended rule"}
 
 
-def test_what_is_in_the_dlq_is_told_and_a_dry_run_takes_nothing(taking: Taking) -> None:
+def test_what_is_in_the_dlq_is_reported_and_a_dry_run_takes_nothing(taking: Taking) -> None:
     found = taking.act()
     assert [(origin, one.home, one.reason, one.next_topic) for origin, one in found.meant.items()] == [
         (X, FIRST.key, "malformed", PARKED)
     ], "what a retry accepted is not in the DLQ"
-    assert (found.slices, found.others, found.taken, found.given_up) == ([FIRST.key], 0, 0, 0)
+    assert (found.slices, found.others, found.taken, found.discarded) == ([FIRST.key], 0, 0, 0)
     assert "nothing was recorded" in taking.log[-1]
     assert taking.world.ledger.reclaims.acts("orders") == 0
 
 
 @pytest.mark.parametrize("asked", [{}, BY_ANN])
-def test_slices_whose_key_is_retired_are_told_with_the_command_that_brings_it_back(
+def test_slices_whose_key_is_retired_are_reported_with_the_command_that_brings_it_back(
     taking: Taking, asked: dict[str, Any]
 ) -> None:
-    """Without it nobody could materialise them, and what was taken back would have no place to go."""
+    """Without it nobody could materialise them, and what was reclaimed would have no place to go."""
     ledger = taking.world.ledger
     ledger.retired.retire("orders", [FIRST.key], NOW)
     taking.act(**asked)
-    [told] = [line for line in taking.log if "retired" in line]
-    assert told == (
+    [reported] = [line for line in taking.log if "retired" in line]
+    assert reported == (
         "1 of 1 slices have a retired key: first highwater recall-keys orders orders@0000000 orders@0000000 --yes"
     )
     ledger.retired.recall([FIRST.key], NOW)
@@ -172,7 +172,7 @@ def test_slices_whose_key_is_retired_are_told_with_the_command_that_brings_it_ba
 
 
 @pytest.mark.parametrize("asked", [{"sure": True, "because": "x"}, {"sure": True, "by": "ann"}])
-def test_nothing_is_taken_back_without_a_name_and_a_reason(taking: Taking, asked: dict[str, Any]) -> None:
+def test_nothing_is_reclaimed_without_a_name_and_a_reason(taking: Taking, asked: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="nobody is named"):
         taking.act(**asked)
     assert taking.world.ledger.reclaims.acts("orders") == 0
@@ -191,9 +191,9 @@ def test_a_choice_is_by_reason_slice_key_and_time_of_publication(taking: Taking)
     assert meant(since=later) == meant(until=NOON) == 0
 
 
-def test_what_was_given_up_or_taken_back_is_not_taken_back(taking: Taking, tmp_path: Path) -> None:
+def test_what_was_abandoned_or_reclaimed_is_not_reclaimed(taking: Taking, tmp_path: Path) -> None:
     taking.world.ledger.discard("orders", [Discard(X, "test data", "bob", NOW)])
-    assert (taking.act().meant, taking.act().given_up) == ({}, 1)
+    assert (taking.act().meant, taking.act().discarded) == ({}, 1)
     other = Taking(tmp_path / "other")
     assert other.act(**BY_ANN).slices == [FIRST.key]
     assert FIRST.key in other.log[-1]
@@ -202,7 +202,7 @@ def test_what_was_given_up_or_taken_back_is_not_taken_back(taking: Taking, tmp_p
     assert numbers(other.world.ledger.reclaims.of("orders")) == {X: 1}
 
 
-def test_until_it_is_decided_anew_a_record_that_was_taken_back_is_its_slices_again(taking: Taking) -> None:
+def test_until_it_is_reprocessed_a_record_that_was_reclaimed_is_its_slices_again(taking: Taking) -> None:
     before = taking.ends()
     assert (before.parked, before.reclaimed, taking.end(2)) == (1, 0, "parked")
     taking.act(**BY_ANN)
@@ -210,11 +210,11 @@ def test_until_it_is_decided_anew_a_record_that_was_taken_back_is_its_slices_aga
     assert (after.parked, after.reclaimed, after.sum) == (0, 1, before.sum)
     assert count_parked(*taking.where) == 0
     assert taking.end(2) == "reclaimed"
-    told = explain(taking.world.ledger, taking.world.lake, STREAM, FIRST.key, None)
-    assert any("taken back from the DLQ: 1 records, last by ann" in line for line in told.lines)
+    reported = explain(taking.world.ledger, taking.world.lake, STREAM, FIRST.key, None)
+    assert any("reclaimed from the DLQ: 1 records, last by ann" in line for line in reported.lines)
 
 
-def test_a_ledger_that_counts_anew_goes_on_above_what_decisions_saw(taking: Taking) -> None:
+def test_a_ledger_that_counts_again_goes_on_above_what_decisions_saw(taking: Taking) -> None:
     """A rebuilt one knows no acts; the commit records in the lake have their numbers."""
     world = taking.world
     counts = world.proofs["events"][FIRST.key].counts
@@ -225,7 +225,7 @@ def test_a_ledger_that_counts_anew_goes_on_above_what_decisions_saw(taking: Taki
     assert [one.slice_key for one in pending_reprocessing.waiting(world.ledger, world.lake, STREAM)] == [FIRST.key]
 
 
-def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(taking: Taking) -> None:
+def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does(taking: Taking) -> None:
     world, nothing = taking.world, cast("Any", None)
     stream = replace(STREAM, metrics=ORDERS.metrics, alerts=Alerts(reclaimed_late=timedelta(minutes=5)))
     asked = (world.ledger, world.lake, stream)
@@ -233,9 +233,9 @@ def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(tak
     assert pending_reprocessing.waiting(*asked) == []
     begin = datetime.now(UTC)
     taking.act(**BY_ANN)
-    [told] = pending_reprocessing.waiting(*asked)
-    assert (told.slice_key, told.records, told.by, told.retired) == (FIRST.key, 1, "ann", False)
-    assert begin <= told.since <= datetime.now(UTC)
+    [reported] = pending_reprocessing.waiting(*asked)
+    assert (reported.slice_key, reported.records, reported.by, reported.retired) == (FIRST.key, 1, "ann", False)
+    assert begin <= reported.since <= datetime.now(UTC)
     command = (
         '.venv/bin/dagster asset materialize -m orchestration.definitions --select "key:orders/events or '
         'key:orders/rejects or key:orders/dlq or key:orders/current or key:orders/metrics" --partition'
@@ -244,21 +244,21 @@ def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(tak
     assert isinstance(found, Waiting)
     [line] = found.lines
     assert line == (
-        "1 records of 1 slices were taken back from the DLQ and not decided anew, the first by ann "
-        f"at {told.since:%Y-%m-%d %H:%M} UTC; {command} orders@0000000"
+        "1 records of 1 slices were reclaimed from the DLQ and not reprocessed, the first by ann "
+        f"at {reported.since:%Y-%m-%d %H:%M} UTC; {command} orders@0000000"
     )
     plain = found.to_plain()
-    assert plain["taken_back"][0]["slice_key"] == FIRST.key
-    assert (plain["taken_back_remedy"], plain["lake_error"]) == (f"{command} {FIRST.key}", None)
+    assert plain["reclaimed"][0]["slice_key"] == FIRST.key
+    assert (plain["reclaimed_remedy"], plain["lake_error"]) == (f"{command} {FIRST.key}", None)
     for waited, over in ((4, False), (6, True)):
-        stale_for = replace(told, since=datetime.now(UTC) - timedelta(minutes=waited))
+        stale_for = replace(reported, since=datetime.now(UTC) - timedelta(minutes=waited))
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(pending_reprocessing, "waiting", lambda *_, one=stale_for: [one])
             measure = alerts._reclaimed_late(alerts.Asked(world.ledger, nothing, world.lake, stream))
         assert measure is not None
         assert (measure.over, measure.remedy) == (over, f"{command} orders@0000000")
     world.ledger.retired.retire("orders", [FIRST.key], NOW)
-    two = [*pending_reprocessing.waiting(*asked), replace(told, slice_key="orders@0000001")]
+    two = [*pending_reprocessing.waiting(*asked), replace(reported, slice_key="orders@0000001")]
     assert pending_reprocessing.remedy(STREAM, two) == (
         ".venv/bin/highwater recall-keys orders orders@0000000 orders@0000000 --yes && for slice in orders@0000000 "
         f'orders@0000001; do {command.replace(" or key:orders/metrics", "")} "$slice"; done'
@@ -269,15 +269,17 @@ def test_a_slice_that_nobody_materialises_is_told_with_the_command_that_does(tak
     assert pending_reprocessing.waiting(*asked) == []
     none = alerts._reclaimed_late(alerts.Asked(world.ledger, nothing, world.lake, stream))
     assert none is not None
-    assert (none.over, none.value) == (False, "none waits to be decided anew")
+    assert (none.over, none.value) == (False, "none waits to be reprocessed")
 
 
 def test_a_command_for_more_slices_than_it_names_ends_with_the_command() -> None:
     """What a shell is given to run must not end in a sentence about the rest."""
-    many = [TakenBack(f"orders@{n:07}", 1, NOW, "ann", retired=False) for n in range(pending_reprocessing.NAMED + 5)]
-    told = pending_reprocessing.remedy(STREAM, many)
-    assert told.startswith("(5 more are told when these are done) for slice in orders@0000000 ")
-    assert told.endswith(
+    many = [
+        ReclaimedRecords(f"orders@{n:07}", 1, NOW, "ann", retired=False) for n in range(pending_reprocessing.NAMED + 5)
+    ]
+    reported = pending_reprocessing.remedy(STREAM, many)
+    assert reported.startswith("(5 more are named when these are done) for slice in orders@0000000 ")
+    assert reported.endswith(
         "orders@0000019; do .venv/bin/dagster asset materialize -m orchestration.definitions --select "
         '"key:orders/events or key:orders/rejects or key:orders/dlq or key:orders/current" --partition "$slice"; done'
     )
@@ -306,8 +308,8 @@ def test_what_waits_is_counted_by_one_question_to_the_ledger(taking: Taking) -> 
     event.listen(world.ledger.database.engine, "before_cursor_execute", listen)
     found = pending_reprocessing.waiting(world.ledger, world.lake, STREAM)
     assert found == [
-        TakenBack(FIRST.key, 2, NOW + timedelta(minutes=1), "ann", retired=False),
-        TakenBack("orders@0000007", 1, NOW + timedelta(minutes=1), "ann", retired=False),
+        ReclaimedRecords(FIRST.key, 2, NOW + timedelta(minutes=1), "ann", retired=False),
+        ReclaimedRecords("orders@0000007", 1, NOW + timedelta(minutes=1), "ann", retired=False),
     ]
     assert sum("FROM reclaims" in one for one in asked) == 1
 
@@ -317,14 +319,14 @@ def test_accepted_after_that_it_has_one_end_and_is_no_reject_of_a_tier_any_more(
     taking.reject_in_tier()
     [one] = taking.act(**BY_ANN).meant.values()
     assert (one.home, one.slice_key, one.next_topic) == (FIRST.key, RETRIED.key, STREAM.tier_topics[1])
-    taking.decide_anew(accepted=True)
+    taking.reprocess(accepted=True)
     found = taking.ends()
     assert (found.accepted, found.waiting[STREAM.tier_topics[1]], found.reclaimed) == (9, 0, 0)
     assert taking.end(2) == "accepted"
     assert taking.act().meant == {}
 
 
-def test_what_carries_the_greatest_number_is_not_taken_back(taking: Taking) -> None:
+def test_what_carries_the_greatest_number_is_not_reclaimed(taking: Taking) -> None:
     """Anybody may write it into a header on a tier; the next one no column holds, and no copy could carry."""
     for table in ("rejects", "dlq"):
         taking.world.at(table, FIRST, (0, 2))["reclaims"] = MOST_COUNT
@@ -332,7 +334,7 @@ def test_what_carries_the_greatest_number_is_not_taken_back(taking: Taking) -> N
     assert (found.meant, found.others, taking.world.ledger.reclaims.of("orders")) == ({}, 1, [])
 
 
-def test_a_topic_that_nothing_is_published_to_is_told(taking: Taking) -> None:
+def test_a_topic_that_nothing_is_published_to_is_reported(taking: Taking) -> None:
     """A typo means no record, which looks like success."""
     taking.world.write()
     ledger, lake, _ = taking.where
@@ -345,14 +347,14 @@ def test_a_topic_that_nothing_is_published_to_is_told(taking: Taking) -> None:
     taking.world.write()
     fewer = replace(STREAM, tiers=STREAM.tiers[:1])
     found = act(ledger, lake, fewer, Asked(on=[STREAM.tier_topics[1]]), taking.log.append)
-    assert [*found.meant] == [X], "of a tier that is declared no more the records are taken back as well"
+    assert [*found.meant] == [X], "of a tier that is declared no more the records are reclaimed as well"
 
 
-def test_rejected_after_that_it_is_parked_once_and_can_be_taken_back_again(taking: Taking) -> None:
+def test_rejected_after_that_it_is_parked_once_and_can_be_reclaimed_again(taking: Taking) -> None:
     """Also where what a tier's slice said of the older copy was published later: it was being finished meanwhile."""
     taking.reject_in_tier()
     taking.act(**BY_ANN)
-    taking.decide_anew(accepted=False)
+    taking.reprocess(accepted=False)
     found = taking.ends()
     assert (found.parked, found.waiting[STREAM.tier_topics[1]], found.reclaimed) == (1, 0, 0)
     assert taking.end(2) == "parked"
@@ -378,7 +380,7 @@ def test_a_copy_in_a_tier_from_before_is_superseded_and_a_later_one_is_not(takin
     assert [row["problem"] for row in verdict().samples] == ["in no place"]
 
 
-def test_a_copy_in_a_tier_of_what_was_given_up_is_superseded(taking: Taking) -> None:
+def test_a_copy_in_a_tier_of_what_was_abandoned_is_superseded(taking: Taking) -> None:
     world = taking.world
     world.read(RETRIED, 0, 1, "o5", headers=headers_of(2))
     del world.proofs["events"][RETRIED.key], world.proofs["rejects"][RETRIED.key], world.proofs["current"][RETRIED.key]
@@ -406,11 +408,11 @@ def test_a_reject_was_published_under_its_own_number(taking: Taking) -> None:
     assert not verdict().passed
 
 
-def test_a_ledger_that_is_rebuilt_knows_what_was_decided_anew(taking: Taking) -> None:
+def test_a_ledger_that_is_rebuilt_knows_what_was_reprocessed(taking: Taking) -> None:
     taking.act(**BY_ANN)
     taking.world.write()
-    assert _reclaims(taking.world.lake, STREAM) == [], "not decided anew yet"
-    taking.decide_anew(accepted=True)
+    assert _reclaims(taking.world.lake, STREAM) == [], "not reprocessed yet"
+    taking.reprocess(accepted=True)
     taking.world.write()
     [found] = _reclaims(taking.world.lake, STREAM)
     assert (found.origin, found.slice_key, found.number) == (X, FIRST.key, 1)
@@ -427,17 +429,17 @@ def test_the_command_and_the_job(taking: Taking, tmp_path: Path, monkeypatch: py
     named = ["--limit", "1", "--yes", "--by", "ann", "--because", "a mended rule", "--json"]
     done = json.loads(CliRunner().invoke(main, ["reclaim", "orders", *named]).output)
     assert (done["done"], done["slices"], done["meant"][0]["origin"]) == (True, [FIRST.key], X._asdict())
-    taking.decide_anew(accepted=False)
+    taking.reprocess(accepted=False)
     taking.world.write()
 
     defs = build_defs(streams=[STREAM])
-    config = {"record": True, "by": "bob", "because": "once more", "slices": [FIRST.key]}
+    config = {"record": True, "by": "bob", "because": "again", "slices": [FIRST.key]}
     run = defs.resolve_job_def("reclaim").execute_in_process(
         run_config={"stream": "orders", **config}, instance=dg.DagsterInstance.ephemeral()
     )
     assert run.success
-    told = [(one.number, one.reclaimed_by, one.reason) for one in taking.world.ledger.reclaims.of("orders")]
-    assert told == [(1, "ann", "a mended rule"), (2, "bob", "once more")]
+    reported = [(one.number, one.reclaimed_by, one.reason) for one in taking.world.ledger.reclaims.of("orders")]
+    assert reported == [(1, "ann", "a mended rule"), (2, "bob", "again")]
 
 
 # Through the stages
@@ -457,17 +459,17 @@ def mended(bench: Bench) -> None:
 
 
 def keys_on(bench: Bench, topic: str) -> Counter[tuple[str, bytes | None]]:
-    """Which records stand on a DLQ topic, and how often they had been taken back before."""
+    """Which records stand on a DLQ topic, and how often they had been reclaimed before."""
     found = published(bench.bootstrap, topic)
     return Counter(((key or b"").decode(), dict(headers)[RECLAIMS]) for _, key, _, headers in found)
 
 
 @pytest.mark.slow
-def test_a_backfill_with_mended_code_accepts_what_was_taken_back(bench: Bench) -> None:
+def test_a_backfill_with_mended_code_accepts_what_was_reclaimed(bench: Bench) -> None:
     """Waiting in a tier, sent back to one, or parked: accepted once; what waits there of them is superseded later.
 
-    In the same slice one record that was accepted before changes, one is rejected now, one that was taken back is
-    rejected anew, and one that nobody took back is left to its tier.
+    In the same slice one record that was accepted before changes, one is rejected now, one that was reclaimed is
+    rejected again, and one that nobody reclaimed is left to its tier.
     """
     bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1), timedelta(seconds=2)))
     waiting, sent_back, stays, changes, refused, again, left = range(7)
@@ -485,7 +487,7 @@ def test_a_backfill_with_mended_code_accepts_what_was_taken_back(bench: Bench) -
     tier, to_park = bench.stream.tier_topics[0], bench.stream.parked_topic
     redriven = parked.Asked(Choice(keys=[f"o{sent_back}", f"o{again}"]), sure=True, by="ann")
     parked.act(bench.ledger, bench.kafka, bench.lake, bench.stream, redriven, bench.log.append)
-    ensure_taken_back(bench, first.key, [waiting, sent_back, stays, again])
+    ensure_reclaimed(bench, first.key, [waiting, sent_back, stays, again])
 
     mended(bench)
     customers(bench.lake, ["c1", "late"])
@@ -518,7 +520,7 @@ def test_a_backfill_with_mended_code_accepts_what_was_taken_back(bench: Bench) -
     assert ([origin.offset for origin in waits.waiting], waits.settled) == ([refused], 3)
 
 
-def ensure_taken_back(bench: Bench, key: str, offsets: list[int]) -> None:
+def ensure_reclaimed(bench: Bench, key: str, offsets: list[int]) -> None:
     asked = Asked(Choice(keys=[f"o{of}" for of in offsets]), sure=True, by="ann", because="a mended rule")
     found = act(bench.ledger, bench.lake, bench.stream, asked, bench.log.append)
     assert ([origin.offset for origin in sorted(found.meant)], found.slices, found.others) == (offsets, [key], 1)

@@ -18,7 +18,7 @@ from dev.account import Account, Written, digest
 from dev.compare import SHAPES, Comparison, compare, current_view, expected_event
 from dev.intended import EVENT, UNRESOLVED, Ending, Intended
 from dev.orders import ORDERS
-from dev.readings import Kept, Place, Tables
+from dev.readings import Place, Tables, TopicRecord
 from dev.script import Script
 
 BEGIN = datetime(2026, 5, 1, tzinfo=UTC)
@@ -30,14 +30,14 @@ class World:
     """An account, a topic and tables that agree, made by hand and cheap to spoil."""
 
     account: list[Written]
-    topic: dict[Place, Kept]
+    topic: dict[Place, TopicRecord]
     raw: list[dict[str, Any]]
     events: list[dict[str, Any]]
     rejects: list[dict[str, Any]]
     current: list[dict[str, Any]]
     dlq: list[dict[str, Any]]
     metrics: list[dict[str, Any]]
-    published: dict[str, dict[Place, Kept]]
+    published: dict[str, dict[Place, TopicRecord]]
     proofs: dict[str, list[dict[str, Any]]]
 
     def compare(self, **options: Any) -> Comparison:
@@ -70,14 +70,14 @@ def written(identity: int, made: Intended, place: Place, timestamp: int) -> Writ
     )
 
 
-def origin(place: Place, kept: Kept) -> dict[str, Any]:
+def origin(place: Place, stored: TopicRecord) -> dict[str, Any]:
     return {
         "slice": slice_of(place),
         "origin_topic": "orders",
         "origin_generation": 0,
         "origin_partition": place.partition,
         "origin_offset": place.offset,
-        "origin_timestamp_ms": kept.timestamp,
+        "origin_timestamp_ms": stored.timestamp,
         "attempt": 1,
         "retries": 0,
     }
@@ -95,17 +95,17 @@ def make_world() -> World:
         world.account.append(written(number, made, place, timestamp))
         if made.transaction == "aborted":
             continue
-        kept = Kept(place, timestamp, 0, made.key, made.value, made.headers)
-        world.topic[place] = kept
-        add_rows(world, made.ending, place, kept)
+        stored = TopicRecord(place, timestamp, 0, made.key, made.value, made.headers)
+        world.topic[place] = stored
+        add_rows(world, made.ending, place, stored)
     world.current = current_rows(world)
     world.metrics = metrics_rows(world)
     world.proofs = proofs(world, ends)
     return world
 
 
-def add_rows(world: World, ending: Ending, place: Place, kept: Kept) -> None:
-    headers = [{"key": name, "value": value} for name, value in kept.headers] or None
+def add_rows(world: World, ending: Ending, place: Place, stored: TopicRecord) -> None:
+    headers = [{"key": name, "value": value} for name, value in stored.headers] or None
     world.raw.append(
         {
             "slice": slice_of(place),
@@ -113,46 +113,53 @@ def add_rows(world: World, ending: Ending, place: Place, kept: Kept) -> None:
             "generation": 0,
             "partition": place.partition,
             "offset": place.offset,
-            "timestamp_ms": kept.timestamp,
+            "timestamp_ms": stored.timestamp,
             "timestamp_type": 0,
-            "key": kept.key,
-            "value": kept.value,
+            "key": stored.key,
+            "value": stored.value,
             "headers": headers,
         }
     )
     if ending == EVENT:
-        world.events.append({**origin(place, kept), **expected_event(ORDER_SHAPE, kept)})
+        world.events.append({**origin(place, stored), **expected_event(ORDER_SHAPE, stored)})
     elif ending.end == "reject":
         next_topic = "orders.parked" if ending.permanent else "orders.dlq.1"
-        row = {**origin(place, kept), "reason": ending.reason, "permanent": ending.permanent, "next_topic": next_topic}
-        world.rejects.append({**row, "key": kept.key, "value": kept.value, "headers": headers})
+        row = {
+            **origin(place, stored),
+            "reason": ending.reason,
+            "permanent": ending.permanent,
+            "next_topic": next_topic,
+        }
+        world.rejects.append({**row, "key": stored.key, "value": stored.value, "headers": headers})
         world.dlq.append(row)
-        publish(world, world.rejects[-1], kept)
+        publish(world, world.rejects[-1], stored)
 
 
-def publish(world: World, row: dict[str, Any], kept: Kept) -> None:
+def publish(world: World, row: dict[str, Any], stored: TopicRecord) -> None:
     """What `docs/dlq.md` says of the record on its topic."""
     records = world.published.setdefault(row["next_topic"], {})
     place = Place(row["origin_partition"], len(records))
-    told = {
+    reported = {
         "origin.topic": "orders",
         "origin.generation": "0",
         "origin.partition": str(row["origin_partition"]),
         "origin.offset": str(row["origin_offset"]),
-        "origin.timestamp": str(kept.timestamp),
+        "origin.timestamp": str(stored.timestamp),
         "attempt": str(row["retries"] + 1),
         "reason": row["reason"],
         "slice": row["slice"],
         "reclaims": str(row.get("reclaims", 0)),
     }
-    envelope = tuple((f"highwater.{name}", value.encode()) for name, value in told.items())
-    records[place] = Kept(place, kept.timestamp + 1000, 1, kept.key, kept.value, (*kept.headers, *envelope))
+    envelope = tuple((f"highwater.{name}", value.encode()) for name, value in reported.items())
+    records[place] = TopicRecord(
+        place, stored.timestamp + 1000, 1, stored.key, stored.value, (*stored.headers, *envelope)
+    )
 
 
 def retry(world: World, row: dict[str, Any]) -> None:
     """Let a reject of the main topic come back through its tier and be an event."""
-    kept = world.topic[Place(row["origin_partition"], row["origin_offset"])]
-    event = {**origin(kept.place, kept), **expected_event(ORDER_SHAPE, kept), "retries": 1}
+    stored = world.topic[Place(row["origin_partition"], row["origin_offset"])]
+    event = {**origin(stored.place, stored), **expected_event(ORDER_SHAPE, stored), "retries": 1}
     world.events.append({**event, "slice": "orders.dlq.1@0000000"})
 
 
@@ -160,11 +167,11 @@ def ensure_tier_read(world: World) -> None:
     """A slice of the tier that holds all of it."""
     records = world.published["orders.dlq.1"]
     key = "orders.dlq.1@0000000"
-    for place, kept in records.items():
-        headers = [{"key": name, "value": value} for name, value in kept.headers]
+    for place, stored in records.items():
+        headers = [{"key": name, "value": value} for name, value in stored.headers]
         raw = {"slice": key, "topic": "orders.dlq.1", "generation": 0, **place._asdict(), "timestamp_type": 1}
-        body = {"key": kept.key, "value": kept.value, "headers": headers}
-        world.raw.append({**raw, **body, "timestamp_ms": kept.timestamp})
+        body = {"key": stored.key, "value": stored.value, "headers": headers}
+        world.raw.append({**raw, **body, "timestamp_ms": stored.timestamp})
     ranges = {
         str(p): [0, max([o + 1 for q, o in records if q == p], default=0)]
         for p in {place.partition for place in records}
@@ -251,7 +258,7 @@ def first(rows: list[dict[str, Any]], **values: Any) -> dict[str, Any]:
 
 
 def spoil_topic_record(world: World, **changes: Any) -> None:
-    place = next(place for place, kept in world.topic.items() if kept.key and kept.value and kept.headers)
+    place = next(place for place, stored in world.topic.items() if stored.key and stored.value and stored.headers)
     world.topic[place] = replace(world.topic[place], **changes)
 
 
@@ -261,33 +268,35 @@ def spoil_twice(rows: list[dict[str, Any]]) -> None:
 
 def spoil_event_to_reject(world: World) -> None:
     row = world.events.pop(0)
-    kept = world.topic[Place(row["origin_partition"], row["origin_offset"])]
-    add_rows(world, UNRESOLVED, kept.place, kept)
+    stored = world.topic[Place(row["origin_partition"], row["origin_offset"])]
+    add_rows(world, UNRESOLVED, stored.place, stored)
     world.raw.pop()
 
 
 def spoil_both_places(world: World) -> None:
-    kept = world.topic[Place(world.events[0]["origin_partition"], world.events[0]["origin_offset"])]
-    add_rows(world, UNRESOLVED, kept.place, kept)
+    stored = world.topic[Place(world.events[0]["origin_partition"], world.events[0]["origin_offset"])]
+    add_rows(world, UNRESOLVED, stored.place, stored)
     world.raw.pop()
 
 
 def spoil_tombstone_to_event(world: World) -> None:
-    place = next(place for place, kept in world.topic.items() if kept.value is None)
+    place = next(place for place, stored in world.topic.items() if stored.value is None)
     event = {**world.events[0], **origin(place, world.topic[place])}
     world.events.append(event)
 
 
 def spoil_abort(world: World, table: str) -> None:
     aborted = next(w for w in world.account if w.visible is False)
-    kept = Kept(Place(aborted.partition or 0, aborted.offset or 0), aborted.timestamp or 0, 0, aborted.key, b"{}", ())
+    stored = TopicRecord(
+        Place(aborted.partition or 0, aborted.offset or 0), aborted.timestamp or 0, 0, aborted.key, b"{}", ()
+    )
     if table == "topic":
-        world.topic[kept.place] = kept
+        world.topic[stored.place] = stored
     elif table == "raw":
-        add_rows(world, Ending("tombstone"), kept.place, kept)
+        add_rows(world, Ending("tombstone"), stored.place, stored)
     else:
         rows: list[dict[str, Any]] = getattr(world, table)
-        rows.append({**rows[0], **origin(kept.place, kept), "key": aborted.entity})
+        rows.append({**rows[0], **origin(stored.place, stored), "key": aborted.entity})
 
 
 def spoil_current_loser(world: World) -> None:
@@ -318,7 +327,7 @@ def set_first(rows: list[dict[str, Any]], column: str, value: Any) -> None:
 PLANTED: dict[str, tuple[Callable[[World], object], str]] = {
     "topic lost one": (lambda w: w.topic.pop(Place(0, 5)), "topic: lacks a record that was delivered"),
     "topic has a stranger": (
-        lambda w: w.topic.update({Place(9, 0): Kept(Place(9, 0), 0, 0, b"k", b"v", ())}),
+        lambda w: w.topic.update({Place(9, 0): TopicRecord(Place(9, 0), 0, 0, b"k", b"v", ())}),
         "topic: holds a record that nobody wrote",
     ),
     "topic shows an abort": (lambda w: spoil_abort(w, "topic"), "topic: shows an aborted record"),
@@ -444,8 +453,8 @@ def test_a_late_customer_must_be_an_event_when_all_was_retried(world: World) -> 
 
 
 def spoil_published(world: World, topic: str, **changes: Any) -> None:
-    place, kept = next(iter(world.published[topic].items()))
-    world.published[topic][place] = replace(kept, **changes)
+    place, stored = next(iter(world.published[topic].items()))
+    world.published[topic][place] = replace(stored, **changes)
 
 
 PLANTED_IN_THE_DLQ: dict[str, tuple[Callable[[World], object], str]] = {
@@ -480,25 +489,25 @@ def test_a_difference_planted_in_the_dlq_is_found(world: World, name: str) -> No
 
 
 def take_back(world: World) -> dict[str, Any]:
-    """One parked record was taken back, rejected anew and parked once more; its older copy stays on the topic."""
+    """One parked record was reclaimed, rejected again and parked again; its older copy stays on the topic."""
     row, noted = first(world.rejects, permanent=True), first(world.dlq, permanent=True)
     row["reclaims"] = noted["reclaims"] = 1
     publish(world, row, world.topic[Place(row["origin_partition"], row["origin_offset"])])
     return row
 
 
-def test_what_was_taken_back_and_rejected_anew_is_no_difference(world: World) -> None:
+def test_what_was_reclaimed_and_rejected_again_is_no_difference(world: World) -> None:
     take_back(world)
     assert world.kinds() == set()
 
 
-def test_of_what_was_taken_back_each_try_is_there_once(world: World) -> None:
+def test_of_what_was_reclaimed_each_try_is_there_once(world: World) -> None:
     row = take_back(world)
     world.rejects.append({**row, "reclaims": 0})
-    assert "ends: a record in two places" in world.kinds(), "its slice said that before it decided anew"
+    assert "ends: a record in two places" in world.kinds(), "its slice said that before it reprocessed"
 
 
-def test_what_was_published_after_it_was_taken_back_must_be_a_reject(world: World) -> None:
+def test_what_was_published_after_it_was_reclaimed_must_be_a_reject(world: World) -> None:
     row = take_back(world)
     row["reclaims"] = 0
     assert "dlq: holds what was not rejected" in world.kinds()
@@ -543,8 +552,8 @@ def test_an_origin_accepted_twice_is_found(world: World) -> None:
 def test_a_late_customer_that_nobody_knows_yet_may_not_be_an_event(world: World) -> None:
     row = first(world.rejects, reason="unresolved")
     world.rejects.remove(row)
-    kept = world.topic[Place(row["origin_partition"], row["origin_offset"])]
-    add_rows(world, EVENT, kept.place, kept)
+    stored = world.topic[Place(row["origin_partition"], row["origin_offset"])]
+    add_rows(world, EVENT, stored.place, stored)
     world.raw.pop()
     assert f"ends: another end than {UNRESOLVED}" in world.kinds()
 
@@ -567,7 +576,7 @@ def test_a_record_whose_writer_was_killed_before_the_report_may_stand_in_the_top
     assert "raw: holds what the topic does not" in world.kinds()
 
 
-def test_a_record_whose_place_the_broker_did_not_tell_is_known_by_its_content(world: World) -> None:
+def test_a_record_whose_place_the_broker_did_not_report_is_known_by_its_content(world: World) -> None:
     at = next(n for n, w in enumerate(world.account) if w.fault == "none")
     world.account[at] = replace(world.account[at], offset=-1, timestamp=-1)
     assert not world.kinds()
@@ -582,8 +591,8 @@ def test_an_expected_event_reads_the_json_by_itself() -> None:
         "amount": 12.3,
         "event_time": "2026-01-01T02:00:00+02:00",
     }
-    kept = Kept(Place(0, 0), 1_767_225_600_123, 0, "ö".encode(), json.dumps(value).encode(), ())
-    assert expected_event(ORDER_SHAPE, kept) == {
+    stored = TopicRecord(Place(0, 0), 1_767_225_600_123, 0, "ö".encode(), json.dumps(value).encode(), ())
+    assert expected_event(ORDER_SHAPE, stored) == {
         "order_id": "o",
         "version": 2,
         "status": "paid",
@@ -591,7 +600,7 @@ def test_an_expected_event_reads_the_json_by_itself() -> None:
         "amount": Decimal("12.3"),
         "event_time": datetime(2026, 1, 1, tzinfo=UTC),
         "key": "ö",
-        "origin_timestamp_ms": kept.timestamp,
+        "origin_timestamp_ms": stored.timestamp,
     }
 
 

@@ -182,11 +182,11 @@ def test_what_the_run_before_published_is_not_sent_again(early: ReadBefore) -> N
     assert [one.key for one in early.published(end).records] == [b"o2"]
 
 
-def test_a_slice_that_was_decided_anew_meanwhile_is_not_published(early: ReadBefore) -> None:
+def test_a_slice_that_was_reprocessed_meanwhile_is_not_published(early: ReadBefore) -> None:
     def decide() -> None:
         early.tables.decide(early.slice_, [], early.rejected, known=False)
 
-    with pytest.raises(SupersededAttemptError, match="decided anew while"):
+    with pytest.raises(SupersededAttemptError, match="reprocessed while"):
         early.published(decide)
 
 

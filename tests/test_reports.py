@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from dev.planted import plant
-from highwater.assets.commit import Standing, commit_until_settled
+from highwater.assets.commit import CommittedSlices, commit_until_settled
 from highwater.assets.work import Work
 from highwater.proof import Proof
 from highwater.resources.lake import Lake
@@ -17,7 +17,7 @@ from highwater.slices import OffsetRange, Slice
 from tests.support import make_stream
 
 
-def test_a_slice_that_stands_is_told_with_the_version_in_which_it_does(tmp_path: Path) -> None:
+def test_a_committed_slice_is_reported_with_the_version_in_which_it_does(tmp_path: Path) -> None:
     """A run that took over the commit of another one, or kept its rows, once told no version at all."""
     slices = [Slice("orders", "orders", "A", 0, n, {0: OffsetRange(n, n + 1)}, datetime.now(UTC)) for n in range(2)]
     lake = Lake(str(tmp_path / "lake"))
@@ -27,8 +27,8 @@ def test_a_slice_that_stands_is_told_with_the_version_in_which_it_does(tmp_path:
     said: list[str] = []
     nobody: Any = None
     work = Work(make_stream("orders"), slices, nobody, lake, nobody, nobody, said.append)
-    kept = {slice_.key: "rows kept as they are" for slice_ in slices}
-    found = commit_until_settled(work, "raw", Standing.read(work, "raw"), kept, nobody)
+    stored = {slice_.key: "rows kept as they are" for slice_ in slices}
+    found = commit_until_settled(work, "raw", CommittedSlices.read(work, "raw"), stored, nobody)
     assert [(one.delta_version, one.note, one.counts) for one in found] == [
         (1, "rows kept as they are", {"lost": 1})
     ] * 2

@@ -241,7 +241,7 @@ class Deployment:
 
 @pytest.fixture
 def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Deployment]]:
-    # On a machine that stands still a tick takes longer, and the instance is recorded again.
+    # On a machine that hangs a tick takes longer, and the instance is recorded again.
     monkeypatch.setattr(sensors, "BUDGET_SECONDS", 3_600.0)
     monkeypatch.setattr("highwater.resources.ledger.instances.WRITE_EVERY", timedelta(hours=1))
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:

@@ -67,11 +67,11 @@ def record(offset: int, text: str, epoch: int | None) -> SeenRecord:
         (Recorded(10, None, None), [record(9, "b", 5)], False),
     ],
 )
-def test_another_record_or_a_later_epoch_tells(was: Recorded, now: list[SeenRecord], expected: bool) -> None:
+def test_another_record_or_a_later_epoch_reports(was: Recorded, now: list[SeenRecord], expected: bool) -> None:
     assert replaced(was, now) is expected
 
 
-def test_a_digest_tells_null_from_empty_and_key_from_value() -> None:
+def test_a_digest_reports_null_from_empty_and_key_from_value() -> None:
     contents = [(None, None), (b"", None), (None, b""), (b"", b""), (b"a", b"b"), (b"ab", b"")]
     assert len({digest(1, *content) for content in contents}) == len(contents)
     assert digest(1, b"a", b"b") != digest(2, b"a", b"b")
@@ -196,8 +196,8 @@ class Replaced(Kafka):
 
     def read(self, topic: str, ranges: Mapping[int, OffsetRange], **_: object) -> Iterator[Any]:
         for offset in range(ranges[0].start, ranges[0].end) if 0 in ranges else ():
-            told = {"partition": 0, "offset": offset, "leader_epoch": 1 if offset < 100 else 3}
-            made = {**told, "timestamp": (1, 0), "key": b"k", "value": b"%d" % offset}
+            reported = {"partition": 0, "offset": offset, "leader_epoch": 1 if offset < 100 else 3}
+            made = {**reported, "timestamp": (1, 0), "key": b"k", "value": b"%d" % offset}
             yield SimpleNamespace(**{name: partial(lambda found: found, value) for name, value in made.items()})
 
 
@@ -298,7 +298,7 @@ def test_a_plan_keeps_the_last_record_of_each_range_and_raw_agrees_with_it(bench
 
 @pytest.mark.slow
 def test_another_record_under_the_mark_is_not_read(bench: Bench) -> None:
-    """As a topic that is made anew while it is read would have it: the look before the read has seen nothing."""
+    """As a topic that is recreated while it is read would have it: the look before the read has seen nothing."""
     bench.send(order_message("o1", 1), order_message("o1", 2))
     [slice_] = planned(bench)
     other = replace(slice_, marks={0: Fingerprint(1, digest(0, b"o1", b"other"))})
@@ -395,8 +395,8 @@ def test_replaced_history_is_noticed_before_it_is_read(
     assert "rows kept as they are" in str(again.note)
 
     operator = Scene(cluster.bootstrap, TOPIC, tmp_path)
-    kept = operator.run("accept-loss", "orders", "--yes", "--by", "ann")
-    assert "there is nothing to accept" in kept.output, "lost offsets are another thing than replaced ones"
+    remaining = operator.run("accept-loss", "orders", "--yes", "--by", "ann")
+    assert "there is nothing to accept" in remaining.output, "lost offsets are another thing than replaced ones"
     asked = ("accept-divergence", "orders", "--partition", "0")
     dry = operator.run(*asked)
     assert (dry.exit_code, "a dry run: nothing was recorded" in dry.output) == (0, True), dry.output

@@ -96,7 +96,7 @@ def test_each_failure_doubles_the_wait(failures: int, ago: float, due: bool) -> 
 def test_a_slice_that_failed_too_often_waits_for_a_person() -> None:
     runs = [ended("a", ago=100 + n) for n in range(RULES.attempts)]
     found = decide_repair({"a": NOON - minutes(500)}, runs, NOON, RULES)
-    assert (found.due, found.given_up) == ({}, ("a",))
+    assert (found.due, found.exhausted_slices) == ({}, ("a",))
 
 
 def test_the_waits_cover_an_outage_of_an_hour() -> None:

@@ -208,7 +208,7 @@ def test_an_entry_is_put_again_while_another_request_for_it_is_under_way(
 def test_two_drivers_whose_leases_ended_both_commit_their_slices(
     store: ObjectStore, bench: Bench, second: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One stood still for longer than its lease, with its log entry on the way."""
+    """One hung for longer than its lease, with its log entry on the way."""
     monkeypatch.setattr(commit, "commit_turn", lambda *_, **__: nullcontext())
     bench.send(*[order_message(f"o{n}", 1, partition=n % 3) for n in range(6)])
     slices = [bench.plan(0, p0=(0, 1), p1=(0, 1)), bench.plan(1, p0=(1, 2), p2=(0, 2))]
@@ -281,7 +281,7 @@ def start_slice(home: Path, bench: Bench, url: str) -> subprocess.Popen[str]:
 # The whole pipeline
 
 
-def test_slices_go_through_all_tables_and_are_kept_up(
+def test_slices_go_through_all_tables_and_are_maintained(
     store: ObjectStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ingested, maintained, repeated as by a backfill, erased from, and audited."""

@@ -223,7 +223,7 @@ def texts(error: BaseException | None) -> str:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_refused_login_is_told_without_the_password(status: int) -> None:
+def test_a_refused_login_is_reported_without_the_password(status: int) -> None:
     """The server repeats the login in its answer, as some proxies do."""
 
     def refuse(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
@@ -239,7 +239,7 @@ def test_a_refused_login_is_told_without_the_password(status: int) -> None:
     assert PASSWORD not in texts(caught.value) + repr(registry)
 
 
-def test_a_password_in_the_address_is_not_told() -> None:
+def test_a_password_in_the_address_is_not_reported() -> None:
     with answering(lambda _: (401, b"{}")) as url:
         registry = SchemaRegistry(url.replace("//", f"//reader:{PASSWORD}@"), AT_ONCE)
         with pytest.raises(DependencyAwayError) as caught:
@@ -330,7 +330,7 @@ def test_an_address_in_the_properties_is_refused() -> None:
         {"timeout": 1, "bearer.auth.credentials.source": PASSWORD},
     ],
 )
-def test_properties_that_the_client_refuses_are_told_without_their_values(config: dict[str, str | int]) -> None:
+def test_properties_that_the_client_refuses_are_reported_without_their_values(config: dict[str, str | int]) -> None:
     with pytest.raises(ConfigurationError, match="HIGHWATER_SCHEMA_REGISTRY_CONFIG") as caught:
         SchemaRegistry("http://here", config).subjects()
     assert PASSWORD not in texts(caught.value)

@@ -34,12 +34,12 @@ def outcomes(name: str) -> list[Outcome]:
     return [classify(FORMATS[name], one, find_schema) for one in records(name)]
 
 
-def told(name: str, *fields: str) -> list[tuple[Any, ...]]:
+def reported(name: str, *fields: str) -> list[tuple[Any, ...]]:
     return [(one.kind, one.key, *(one.values.get(field) for field in fields)) for one in outcomes(name)]
 
 
 def test_debezium() -> None:
-    assert told("01-debezium-postgres-plain", "amount", "note", "op", "lsn") == [
+    assert reported("01-debezium-postgres-plain", "amount", "note", "op", "lsn") == [
         ("event", "1001", Decimal("12.34"), None, "c", 24023128),
         ("event", "1001", Decimal("20.00"), "gift ☕", "u", 24023300),
         ("delete", "1001", None, None, "d", 24023400),
@@ -50,7 +50,7 @@ def test_debezium() -> None:
 
 
 def test_nested_events() -> None:
-    assert told("05-github-events", "type", "actor_login", "repo_id", "org_login") == [
+    assert reported("05-github-events", "type", "actor_login", "repo_id", "org_login") == [
         ("event", "22249084964", "PushEvent", "octo", 1296269, None),
         ("event", "22249084965", "WatchEvent", "octo", 1296269, "corp"),
         ("event", "22249084966", "IssuesEvent", "octo", 1296269, None),
@@ -59,7 +59,7 @@ def test_nested_events() -> None:
 
 
 def test_telemetry() -> None:
-    assert told("06-iot-telemetry", "temp", "hum", "lat") == [
+    assert reported("06-iot-telemetry", "temp", "hum", "lat") == [
         ("event", "s-17", 21.500000000000004, 1e-05, 52.520008),
         ("event", "s-17", None, None, -0.0),
         ("reject", None, 21.0, 45.5, None),
@@ -77,7 +77,7 @@ def test_order_lines() -> None:
 
 
 def test_avro() -> None:
-    assert told("10-avro-logical-types", "amount", "note", "kind", "currency", "tags", "seen_at") == [
+    assert reported("10-avro-logical-types", "amount", "note", "kind", "currency", "tags", "seen_at") == [
         ("event", KEY, Decimal("1234.56"), None, "STANDARD", "EUR", {"a": "ö"}, 1767225600000001),
         ("event", KEY, None, "", "CREDIT", "EUR", {}, 1767225600000999),
         ("event", KEY, Decimal("-0.05"), "n", "STANDARD", "USD", {}, -1),
@@ -89,7 +89,7 @@ KEY = "7f1c3c1e-0000-4000-8000-000000000001"
 
 
 def test_registered_json() -> None:
-    assert told("12-json-schema-registry", "version", "amount", "coupon") == [
+    assert reported("12-json-schema-registry", "version", "amount", "coupon") == [
         ("event", "o-17", 1, Decimal("12.5"), None),
         ("event", "o-17", 2, Decimal("12.5"), None),
         ("event", "o-17", 3, Decimal("0.0000001"), None),
@@ -414,7 +414,7 @@ FAR = 2**62  # microseconds: the year 148,107
 def test_avro_types_are_those_of_the_pipeline(
     kind: Any, physical: Any, value: Any, declared: Field, wanted: Any
 ) -> None:
-    """A UUID was written anew, times of day fitted no field, and a far time of an ignored field refused the record."""
+    """A UUID was written again, times of day fitted no field, and a far time of an ignored field refused the record."""
     assert avro(kind, value, declared, physical=physical) == wanted
 
 
@@ -436,7 +436,7 @@ def test_a_logical_type_that_cannot_be_is_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("{nope", "cannot be read"),
         ('"string"', "it is no record"),
@@ -446,11 +446,11 @@ def test_a_logical_type_that_cannot_be_is_ignored() -> None:
         ('{"type": "record", "name": "N", "fields": [{"name": "n", "type": "M"}]}', "cannot be read"),
     ],
 )
-def test_a_schema_of_the_registry_that_cannot_be_read_is_a_reject(text: str, told: str) -> None:
+def test_a_schema_of_the_registry_that_cannot_be_read_is_a_reject(text: str, reported: str) -> None:
     """It raised JSONDecodeError or fastavro's own errors."""
     found = classify(lined(Avro(), Field("x", "string")), Record(b"\0\0\0\0\x01\0"), lambda _: Schema(1, "AVRO", text))
     assert found.reason == "malformed"
-    assert told in str(found.detail)
+    assert reported in str(found.detail)
 
 
 # --- Protobuf
@@ -690,8 +690,8 @@ def test_what_both_read_is_declared(pattern: str, line: str) -> None:
 
 @pytest.mark.parametrize("quantifier", ["*", "+", "*?", "{2,}", "{2,3}", "{0,9}?"])
 def test_a_group_is_repeated_in_a_loop_alone(quantifier: str) -> None:
-    told = re.escape(f"by {quantifier!r}: write {quantifier.rstrip('?') + '+'!r}")
-    with pytest.raises(DeclarationError, match=told):
+    reported = re.escape(f"by {quantifier!r}: write {quantifier.rstrip('?') + '+'!r}")
+    with pytest.raises(DeclarationError, match=reported):
         lined(Lines(rf"(?P<a>.)(?:x|y){quantifier}"), Field("a", "string"))
 
 
@@ -705,7 +705,7 @@ def test_groups_are_named_in_either_syntax() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared", "told"),
+    ("declared", "reported"),
     [
         (Field("x", "struct", of=(Field("a`b", "string"),)), "member 'a`b': a name is letters"),
         (Field("x", "struct", of=(Field("a", "string", source="a..b"),)), "field 'a': source: 'a..b' is no path"),
@@ -721,9 +721,9 @@ def test_groups_are_named_in_either_syntax() -> None:
         (Field("x", "long", rounded=True), "rounded and unscaled are for decimals"),
     ],
 )
-def test_a_field_that_cannot_be_is_refused_with_a_sentence(declared: Field, told: str) -> None:
+def test_a_field_that_cannot_be_is_refused_with_a_sentence(declared: Field, reported: str) -> None:
     """A wrong path of a member raised ValueError, and a name with a backtick failed in Spark."""
-    assert any(told in problem for problem in field_problems(declared))
+    assert any(reported in problem for problem in field_problems(declared))
 
 
 def nested(depth: int) -> Field:

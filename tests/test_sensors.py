@@ -199,7 +199,7 @@ def test_history_that_dagster_lacks_is_reported_and_not_requested(
     assert len(keys) == 6
     ours.fill(slices[:3], *[table.name for table in TABLES])
     ours.fill(slices[3:4], "raw")
-    ours.ledger.given_up.add("orders", {keys[4]: 6}, datetime.now(UTC))
+    ours.ledger.exhausted_slices.add("orders", {keys[4]: 6}, datetime.now(UTC))
     with dg.DagsterInstance.ephemeral() as empty:
         again = Ticking(ours.stream, empty, tmp_path)
         if home == "lost a key":
@@ -272,10 +272,10 @@ def test_two_instances_on_one_ledger_are_noticed_and_one_that_replaces_another_i
         [alert] = [
             one for one in alerts._measured(ours.ledger, kafka, ours.lake, ours.stream, [], []) if "inst" in one.what
         ]
-        told = any("is not alone" in line for line in status.lines)
-        assert bool(status.to_plain()["instances"]) is told
+        reported = any("is not alone" in line for line in status.lines)
+        assert bool(status.to_plain()["instances"]) is reported
         assert ("stop the sensors" in alert.remedy) is alert.over
-        return [one.id for one in status.instances], told, alert.over
+        return [one.id for one in status.instances], reported, alert.over
 
     ours = ticking()
     kafka = Kafka(os.environ["HIGHWATER_KAFKA_BOOTSTRAP"])
@@ -290,8 +290,8 @@ def test_two_instances_on_one_ledger_are_noticed_and_one_that_replaces_another_i
             connection.execute(text("UPDATE instances SET last_seen = :at, first_seen = :at"), {"at": minute_ago})
         ours.tick("planner")
         again.tick("repair")
-        both, told, over = found()
-        assert (len({*both}), told, over) == (2, True, True)
+        both, reported, over = found()
+        assert (len({*both}), reported, over) == (2, True, True)
         with create_engine(ours.ledger.database.url).begin() as connection:
             long_ago = _as_stored(datetime.now(UTC) - timedelta(minutes=6))
             mine = {"at": long_ago, "id": both[0]}
@@ -415,7 +415,7 @@ def test_what_the_lake_holds_and_dagster_forgot_is_reported_and_not_asked_for(
     assert not again.asset_events
 
 
-def test_what_dagster_forgot_is_told_as_the_run_told_it(ticking: Callable[..., Ticking]) -> None:
+def test_what_dagster_forgot_is_reported_as_the_run_reported_it(ticking: Callable[..., Ticking]) -> None:
     """It once had its offsets and its attempt alone, which leaves holes in every plot."""
     ours = ticking(records=10)
     ours.tick("planner")
@@ -427,22 +427,22 @@ def test_what_dagster_forgot_is_told_as_the_run_told_it(ticking: Callable[..., T
     ours.fill([slice_], "events", rows=7, rejects_malformed=2, **span)
     ours.fill([slice_], "current", rows=7)
     ours.fill([slice_], "rejects", "dlq", rows=2)
-    told = {event.asset_key.path[-1]: event.metadata for event in ours.tick("repair").asset_events}
-    assert {table: one["dagster/partition_row_count"].value for table, one in told.items()} == {
+    reported = {event.asset_key.path[-1]: event.metadata for event in ours.tick("repair").asset_events}
+    assert {table: one["dagster/partition_row_count"].value for table, one in reported.items()} == {
         "raw": 10,
         "events": 7,
         "rejects": 2,
         "dlq": 2,
         "current": 7,
     }
-    for metadata in told.values():
+    for metadata in reported.values():
         assert metadata["attempt"].value == 1
         assert metadata["partitions"].value == 2
         assert metadata["lag_at_planning"].value == slice_.lag
         assert metadata["delta_version"].value == 0
     for table in ("events", "current"):
-        assert told[table]["rejects/malformed"].value == 2
-        assert told[table]["event_span_seconds"].value == 60.0
+        assert reported[table]["rejects/malformed"].value == 2
+        assert reported[table]["event_span_seconds"].value == 60.0
 
 
 def test_a_slice_that_cannot_be_shown_keeps_no_other_from_repair(
@@ -468,7 +468,7 @@ def test_a_slice_that_cannot_be_shown_keeps_no_other_from_repair(
 def test_a_slice_that_fails_again_and_again_is_asked_for_by_itself(
     ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that cannot be done failed those that were requested with it, until all of them were given up."""
+    """One that cannot be done failed those that were requested with it, until all of them were exhausted."""
     ours = ticking()
     ours.tick("planner")
     _later(ours)
@@ -484,7 +484,7 @@ def test_a_slice_that_fails_again_and_again_is_asked_for_by_itself(
     assert wanted == [together, together, [(key, key) for key in keys]]
 
 
-def test_what_was_decided_anew_since_it_was_folded_is_told_without_the_new_numbers(
+def test_what_was_reprocessed_since_it_was_folded_is_reported_without_the_new_numbers(
     ticking: Callable[..., Ticking],
 ) -> None:
     ours = ticking(records=10)
@@ -493,9 +493,9 @@ def test_what_was_decided_anew_since_it_was_folded_is_told_without_the_new_numbe
     [slice_] = ours.ledger.slices("orders")
     ours.fill([slice_], "raw", "current", rows=3)
     ours.fill([slice_], "events", rows=7, attempt=2, rejects_malformed=2)
-    told = {event.asset_key.path[-1]: event.metadata for event in ours.tick("repair").asset_events}
-    assert (told["current"]["attempt"].value, told["events"]["attempt"].value) == (1, 2)
-    assert "rejects/malformed" not in told["current"]
+    reported = {event.asset_key.path[-1]: event.metadata for event in ours.tick("repair").asset_events}
+    assert (reported["current"]["attempt"].value, reported["events"]["attempt"].value) == (1, 2)
+    assert "rejects/malformed" not in reported["current"]
 
 
 def test_a_slice_whose_rejects_do_not_follow_its_events_is_asked_for(ticking: Callable[..., Ticking]) -> None:
@@ -634,7 +634,7 @@ def test_what_is_due_in_a_tier_becomes_slices_whose_runs_stand_behind_new_ones(t
     ours = ticking(records=10)
     ours.tick("planner")
     tiers_of(ours, records=20)
-    # By delays of hours: a machine that stands still lets records of one second be due at once.
+    # By delays of hours: a machine that hangs lets records of one second be due at once.
     wait_for(ours, timedelta(hours=1), timedelta(hours=2))
     assert ours.tick("dlq_retries").run_requests == [], "nothing has waited long enough"
     wait_for(ours, timedelta(seconds=1), timedelta(seconds=2))

@@ -88,7 +88,7 @@ def test_every_command_has_the_set_up_done_first(bare: Path, command: str) -> No
     assert "--require-hashes" in done.stdout
 
 
-def test_an_environment_that_was_interrupted_is_begun_anew(bare: Path) -> None:
+def test_an_environment_that_was_interrupted_is_restarted(bare: Path) -> None:
     """A `venv` ended by Ctrl-C left a Python without pip, which every later `make` took for ready."""
     (bare / ".venv" / "bin").mkdir(parents=True)
     (bare / ".venv" / "bin" / "python").touch()

@@ -102,9 +102,9 @@ def test_keys_of_more_than_seven_digits_have_one_form() -> None:
 def test_a_slice_keeps_what_a_loss_at_its_border_leaves(offsets: OffsetRange, lost: list[int]) -> None:
     loss = OffsetRange(*lost)
     left = left_to_read(a_slice({0: offsets}), [a_loss(0, loss)]).ranges[0]
-    kept = set(range(offsets.start, offsets.end)) - set(range(loss.start, loss.end))
+    stored = set(range(offsets.start, offsets.end)) - set(range(loss.start, loss.end))
     amid = offsets.start < loss.start and loss.end < offsets.end and len(loss) > 0
-    assert set(range(left.start, left.end)) == (set(range(offsets.start, offsets.end)) if amid else kept)
+    assert set(range(left.start, left.end)) == (set(range(offsets.start, offsets.end)) if amid else stored)
 
 
 def test_a_loss_of_another_generation_takes_nothing() -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dev.compare import Comparison
 from dev.kills import Victim, schedule
-from dev.soak import Ordeal, Soak, Verdict, main, tell
+from dev.soak import Ordeal, Soak, Verdict, main, report
 from highwater.errors import TemporaryError
 
 
@@ -37,14 +37,14 @@ def test_spark_is_to_start_quickly_where_it_is_killed_often() -> None:
     assert not Ordeal(records=1_000_000, kills=0).short_lived
 
 
-def test_what_is_wrong_is_told_and_is_the_exit_status(
+def test_what_is_wrong_is_reported_and_is_the_exit_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     console = Console(file=io.StringIO(), width=200)
     comparison = Comparison("orders")
     comparison.differences.add("raw: lacks a record of the topic", "0:0")
     verdict = Verdict([comparison], {"broker": 2}, wrong=["orders: differences"])
-    tell(console, Ordeal(seed=9), verdict)
+    report(console, Ordeal(seed=9), verdict)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for part in ("seed 9", "2 x broker", "wrong: orders: differences", "raw: lacks a record"):
         assert part in text

@@ -68,7 +68,7 @@ class _Session:
 
 
 def test_plans_are_adapted_again_after_a_small_commit_unless_spark_is_away() -> None:
-    """A server that is away would be waited for once more, for a minute; the next small commit sets what is left."""
+    """A server that is away would be waited for again, for a minute; the next small commit sets what is left."""
     session = cast("SparkSession", _Session())
     with _as_planned(session):
         assert session.conf.get(ADAPTIVE) == "false"

@@ -20,7 +20,7 @@ import pytest
 
 from highwater.assets import commit, current, dlq, events, metrics, raw, rejects
 from highwater.assets.classified import Classified
-from highwater.assets.commit import Clock, Standing
+from highwater.assets.commit import Clock, CommittedSlices
 from highwater.declaration import Field
 from highwater.errors import (
     DependencyAwayError,
@@ -260,13 +260,13 @@ def test_every_slice_repeated_in_any_order_is_there_once(bench: Bench) -> None:
     assert {key: row["version"] for key, row in bench.current().items()} == {f"o{n}": 8 for n in range(5)} | {"x": 2}
 
 
-def test_the_split_is_conserved_and_told_by_reason(taken: Taken) -> None:
+def test_the_split_is_conserved_and_reported_by_reason(taken: Taken) -> None:
     begin = taken.slices["split"].ranges[0].start
     assert {row["origin_offset"] - begin for row in taken.rows("events", "split")} == {0}
     rejects = taken.rows("rejects", "split")
-    told = {row["origin_offset"] - begin: (row["reason"], row["permanent"], row["next_topic"]) for row in rejects}
+    reported = {row["origin_offset"] - begin: (row["reason"], row["permanent"], row["next_topic"]) for row in rejects}
     topic = taken.bench.stream.topic
-    assert told == {
+    assert reported == {
         1: ("unresolved", False, f"{topic}.dlq.1"),
         2: ("invalid", True, f"{topic}.parked"),
         3: ("malformed", True, f"{topic}.parked"),
@@ -349,7 +349,7 @@ def test_a_late_starter_cannot_overwrite_a_younger_commit(taken: Taken) -> None:
     attempt = next(report.attempt for report in taken.reports["raw"] if report.slice_ == slice_)
     late = bench.spark.createDataFrame([], raw.COLUMNS)
     usual = bench.spark.conf.get(ADAPTIVE)
-    work, proof, looked = bench.work(slice_), Proof(slice_, 9, 0), Standing({}, -1)
+    work, proof, looked = bench.work(slice_), Proof(slice_, 9, 0), CommittedSlices({}, -1)
     with pytest.raises(SupersededAttemptError, match=f"found: attempt {attempt}"):
         commit.commit_rows(work, "raw", late, [proof], looked, files=1, spread="offset", tasks=1)
     held = bench.lake.commits(bench.stream.name, "raw")
@@ -432,8 +432,8 @@ def test_a_second_run_takes_over_the_split_although_the_reference_changed(bench:
     assert "taken over" in str(reports["events"][0].note)
     assert "current still to be written" in str(reports["events"][1].note)
     assert origins(bench.rows("events")) == {(0, 0), (0, 2)}
-    told = sorted((r["origin_offset"], r["reason"]) for r in bench.rows("rejects"))
-    assert told == [(1, "unresolved"), (3, "unresolved")]
+    reported = sorted((r["origin_offset"], r["reason"]) for r in bench.rows("rejects"))
+    assert reported == [(1, "unresolved"), (3, "unresolved")]
     assert set(bench.current()) == {"o0", "o2"}
     bench.materialise(*slices)
     assert origins(bench.rows("events")) == {(0, 0), (0, 2)}, "what was published is left to the DLQ"
@@ -441,7 +441,7 @@ def test_a_second_run_takes_over_the_split_although_the_reference_changed(bench:
 
 
 def test_a_record_is_classified_once_in_a_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rejects come from what the events were told from, and equal what raw gives to a run that begins behind them."""
+    """Rejects come from the frame of the events, and equal what raw gives to a run that begins after them."""
     bench.send(*[Message(b"o1", value) for value in BAD_VALUES.values()], order_message("o2", 1, customer_id="late"))
     bench.send(order_message("o3", 1), Message(b"o4", None))
     slice_ = bench.plan(0, p0=(0, len(BAD_VALUES) + 3))
@@ -476,19 +476,19 @@ def test_what_another_run_decided_is_classified_again(bench: Bench) -> None:
     assert Counter(row["reason"] for row in bench.rows("rejects")) == {"malformed": 1, "unresolved": 2}
 
 
-def test_rejects_are_what_the_decision_left_although_events_were_decided_anew(bench: Bench) -> None:
+def test_rejects_are_what_the_decision_left_although_events_were_reprocessed(bench: Bench) -> None:
     """Another run's decision comes between the look at the proofs and the query."""
     customers(bench.lake, ["c1", "c2"])
     bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"), Message(b"o3", b"garbled"))
     slice_ = bench.plan(0, p0=(0, 3))
     work = bench.work(slice_)
     bench.materialise(slice_)
-    seen = Standing.read(work, "events")
+    seen = CommittedSlices.read(work, "events")
     customers(bench.lake, [])
     events.materialise(work)
     assert bench.rows("events") == []
     follows = rejects._rows(
-        work, [*seen.proofs.values()], Standing.read(work, "raw").version, seen.version, Standing({}, -1)
+        work, [*seen.proofs.values()], CommittedSlices.read(work, "raw").version, seen.version, CommittedSlices({}, -1)
     )
     found = [row["origin_offset"] for row in follows.collect()]
     assert found == [2], "what the later decision dropped is no reject of the earlier one"
@@ -498,7 +498,7 @@ def test_raw_that_changed_since_the_decision_makes_no_rejects(bench: Bench) -> N
     bench.send(order_message("o1", 1))
     slice_ = bench.plan(0, p0=(0, 1))
     raw.materialise(bench.work(slice_))
-    seen = Standing.read(bench.work(slice_), "raw")
+    seen = CommittedSlices.read(bench.work(slice_), "raw")
     decision = Proof(slice_, 1, 0, {"raw": 2, "rejects": 1})
     with pytest.raises(SupersededAttemptError, match="another number of records"):
         rejects._ensure_conserved(seen, [decision])
@@ -521,14 +521,14 @@ def test_rejects_that_do_not_add_up_with_the_decision_fail_the_slice(bench: Benc
     assert origins(bench.rows("rejects")) == {(0, 1)}
 
 
-def test_a_split_that_does_not_add_up_is_decided_anew(bench: Bench) -> None:
+def test_a_split_that_does_not_add_up_is_reprocessed(bench: Bench) -> None:
     """Each run took it over and failed as the one before, from events on too, as the remedy said."""
     bench.send(order_message("o1", 1), order_message("o2", 1, amount="x"))
     slice_ = bench.plan(0, p0=(0, 2))
     for stage in (raw, events):
         stage.materialise(bench.work(slice_))
     bench.lake.table(bench.stream.name, "events").delete("key = 'o1'")
-    with pytest.raises(UnbalancedError, match="decided anew"):
+    with pytest.raises(UnbalancedError, match="reprocessed"):
         rejects.materialise(bench.work(slice_))
     assert bench.materialise(slice_)["events"][0].note is None
     assert origins(bench.rows("events")) == {(0, 0)}
@@ -539,7 +539,7 @@ def test_a_split_that_does_not_add_up_is_decided_anew(bench: Bench) -> None:
 def test_a_decision_is_of_one_version_of_the_reference_however_often_it_is_computed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another run's commit to raw makes Spark compute anew what it holds: it judged by a customer that came meanwhile.
+    """Another run's commit to raw makes Spark compute again what it holds: it judged by a customer that came meanwhile.
 
     So events were written that their proof did not count, and no run could finish the slice.
     """
@@ -561,7 +561,7 @@ def test_a_decision_is_of_one_version_of_the_reference_however_often_it_is_compu
     assert origins(bench.rows("rejects")) == {(0, 1)}
 
 
-def test_events_that_are_not_as_many_as_were_measured_fail_the_slice_until_it_is_decided_anew(
+def test_events_that_are_not_as_many_as_were_measured_fail_the_slice_until_it_is_reprocessed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.send(order_message("o1", 1), order_message("o2", 1))
@@ -570,7 +570,7 @@ def test_events_that_are_not_as_many_as_were_measured_fail_the_slice_until_it_is
     whole: Callable[..., Any] = events._Decision.rows_of
     with monkeypatch.context() as patch:
         patch.setattr(events._Decision, "rows_of", lambda *given: whole(*given).where("key = 'o1'"))
-        with pytest.raises(UnbalancedError, match="decided anew") as caught:
+        with pytest.raises(UnbalancedError, match="reprocessed") as caught:
             events.materialise(bench.work(slice_))
     assert (caught.value.stored, caught.value.found) == (2, 1)
     bench.materialise(slice_)
@@ -652,7 +652,7 @@ def after_the_look(patch: pytest.MonkeyPatch, lose: Callable[[], None]) -> None:
     patch.setattr(raw, "_not_to_be_had", looked)
 
 
-def test_offsets_that_expire_while_they_are_read_are_told_as_those_before(
+def test_offsets_that_expire_while_they_are_read_are_reported_as_those_before(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark told neither slice nor values, and the command without stream and partition, for good."""
@@ -764,7 +764,7 @@ def test_a_table_is_made_where_one_that_made_it_was_killed(spark: SparkSession, 
     assert [*read_rows(str(path))] == []
 
 
-def test_as_many_tiers_as_anybody_declares_are_told_by_reason(spark: SparkSession) -> None:
+def test_as_many_tiers_as_anybody_declares_are_reported_by_reason(spark: SparkSession) -> None:
     stream = make_stream("orders", tiers=tuple(timedelta(seconds=n + 1) for n in range(60)))
     rows = [(reason, retries) for reason in stream.on_reject for retries in range(62)]
     asked = spark.createDataFrame(rows, "reason STRING, retries INT").select(
@@ -777,9 +777,12 @@ def test_an_older_decision_does_not_replace_what_follows_a_newer_one(bench: Benc
     bench.send(order_message("o1", 1))
     slice_ = bench.plan(0, p0=(0, 1))
     older = {slice_.key: Proof(slice_, 1, 0, {"rejects": 0})}
-    with pytest.raises(SupersededAttemptError, match="decided anew"):
+    with pytest.raises(SupersededAttemptError, match="reprocessed"):
         rejects._follow_decision(
-            bench.work(slice_), Standing(older, 0), Standing({slice_.key: Proof(slice_, 2, 0)}, 0), Clock()
+            bench.work(slice_),
+            CommittedSlices(older, 0),
+            CommittedSlices({slice_.key: Proof(slice_, 2, 0)}, 0),
+            Clock(),
         )
 
 
@@ -819,7 +822,7 @@ def test_the_proof_outlives_the_log_of_the_table(bench: Bench, tmp_path: Path) -
     path = Path(bench.lake.path(bench.stream.name, "raw"))
     for slice_, attempt in ((slices[0], 2), (slices[1], 1)):
         late, proof = bench.spark.createDataFrame([], raw.COLUMNS), Proof(slice_, 9, 0)
-        looked = Standing({slice_.key: Proof(slice_, attempt - 1, 0)}, 0)
+        looked = CommittedSlices({slice_.key: Proof(slice_, attempt - 1, 0)}, 0)
         with pytest.raises(SupersededAttemptError, match=f"found: attempt {attempt}"):
             commit.commit_rows(bench.work(slice_), "raw", late, [proof], looked, files=1, spread="offset", tasks=1)
     assert sorted((row["offset"], row["slice"]) for row in bench.rows("raw")) == [
@@ -883,7 +886,7 @@ def test_runs_that_began_before_a_field_was_added_write_on(bench: Bench) -> None
 
 
 def test_metrics_follow_every_decision_and_are_read_by_spark(bench: Bench) -> None:
-    """A customer is forgotten: the slice takes back what it said, and the other's copy counts from then on."""
+    """A customer is forgotten: the slice reclaims what it said, and the other's copy counts from then on."""
     from decimal import Decimal
 
     bench.stream = replace(bench.stream, metrics=ORDERS.metrics)
@@ -897,7 +900,7 @@ def test_metrics_follow_every_decision_and_are_read_by_spark(bench: Bench) -> No
     bench.materialise(slices[0])
     assert paid_minutes(bench) == [(2, Decimal("13.25"), 2, Decimal("6.625000"))]
     assert origins(bench.rows("events")) == {(0, 1), (0, 2)}
-    # Decided once more, and killed before metrics: the decision stands until they follow.
+    # Decided again, and killed before metrics: the decision stands until they follow.
     customers(bench.lake, ["c2"])
     events.materialise(bench.work(slices[1]))
     rejects.materialise(bench.work(slices[1]))
@@ -927,7 +930,7 @@ def test_a_field_may_have_every_name_that_a_declaration_takes(bench: Bench) -> N
 
 
 def test_rows_that_are_known_come_as_they_were_given(spark: SparkSession) -> None:
-    """Into a table goes what was planned, whatever stands in it; a value that fits nowhere is an error, and no null."""
+    """Into a table goes what was planned, whatever is in it; a value that fits nowhere is an error, and no null."""
     columns = "slice STRING, start BIGINT"
     rows = [('it\'s \\ "a" :rows\n\u00e9\U0001f600', 2**63 - 1), ("", -1)]
     assert [tuple(row) for row in known_rows(spark, columns, rows).collect()] == rows

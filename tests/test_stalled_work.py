@@ -1,4 +1,4 @@
-"""What stands still until a person acts has an alert, and `highwater status` ends with an error."""
+"""What hangs until a person acts has an alert, and `highwater status` ends with an error."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_planning_that_stopped_is_an_alert(tmp_path: Path, kafka: Any, value: st
 
 
 @pytest.mark.slow
-def test_planning_that_a_person_must_mend_is_told_on_a_real_broker(
+def test_planning_that_a_person_must_mend_is_reported_on_a_real_broker(
     bootstrap: str, topic: TopicFactory, tmp_path: Path
 ) -> None:
     scene, heard = Scene(bootstrap, topic(), tmp_path), list[str]()
@@ -108,10 +108,10 @@ def test_planning_that_a_person_must_mend_is_told_on_a_real_broker(
 
     def tick(stream: Any) -> list[str]:
         heard.clear()
-        tell: Callable[[Alert], object] = lambda alert: heard.append(f"{alert.to_plain()['kind']}: {alert.value}")  # noqa: E731
+        report: Callable[[Alert], object] = lambda alert: heard.append(f"{alert.to_plain()['kind']}: {alert.value}")  # noqa: E731
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(alerts, "MEASURES", (planning_stopped,))
-            alerts.tick(scene.ledger, scene.kafka, lake, [stream], tell)  # type: ignore[arg-type]
+            alerts.tick(scene.ledger, scene.kafka, lake, [stream], report)  # type: ignore[arg-type]
         return heard
 
     absent = replace(scene.stream, topic=f"{scene.topic}.absent")
@@ -119,12 +119,12 @@ def test_planning_that_a_person_must_mend_is_told_on_a_real_broker(
     scene.write(3)
     scene.tick()
     assert tick(scene.stream)[0].startswith("recovery")
-    [told] = tick(replace(scene.stream, name="renamed"))
-    assert "is planned by another stream" in told
+    [reported] = tick(replace(scene.stream, name="renamed"))
+    assert "is planned by another stream" in reported
     scene.admin.delete_topics([scene.topic])[scene.topic].result(30)
     wait_until(scene.absent, 30, "the topic's end")
-    [told] = tick(scene.stream)
-    assert "is gone" in told
+    [reported] = tick(scene.stream)
+    assert "is gone" in reported
 
 
 def test_retries_that_are_not_planned_are_an_alert(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_status_ends_with_an_error_for_planned_slices_that_expired(tmp_path: Pat
     assert errors(on_expired="record") == []
 
 
-def test_a_tick_of_the_alerts_measures_all_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_of_the_alerts_measures_all_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measure that the sensor does not know is never reported."""
     monkeypatch.setattr("highwater.orchestration.reporting.alerts.topic_settings", lambda *_: None)
     deployed, heard = Deployed(tmp_path), dict[str, str]()
@@ -184,11 +184,11 @@ def test_a_tick_of_the_alerts_measures_all_that_stands_still(tmp_path: Path, mon
     )
     kafka: Any = Played({0: PartitionState(25, 100, 100, 1), 1: PartitionState(0, 40, 40, 1)})
 
-    def tell(alert: Alert) -> None:
+    def report(alert: Alert) -> None:
         heard[alert.what] = alert.value
 
     failing = Measure("orders", "sensor offset_mirror", "its ticks failed", "3", over=True, remedy="see them")
-    alerts.tick(deployed.ledger, kafka, deployed.lake, [replace(STREAM, tiers=())], tell, lambda: [failing])
+    alerts.tick(deployed.ledger, kafka, deployed.lake, [replace(STREAM, tiers=())], report, lambda: [failing])
     assert heard.keys() >= {
         "planning",
         "expired slices",
@@ -200,7 +200,7 @@ def test_a_tick_of_the_alerts_measures_all_that_stands_still(tmp_path: Path, mon
     assert retries_stopped in alerts.MEASURES
 
 
-def test_what_stopped_is_told_within_a_minute_and_of_every_sensor(
+def test_what_stopped_is_reported_within_a_minute_and_of_every_sensor(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The sensor ticked once a minute, and the daemon looks every five seconds; no tick looked at other sensors."""
@@ -229,7 +229,7 @@ def test_what_stopped_is_told_within_a_minute_and_of_every_sensor(
 
 
 def test_a_planned_slice_that_nobody_reads_is_an_alert(tmp_path: Path) -> None:
-    """A run queue that stood still was told when retention came near: never, where a topic keeps all."""
+    """A run queue that hung was told when retention came near: never, where a topic keeps all."""
     deployed = Deployed(tmp_path)
     deployed.read(0, 1)
     found = slices_waiting(asked(deployed, tiers=()))
@@ -254,7 +254,7 @@ def test_nothing_is_expired_by_a_single_look(tmp_path: Path, monkeypatch: pytest
     assert expired.expired_slices(kafka, "orders", deployed.slices) == []  # type: ignore[arg-type]
 
 
-def test_a_loss_that_the_declaration_records_is_told_for_a_day(tmp_path: Path) -> None:
+def test_a_loss_that_the_declaration_records_is_reported_for_a_day(tmp_path: Path) -> None:
     deployed, now = Deployed(tmp_path), datetime.now(UTC)
     person = Loss("orders", "orders", 0, 0, OffsetRange(0, 5), "expired", "ann", now)
     deployed.ledger.record_loss([person])
@@ -265,7 +265,7 @@ def test_a_loss_that_the_declaration_records_is_told_for_a_day(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_status_tells_expired_slices(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+def test_status_reports_expired_slices(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
     scene = Scene(bootstrap, topic(), tmp_path)
     scene.write(5)
     scene.tick()
@@ -285,7 +285,7 @@ def instance_in(folder: Path) -> dg.DagsterInstance:
 
 
 @pytest.mark.slow
-def test_status_tells_that_nobody_measures_alerts(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+def test_status_reports_that_nobody_measures_alerts(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
     """Where Dagster's daemon is dead no alert can say so, and `status` had nothing to say."""
     scene = Scene(bootstrap, topic(), tmp_path)
     text = "no alert was measured since"
@@ -377,6 +377,6 @@ def test_a_measure_that_fails_for_good_is_an_alert(tmp_path: Path, monkeypatch: 
         return heard
 
     assert tick(DependencyAwayError("the lake is away", remedy="wait")) == []
-    told = tick(ConfigurationError("the broker forbids it", remedy="allow it"), OverflowError("year 10000"))
-    assert told == ["the broker forbids it; measured: OverflowError"]
+    reported = tick(ConfigurationError("the broker forbids it", remedy="allow it"), OverflowError("year 10000"))
+    assert reported == ["the broker forbids it; measured: OverflowError"]
     assert tick() == ["all is measured"]

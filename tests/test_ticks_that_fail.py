@@ -83,10 +83,10 @@ def evaluated(instance: dg.DagsterInstance, resources: dict[str, Any], cursor: s
     return result
 
 
-def test_partitions_that_stopped_are_told_together_and_behind_all_else(
+def test_partitions_that_stopped_are_reported_together_and_behind_all_else(
     ledger: Ledger, instance: dg.DagsterInstance, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The first error alone was told; the lag, the others and the breaker were not."""
+    """The first error alone was reported; the lag, the others and the breaker were not."""
     resources = opened(ledger=ledger, kafka=Cluster())
     result, logged = evaluated(instance, resources), capfd.readouterr().err
     [fault] = ledger.sensor_faults.all()
@@ -109,7 +109,7 @@ def test_partitions_that_stopped_are_told_together_and_behind_all_else(
     assert ledger.sensor_faults.all() == [fault], "a fault that lasts has the time of its first tick"
 
 
-def test_one_partition_that_stopped_is_told_as_it_is() -> None:
+def test_one_partition_that_stopped_is_reported_as_it_is() -> None:
     one = OffsetsExpiredError("gone", stored=1, found=2, remedy="accept it")
     assert ticks.together([one]) is one
     two = ticks.together([one, OffsetsExpiredError("gone too", stored=3, found=4, remedy="accept it")])
@@ -118,7 +118,7 @@ def test_one_partition_that_stopped_is_told_as_it_is() -> None:
     assert type(ticks.together([one, TopicTruncatedError("cut", remedy="look")])) is PermanentError
 
 
-def test_tiers_that_stopped_are_told_together_and_behind_what_is_paused(
+def test_tiers_that_stopped_are_reported_together_and_behind_what_is_paused(
     ledger: Ledger, instance: dg.DagsterInstance
 ) -> None:
     from tests.test_vanished import Topics

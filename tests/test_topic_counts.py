@@ -1,4 +1,4 @@
-"""What was sent of slices, counted on the topics: a copy too many, and one that is not there, are told."""
+"""What was sent of slices, counted on the topics: a copy too many, and one that is not there, are reported."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class Scene:
         return {"slice": self.slice_.key, **self.origin(offset), "next_topic": topic, "published_at": NOW}
 
     def event(self, offset: int, state: str, revision: int) -> dict[str, Any]:
-        told = {"state": state, "revision": revision, "published_at": NOW}
-        return {"slice": self.slice_.key, **self.origin(offset), **told}
+        reported = {"state": state, "revision": revision, "published_at": NOW}
+        return {"slice": self.slice_.key, **self.origin(offset), **reported}
 
     def envelope(self, offset: int, **changes: Any) -> list[Header]:
         made = Envelope(self.stream.topic, 0, 0, offset, 0, 1, "unresolved", "why", self.slice_.key, NOW)
@@ -135,7 +135,7 @@ def test_what_was_sent_once_is_there_once(scene: Scene) -> None:
     assert scene.topics.since == [round((planned - timedelta(hours=1)).timestamp() * 1000)] * 3
 
 
-def test_what_a_table_tells_late_is_looked_for_from_its_plan_on(scene: Scene) -> None:
+def test_what_a_table_reports_late_is_looked_for_from_its_plan_on(scene: Scene) -> None:
     """A run that dies behind its transaction is finished by another, which writes the table hours later."""
     for row in (*scene.rejects, *scene.sent):
         row["published_at"] = NOW + timedelta(hours=9)
@@ -174,7 +174,7 @@ DEFECTS: dict[str, tuple[Plant, dict[str, str]]] = {
         lambda it: it.topics.records[it.parked].append(it.envelope(1, slice_key="orders.dlq.1@0000000")),
         {},
     ),
-    "it was taken back, and rejected again": (
+    "it was reclaimed, and rejected again": (
         lambda it: it.topics.records[it.parked].append(it.envelope(1, reclaims=1)),
         {},
     ),
@@ -196,13 +196,13 @@ DEFECTS: dict[str, tuple[Plant, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-def test_each_defect_is_told_of_its_topic_and_no_other(scene: Scene, name: str) -> None:
+def test_each_defect_is_reported_its_topic_and_no_other(scene: Scene, name: str) -> None:
     plant, expected = DEFECTS[name]
     plant(scene)
     assert scene.errors() == expected
 
 
-def test_what_cannot_be_counted_is_told_and_no_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_counted_is_reported_and_no_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     del scene.topics.records[scene.tier]
     monkeypatch.setattr(topic_counts, "MOST_RECORDS", 0)
     lines = [one.line for one in scene.held()]
@@ -212,7 +212,7 @@ def test_what_cannot_be_counted_is_told_and_no_error(scene: Scene, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_a_second_copy_on_a_real_topic_is_told(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+def test_a_second_copy_on_a_real_topic_is_reported(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
     """Only records of committed transactions count."""
     from confluent_kafka import Producer
 

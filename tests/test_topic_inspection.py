@@ -107,7 +107,7 @@ def errors_of(ledger: Ledger, *shown: TopicState | None) -> list[HighwaterError]
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_that_is_seen_once_is_none(planned: Ledger, name: str) -> None:
-    """The first wrong answer was told with a command that destroys the plan."""
+    """The first wrong answer was reported with a command that destroys the plan."""
     for shown in ((FAULTS[name], WHOLE), (FAULTS[name], WHOLE, WHOLE)):
         assert [error for error in errors_of(planned, *shown) if not isinstance(error, TemporaryError)] == []
     [error] = errors_of(planned, FAULTS[name], FAULTS[name])
@@ -256,10 +256,10 @@ def test_a_run_fails_for_good_only_where_two_looks_agree(planned: Ledger, name: 
             read(*shown)
 
 
-def test_a_tier_that_is_absent_once_is_not_made_anew(
+def test_a_tier_that_is_absent_once_is_not_recreated(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`accept-loss` of a tier that one broker did not know yet made it anew, and recorded as lost what waits there."""
+    """`accept-loss` of a tier that one broker did not know yet made it again, and recorded as lost what waits there."""
     [tier] = STREAM.tier_topics[:1]
     generation = Generation("orders", tier, "A", 0, {0: 0}, NOON)
     slice_ = Slice("orders", tier, "A", 0, 0, {0: OffsetRange(0, 40)}, NOON)

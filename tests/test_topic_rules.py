@@ -109,14 +109,14 @@ def test_each_rule_turns_alone(facts: TopicFacts, rule: str, level: Level, remed
 def test_retention_of_twice_the_backlog_is_enough(changes: dict[str, Any]) -> None:
     assert {finding.level for finding in judge(replace(SAFE, **changes))} == {Level.OK}
     for ever in ("-1", str(2**63 - 1)):
-        kept = with_setting(replace(SAFE, oldest_unread=timedelta(days=900)), retention_ms=ever)
-        assert {finding.level for finding in judge(kept)} == {Level.OK}
+        stored = with_setting(replace(SAFE, oldest_unread=timedelta(days=900)), retention_ms=ever)
+        assert {finding.level for finding in judge(stored)} == {Level.OK}
 
 
-def test_an_age_that_could_not_be_read_is_not_told_as_nothing_unread() -> None:
+def test_an_age_that_could_not_be_read_is_not_reported_as_nothing_unread() -> None:
     """The read of the one unread record had failed, and the page said that nothing was unread."""
-    [told] = [one for one in judge(replace(SAFE, age_known=False)) if one.rule == "retention"]
-    assert told.value == "1 day, 0:00:00, the age of the oldest unread record could not be read"
+    [reported] = [one for one in judge(replace(SAFE, age_known=False)) if one.rule == "retention"]
+    assert reported.value == "1 day, 0:00:00, the age of the oldest unread record could not be read"
     for hours, level in ((1, Level.UNKNOWN), (13, Level.WARNING), (24, Level.ERROR)):
         some = replace(SAFE, oldest_unread=timedelta(hours=hours), age_known=False)
         assert {one.level for one in judge(some) if one.rule == "retention"} == {level}
@@ -124,7 +124,7 @@ def test_an_age_that_could_not_be_read_is_not_told_as_nothing_unread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({}, "1 of 3 brokers may fail with writes going on, 2 with reads; beyond"),
         (
@@ -144,9 +144,9 @@ def test_an_age_that_could_not_be_read_is_not_told_as_nothing_unread() -> None:
     ],
     ids=["all in sync", "one behind", "too few for writes", "no leader", "one replica"],
 )
-def test_how_many_brokers_may_fail_is_told_of_the_replicas_in_sync_now(changes: dict[str, Any], told: str) -> None:
-    """One of three was in sync and min.insync.replicas 2: writes stood still, and one broker was said to be spare."""
-    assert endurance(replace(SAFE, **changes)).startswith(told)
+def test_how_many_brokers_may_fail_is_reported_the_replicas_in_sync_now(changes: dict[str, Any], reported: str) -> None:
+    """One of three was in sync and min.insync.replicas 2: writes hung, and one broker was said to be spare."""
+    assert endurance(replace(SAFE, **changes)).startswith(reported)
 
 
 def test_a_broker_that_is_away_is_one_of_the_cluster_still(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_two_replicas_need_a_third_before_two_in_sync_leave_one_to_spare() -> No
         ] == parts
 
 
-def test_of_a_topic_that_is_published_to_is_judged_what_no_drift_tells() -> None:
+def test_of_a_topic_that_is_published_to_is_judged_what_no_drift_reports() -> None:
     unclean = with_setting(replace(SAFE, leaderless=frozenset({0})), unclean_leader_election_enable="true")
     assert {one.rule: one.level for one in judge_published(unclean)} == {
         "unclean election": Level.ERROR,
@@ -212,20 +212,20 @@ def test_the_audit_judges_the_room_of_the_dlq_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(topic_audit, "topic_facts", lambda _, topic: replace(small, topic=topic))
     stream = replace(make_stream("orders"), publishes=Accepted("orders.accepted"))
     kafka: Any = None
-    for main, told in ((small, {*stream.dlq_topics}), (None, set())):
+    for main, reported in ((small, {*stream.dlq_topics}), (None, set())):
         found, errors = topic_audit.judged_published(kafka, stream, main=main)
         warned = {topic for topic, all_ in found.items() for one in all_ if one.level is Level.WARNING}
-        assert (warned, errors) == (told, [])
+        assert (warned, errors) == (reported, [])
 
 
-def test_what_may_not_be_read_is_told_as_such() -> None:
+def test_what_may_not_be_read_is_reported_as_such() -> None:
     hidden = replace(SAFE, settings=None, broker_settings=None)
     unknown = {finding.rule for finding in judge(hidden) if finding.level is Level.UNKNOWN}
     commands = {finding.remedy for finding in judge(hidden) if finding.value == "not readable"}
     allow = "kafka-acls --bootstrap-server broker:9092 --add --allow-principal User:NAME --operation DescribeConfigs "
     assert commands == {f"{allow}{what}, with this user's name" for what in ("--topic orders", "--cluster")}
     assert unknown == {finding.rule for finding in judge(SAFE)} - {"replication", "replicas in sync"}
-    assert "cannot be told" in endurance(hidden)
+    assert "is unknown" in endurance(hidden)
 
 
 def test_the_command_of_a_reassignment_gives_each_partition_what_it_lacks() -> None:

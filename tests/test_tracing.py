@@ -43,9 +43,9 @@ def test_every_topic_of_a_stream_leads_to_it() -> None:
 
 
 def test_an_offset_that_was_lost_is_no_gap_of_a_slice_that_was_read(tmp_path: Path) -> None:
-    """Retention took a part of the slice before it was read: what was accepted as lost is told as that."""
+    """Retention took a part of the slice before it was read: what was accepted as lost is reported as that."""
     stream, ledger = make_stream("orders"), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    ledger.add([PIECE])
+    ledger.add([SLICE])
     ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(0, 4), "expired", "ann", datetime.now(UTC))])
     lake, nobody = Lake(str(tmp_path / "lake")), Kafka(f"{LOOPBACK}:{free_port()}")
     write_raw(lake, [5, 6, 7])
@@ -55,12 +55,12 @@ def test_an_offset_that_was_lost_is_no_gap_of_a_slice_that_was_read(tmp_path: Pa
 
 def test_a_record_of_a_slice_whose_key_was_retired_is_found(tmp_path: Path) -> None:
     ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
-    ledger.add([PIECE])
+    ledger.add([SLICE])
     write_raw(lake, [5, 6, 7])
-    ledger.retired.retire("orders", [PIECE.key], datetime.now(UTC))
+    ledger.retired.retire("orders", [SLICE.key], datetime.now(UTC))
     [found] = locate(ledger, cast("Any", None), lake, make_stream("orders"), "orders", 0, 5)
     assert found.slice_ is not None
-    assert found.slice_.key == PIECE.key
+    assert found.slice_.key == SLICE.key
     assert found.to_plain()["commits"] == {"raw": 1}
     assert "committed to raw by attempt 1" in found.lines
 
@@ -76,10 +76,10 @@ def test_a_record_of_a_slice_whose_key_was_retired_is_found(tmp_path: Path) -> N
 def test_a_broker_that_is_away_is_no_answer(tmp_path: Path, topic: str, said: str) -> None:
     """A script took it for one: the status was 0."""
     scene = Scene(f"{LOOPBACK}:{free_port()}", "orders", tmp_path)
-    told = scene.run("locate", topic, "0", "5")
-    assert told.exit_code == TEMPORARY, told.output
-    assert told.stdout.startswith(said)
-    assert told.stderr.startswith("error: Kafka at ")
+    reported = scene.run("locate", topic, "0", "5")
+    assert reported.exit_code == TEMPORARY, reported.output
+    assert reported.stdout.startswith(said)
+    assert reported.stderr.startswith("error: Kafka at ")
     plain = scene.run("locate", topic, "0", "5", "--json")
     assert plain.exit_code == TEMPORARY
     assert json.loads(plain.stdout)[0]["end"] == said.partition(":")[0]
@@ -103,14 +103,14 @@ def test_what_is_not_there_is_an_answer(tmp_path: Path) -> None:
     assert found("orders.dlq.1", 0, 1, "orders")[0] == "unplanned"
 
 
-PIECE = Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRange(0, 9)}, datetime.now(UTC))
+SLICE = Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRange(0, 9)}, datetime.now(UTC))
 
 
 def write_raw(lake: Lake, offsets: list[int]) -> None:
     import pyarrow as pa
 
     rows = [
-        {"slice": PIECE.key, "partition": 0, "offset": n, "timestamp_ms": 0, "key": b"k", "value": b"{}"}
+        {"slice": SLICE.key, "partition": 0, "offset": n, "timestamp_ms": 0, "key": b"k", "value": b"{}"}
         for n in offsets
     ]
     schema = pa.schema(
@@ -125,7 +125,7 @@ def write_raw(lake: Lake, offsets: list[int]) -> None:
             ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
         ]
     )
-    plant(lake.path("orders", "raw"), pa.Table.from_pylist(rows, schema), [Proof(PIECE, 1, len(rows))])
+    plant(lake.path("orders", "raw"), pa.Table.from_pylist(rows, schema), [Proof(SLICE, 1, len(rows))])
 
 
 @pytest.mark.slow
@@ -162,10 +162,10 @@ def test_what_was_not_read_says_why(bootstrap: str, topic: TopicFactory, tmp_pat
     assert scene.run("explain", "no-key").exit_code == PERMANENT
 
 
-def test_runs_and_checks_are_told_where_dagster_is(tmp_path: Path) -> None:
+def test_runs_and_checks_are_reported_where_dagster_is(tmp_path: Path) -> None:
     stream, ledger = make_stream("orders"), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    ledger.add([PIECE])
-    key = PIECE.key
+    ledger.add([SLICE])
+    key = SLICE.key
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_run(dg.DagsterRun(job_name="orders_slice", tags={RANGE_START: key, PURPOSE: "repair"}))
         living, dead = (
@@ -189,7 +189,7 @@ def test_runs_and_checks_are_told_where_dagster_is(tmp_path: Path) -> None:
     assert dict(found.checks or {}) == {"versions_in_order": "succeeded"}
 
 
-def test_leases_and_rejects_by_reason_are_told(tmp_path: Path) -> None:
+def test_leases_and_rejects_by_reason_are_reported(tmp_path: Path) -> None:
     import pyarrow as pa
 
     stream, ledger = make_stream("orders"), Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
@@ -216,15 +216,15 @@ def test_leases_and_rejects_by_reason_are_told(tmp_path: Path) -> None:
         ledger.lease("commit orders2/raw", seconds=60),
         ledger.lease("alerts", seconds=60),
     ):
-        told = explain(ledger, lake, stream, key, None)
-    assert [(one.reason, one.records, one.next_topic) for one in told.rejects] == [
+        reported = explain(ledger, lake, stream, key, None)
+    assert [(one.reason, one.records, one.next_topic) for one in reported.rejects] == [
         ("malformed", 1, parked),
         ("unresolved", 2, tier),
     ]
-    assert list(told.leases) == ["commit orders/raw", "merge orders/current"]
-    assert all(0 < (ends - datetime.now(UTC)).total_seconds() <= 60 for ends in told.leases.values())
-    assert any(line.startswith("lease: 'merge orders/current' is held until") for line in told.lines)
+    assert list(reported.leases) == ["commit orders/raw", "merge orders/current"]
+    assert all(0 < (ends - datetime.now(UTC)).total_seconds() <= 60 for ends in reported.leases.values())
+    assert any(line.startswith("lease: 'merge orders/current' is held until") for line in reported.lines)
     assert (["rejected because", "records", "goes to"], [["malformed", "1", parked], ["unresolved", "2", tier]]) in (
-        told.tables
+        reported.tables
     )
     assert explain(ledger, lake, stream, key, None).leases == {}

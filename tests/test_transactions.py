@@ -1,4 +1,4 @@
-"""Transactions whose coordinator dies, is away, or gives them up since they stood still: each record is there once."""
+"""Transactions whose coordinator dies, is away, or gives them up since they hung: each record is there once."""
 
 from __future__ import annotations
 
@@ -79,15 +79,15 @@ def test_while_no_coordinator_answers_the_run_fails_and_the_next_one_goes_on(
     assert keys(cluster.bootstrap, replicated) == [b"%d" % n for n in range(6)]
 
 
-def test_a_transaction_that_stood_still_for_too_long_is_given_up_and_sent_by_the_next_run(
+def test_a_transaction_that_hung_for_too_long_is_abandoned_and_sent_by_the_next_run(
     bootstrap: str, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker ends it after `transaction.timeout.ms`, so that it holds up no reader; who sent it is fenced."""
     name = topic(partitions=1)
     with opened(bootstrap, name, **{"transaction.timeout.ms": "3000"}) as sender:
         sender.commit(records(name, 0, 3), Mark(1, 3))
-        standing = once_sent(monkeypatch, lambda: wait_until(lambda: settled(bootstrap, name) > 4, 60, "the abort"))
-        with standing, pytest.raises(SupersededAttemptError) as caught:
+        committed = once_sent(monkeypatch, lambda: wait_until(lambda: settled(bootstrap, name) > 4, 60, "the abort"))
+        with committed, pytest.raises(SupersededAttemptError) as caught:
             sender.commit(records(name, 3, 6), Mark(1, 6))
         assert "transaction.timeout.ms" in str(caught.value.remedy)
     with opened(bootstrap, name) as sender:
@@ -96,7 +96,7 @@ def test_a_transaction_that_stood_still_for_too_long_is_given_up_and_sent_by_the
     assert keys(bootstrap, name) == [b"%d" % n for n in range(6)]
 
 
-def test_who_is_fenced_while_it_hands_records_over_is_told_so(bootstrap: str, topic: TopicFactory) -> None:
+def test_who_is_fenced_while_it_hands_records_over_is_reported_so(bootstrap: str, topic: TopicFactory) -> None:
     """The client learns it by itself, and then only says that it broke down; that is no outage of Kafka."""
     name = topic(partitions=1)
 

@@ -59,7 +59,7 @@ def test_what_no_slice_has_decided(origin: tuple[int, int, int], *, early: bool)
 
 
 def test_of_what_was_published_before_the_lake_was_lost_nobody_knows_it() -> None:
-    """The stream was begun anew: tiers may come before the main slices that read their origins again."""
+    """The stream was restarted: tiers may come before the main slices that read their origins again."""
     found = undecided(planned(OPEN, [], p0=50, p1=0), [DONE, OPEN], [], {0: 65, 1: 3, 2: 4})
     early = [offset for offset in range(50, 72) if found.holds(1, 0, offset)]
     assert early == list(range(65, 72))

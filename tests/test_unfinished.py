@@ -1,4 +1,4 @@
-"""A decision that was not followed is finished; one that nothing can follow, since rows do not add up, is made anew."""
+"""A decision that was not followed is finished; one that nothing can follow, since rows do not add up, is recreated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from highwater.assets import events
-from highwater.assets.commit import Standing
+from highwater.assets.commit import CommittedSlices
 from highwater.assets.work import Work
 from highwater.plans import Publication
 from highwater.slices import Slice
@@ -27,11 +27,11 @@ def world(tmp_path: Path) -> World:
 
 
 def taken_over(world: World, slice_: Slice) -> str | None:
-    """Why the decision on a slice stays; None where it is made anew."""
+    """Why the decision on a slice stays; None where it is recreated."""
     world.write()
     work = Work(STREAM, [slice_], NOTHING, world.lake, world.ledger, NOTHING, print)
-    read, standing, published = (Standing.read(work, table) for table in ("raw", "events", "dlq"))
-    return events._unfinished(work, read, standing, published).get(slice_.key)
+    read, committed, published = (CommittedSlices.read(work, table) for table in ("raw", "events", "dlq"))
+    return events._unfinished(work, read, committed, published).get(slice_.key)
 
 
 def test_a_split_that_adds_up_is_finished(world: World) -> None:
@@ -52,16 +52,16 @@ def read_fewer_before_rejects(world: World, slice_: Slice) -> None:
 
 
 @pytest.mark.parametrize("damage", [lose_an_event, add_a_reject, read_fewer_before_rejects])
-def test_a_split_that_no_rejects_can_follow_is_decided_anew(
+def test_a_split_that_no_rejects_can_follow_is_reprocessed(
     world: World, damage: Callable[[World, Slice], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(world, world.second)
     assert taken_over(world, world.second) is None
-    assert "decided anew: " in capsys.readouterr().out
+    assert "reprocessed: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
-def test_what_began_to_be_published_is_not_decided_anew(world: World, attempt: int) -> None:
+def test_what_began_to_be_published_is_not_reprocessed(world: World, attempt: int) -> None:
     """Other records might be rejected, beside those that were sent; what an earlier decision sent is known."""
     world.ledger.record_publication("orders", world.second.key, Publication(attempt, 0, NOON))
     lose_an_event(world, world.second)

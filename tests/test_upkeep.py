@@ -133,11 +133,11 @@ def test_after_maintenance_files_follow_bytes_whatever_the_slices() -> None:
         there += files(*[size] * share, start=day * share)
         for group in to_merge(there):
             mine = set(group.files)
-            kept = [file for file in there if file not in mine]
+            remaining = [file for file in there if file not in mine]
             first, last = min(file.first for file in mine), max(file.last for file in mine)
             parts = max(1, round(group.bytes / TARGET_BYTES))
             path = f"merged {day} {first}"
-            there = [*kept, *(File(f"{path} {n}", group.bytes // parts, first, last) for n in range(parts))]
+            there = [*remaining, *(File(f"{path} {n}", group.bytes // parts, first, last) for n in range(parts))]
         assert len(there) <= 2 * (day + 1) * share * size / TARGET_BYTES + FEWEST_FILES
 
 
@@ -284,7 +284,7 @@ def test_runs_that_name_no_live_key_go_with_their_logs_when_they_are_old(
     later = NOW + timedelta(days=31)
     young = delete_runs(ours.instance, ours.stream, NOW + timedelta(days=29), sure=True)
     assert young is not None
-    assert (young.deleted, young.kept) == (0, 0)
+    assert (young.deleted, young.retained) == (0, 0)
     monkeypatch.setattr(old_runs, "MOST_RUNS", 2)
     some = delete_runs(ours.instance, ours.stream, later, sure=False)
     assert some is not None
@@ -292,14 +292,14 @@ def test_runs_that_name_no_live_key_go_with_their_logs_when_they_are_old(
     monkeypatch.setattr(old_runs, "MOST_RUNS", 3)
     dry = delete_runs(ours.instance, ours.stream, later, sure=False)
     assert dry is not None
-    assert (dry.deleted, dry.kept, dry.more) == (3, 2, False)
+    assert (dry.deleted, dry.retained, dry.more) == (3, 2, False)
     assert ours.runs() == {*stays, *goes, other, goes_on}
     assert delete_runs(ours.instance, ours.stream, later, sure=True) == dry
     assert ours.runs() == {*stays, other, goes_on}
     assert [run_id for run_id in goes if ours.logged(run_id)] == []
     assert [run_id for run_id in stays if not ours.logged(run_id)] == []
-    kept = replace(ours.stream, upkeep=replace(ours.stream.upkeep, runs_for=None))
-    assert delete_runs(ours.instance, kept, later, sure=True) is None
+    remaining = replace(ours.stream, upkeep=replace(ours.stream.upkeep, runs_for=None))
+    assert delete_runs(ours.instance, remaining, later, sure=True) is None
 
 
 def test_old_keys_are_retired_and_nobody_adds_them_again(large: Deployment) -> None:
@@ -312,7 +312,7 @@ def test_old_keys_are_retired_and_nobody_adds_them_again(large: Deployment) -> N
     dry = ours.retire(sure=False)
     assert ours.live() == ours.keys
     assert len(dry.retired) == old - len(stay)
-    assert dry.kept == {"named by unfinished runs or backfills": 4, "not complete": 1}
+    assert dry.retained == {"named by unfinished runs or backfills": 4, "not complete": 1}
 
     assert set(ours.retire().retired) == set(ours.keys[:old]) - stay
     assert ours.live() == [key for key in ours.keys if key in stay or key in ours.keys[old:]]
@@ -342,7 +342,7 @@ def test_a_key_stays_until_the_events_of_its_slice_are_sent(publishing: Deployme
     ours = publishing
     assert not ours.retire().retired, "nothing was ever sent"
     ours._fill("published", ours.slices, attempt=2)
-    assert ours.retire().kept == {"not complete": 20}, "not as they are decided"
+    assert ours.retire().retained == {"not complete": 20}, "not as they are decided"
     ours._fill("published", ours.slices[:5])
     assert ours.retire().retired == ours.keys[:5]
     assert ours.live() == ours.keys[5:]
@@ -354,7 +354,7 @@ def test_keys_that_a_run_or_a_backfill_publishes_stay(publishing: Deployment) ->
     ours.run_of(ours.keys[1], ours.keys[2], purpose="publish")
     ours.backfill_of(ours.keys[4], table="published")
     found = ours.retire()
-    assert found.kept == {"named by unfinished runs or backfills": 3, "not complete": 1}
+    assert found.retained == {"named by unfinished runs or backfills": 3, "not complete": 1}
     assert set(ours.keys[:8]) & set(ours.live()) == {ours.keys[n] for n in (1, 2, 4, 7)}
 
 
@@ -369,14 +369,14 @@ def test_a_planner_whose_newest_slices_are_all_retired_adds_none(deployment: Dep
 def test_keys_that_were_brought_back_stay_for_a_backfill(deployment: Deployment) -> None:
     ours = deployment
     ours.retire()
-    told: list[str] = []
+    reported: list[str] = []
     meant = (ours.keys[5], ours.keys[9])
 
     def recall(first: str, last: str, *, sure: bool = True) -> list[str]:
-        return key_retirement.recall(ours.instance, ours.ledger, STREAM, first, last, NOW, told.append, sure=sure)
+        return key_retirement.recall(ours.instance, ours.ledger, STREAM, first, last, NOW, reported.append, sure=sure)
 
     assert recall(*meant, sure=False) == [*ours.keys[5:7], *ours.keys[8:10]]
-    assert told[0] == "4 of 5 slices have a retired key"
+    assert reported[0] == "4 of 5 slices have a retired key"
     assert ours.keys[5] not in ours.live()
     explained = explain(ours.ledger, ours.lake, STREAM, ours.keys[5], lambda: nullcontext(ours.instance)).lines
     command = f"highwater recall-keys orders {ours.keys[5]} {ours.keys[5]} --yes"
@@ -422,7 +422,7 @@ def test_a_key_that_a_run_names_meanwhile_comes_back(deployment: Deployment, mon
 
     monkeypatch.setattr(key_retirement, "named_keys", late)
     found = ours.retire()
-    assert found.kept["named while they were retired"] == 1
+    assert found.retained["named while they were retired"] == 1
     assert ours.keys[0] in ours.live()
     assert ours.keys[0] not in found.retired
     assert ours.ledger.retired.among(ours.keys[:2]) == {ours.keys[1]}

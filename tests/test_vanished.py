@@ -1,4 +1,4 @@
-"""A DLQ topic that was planned and is gone is an error everywhere, is not made anew by itself, and has a way out."""
+"""A DLQ topic that was planned and is gone is an error everywhere, is not recreated by itself, and has a way out."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 @pytest.fixture
-def told(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], dict[str, Any]]:
+def reported(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], dict[str, Any]]:
     """What tick, status and alert say of the topics of a cluster."""
     monkeypatch.setattr(alerts, "stamped_by_broker", lambda *_: True)
 
-    def tell(kafka: Any) -> dict[str, Any]:
+    def report(kafka: Any) -> dict[str, Any]:
         resources = SimpleNamespace(
             ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=lambda: kafka)
         )
@@ -116,24 +116,24 @@ def told(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
         status = {one.topic: one.error for one in _dlq(ledger, kafka, STREAM)}
         return {"tick": tick, "alert": alert, "status": status}
 
-    return tell
+    return report
 
 
 WHOLE = {"orders": ("A", 5), TIER: ("A", 5), OTHERS: ("A", 5), PARKED: ("A", 5)}
 
 
-def test_nothing_is_told_of_topics_that_are_as_they_were_planned(told: Callable[[Any], dict[str, Any]]) -> None:
-    found = told(Topics(WHOLE))
+def test_nothing_is_reported_topics_that_are_as_they_were_planned(reported: Callable[[Any], dict[str, Any]]) -> None:
+    found = reported(Topics(WHOLE))
     assert found["status"] == {TIER: None, OTHERS: None, PARKED: None}
     assert (found["alert"].over, f"nothing new in {TIER}" in found["tick"]) == (False, True)
 
 
 @pytest.mark.parametrize("topic", [TIER, OTHERS])
 def test_a_planned_topic_that_is_absent_is_an_error_in_tick_status_and_alert(
-    told: Callable[[Any], dict[str, Any]], topic: str
+    reported: Callable[[Any], dict[str, Any]], topic: str
 ) -> None:
     """It passed for one that nothing was ever published to, and what waited there was forgotten."""
-    found = told(Topics({name: one for name, one in WHOLE.items() if name != topic}))
+    found = reported(Topics({name: one for name, one in WHOLE.items() if name != topic}))
     for error in (found["tick"], found["status"][topic]):
         assert isinstance(error, TopicVanishedError)
         assert (error.stored, error.found) == ("topic ID A, planned to 0: 5", "no such topic")
@@ -146,16 +146,16 @@ def test_a_planned_topic_that_is_absent_is_an_error_in_tick_status_and_alert(
     ("state", "kind"), [(("B", 9), TopicRecreatedError), (("A", 3), TopicTruncatedError)], ids=["recreated", "cut off"]
 )
 def test_a_tier_that_was_recreated_or_cut_off_is_an_error_in_tick_and_status(
-    told: Callable[[Any], dict[str, Any]], state: tuple[str, int], kind: type[Exception]
+    reported: Callable[[Any], dict[str, Any]], state: tuple[str, int], kind: type[Exception]
 ) -> None:
-    found = told(Topics({**WHOLE, TIER: state}))
+    found = reported(Topics({**WHOLE, TIER: state}))
     for error in (found["tick"], found["status"][TIER]):
         assert isinstance(error, kind)
         assert f"highwater accept-loss orders --topic {TIER}" in str(error) or "--partition 0" in str(error)
 
 
 @pytest.mark.parametrize("shown", ["tick", "plan", "status", "observation", "accept-loss", "raw"])
-def test_a_planned_main_topic_that_is_absent_is_not_to_be_made_anew_at_once(
+def test_a_planned_main_topic_that_is_absent_is_not_to_be_recreated_at_once(
     ledger: Ledger, tmp_path: Path, shown: str
 ) -> None:
     """The remedy was to create it, which makes it a recreated one; and no text gave what was planned."""
@@ -245,7 +245,7 @@ def test_the_ledger_is_asked_of_absent_topics_alone(
     assert asked == [PARKED]
 
 
-def test_a_tier_that_vanished_is_made_anew_by_its_acceptance_alone(
+def test_a_tier_that_vanished_is_recreated_by_its_acceptance_alone(
     bootstrap: str, topic: TopicFactory, tmp_path: Path
 ) -> None:
     scene = Scene(bootstrap, topic(), tmp_path)
@@ -267,11 +267,11 @@ def test_a_tier_that_vanished_is_made_anew_by_its_acceptance_alone(
     for asked in (ensure, ensure_no_drift):
         with pytest.raises(TopicVanishedError, match=tier):
             asked(scene.kafka, stream, gone)
-    assert tier not in scene.kafka.topics(), "publication has not made it anew"
+    assert tier not in scene.kafka.topics(), "publication has not made it again"
     shown = scene.run("status", "orders")
     assert (shown.exit_code, f"TopicVanishedError: topic {tier}" in shown.output) == (2, True)
     dry = scene.run("accept-loss", "orders", "--topic", tier)
-    assert (dry.exit_code, f"{tier} is gone, and would be made anew" in dry.output) == (0, True), dry.output
+    assert (dry.exit_code, f"{tier} is gone, and would be recreated" in dry.output) == (0, True), dry.output
     assert "3 offsets: recreated" in dry.output
     assert tier not in scene.kafka.topics()
     done = scene.run("accept-loss", "orders", "--topic", tier, "--yes", "--by", "ann")
@@ -305,14 +305,14 @@ def a_retry(planned_at: datetime) -> Slice:
     return Slice("orders", TIER_TOPIC, "A", 0, 0, {0: OffsetRange(0, 2)}, planned_at)
 
 
-def test_what_waited_on_a_topic_that_was_made_anew_is_told_as_lost(waits: Written) -> None:
+def test_what_waited_on_a_topic_that_was_recreated_is_reported_as_lost(waits: Written) -> None:
     """It was counted as waiting for ever."""
     ends = waits.ends()
     assert (ends.waiting[TIER_TOPIC], ends.stranded) == (6, {})
     waits.ledger.open_generation(Generation("orders", TIER_TOPIC, "B", 1, {0: 0}, NOW + timedelta(hours=1)))
     ends = waits.ends()
     assert (ends.waiting[TIER_TOPIC], ends.stranded, ends.error) == (0, {TIER_TOPIC: 6}, None)
-    assert [f"lost with {TIER_TOPIC}, to be taken back", "6"] in ends.rows
+    assert [f"lost with {TIER_TOPIC}, to be reclaimed", "6"] in ends.rows
 
 
 def test_what_was_published_to_the_new_topic_waits(waits: Written) -> None:
@@ -344,7 +344,7 @@ def test_behind_a_loss_the_rest_of_the_tier_is_read_first(waits: Written, tmp_pa
     assert earlier.ends().stranded == {TIER_TOPIC: 6}
 
 
-def test_what_is_lost_is_taken_back_by_the_topic_that_it_was_published_to(tmp_path: Path) -> None:
+def test_what_is_lost_is_reclaimed_by_the_topic_that_it_was_published_to(tmp_path: Path) -> None:
     from tests.test_reclaim import FIRST, Taking, X
     from tests.test_reclaim import PARKED as ELSEWHERE
 
@@ -353,10 +353,10 @@ def test_what_is_lost_is_taken_back_by_the_topic_that_it_was_published_to(tmp_pa
     taking.world.write()
     late = taking.world.ledger
     where = late, taking.world.lake, taking.where[2]
-    told: list[str] = []
+    reported: list[str] = []
     [_, second] = where[2].tier_topics[:2]
-    assert reclaim(*where, Asked(on=[ELSEWHERE]), told.append).meant == {}
-    found = reclaim(*where, Asked(sure=True, by="ann", because="the tier was deleted", on=[second]), told.append)
+    assert reclaim(*where, Asked(on=[ELSEWHERE]), reported.append).meant == {}
+    found = reclaim(*where, Asked(sure=True, by="ann", because="the tier was deleted", on=[second]), reported.append)
     assert ([*found.meant], found.slices) == ([X], [FIRST.key])
     late.open_generation(Generation("orders", second, "A" * 22, 0, {0: 0}, NOW))
     late.open_generation(Generation("orders", second, "B" * 22, 1, {0: 0}, datetime.now(UTC)))
@@ -383,7 +383,7 @@ class SlowToHear(Topics):
 
 @pytest.mark.parametrize("topic", [TIER, PARKED])
 def test_a_topic_that_one_look_misses_is_not_called_gone(ledger: Ledger, tmp_path: Path, topic: str) -> None:
-    """Status and alerts named the remedy for a topic that was deleted: to make it anew, without what waits there."""
+    """Status and alerts named the remedy for a topic that was deleted: to make it again, without what waits there."""
     ledger.record_publication("orders", MAIN.key, Publication(1, 3, NOW))
     kafka, lake = SlowToHear(WHOLE), Lake(str(tmp_path / "lake"))
     kafka.missing = topic
@@ -421,7 +421,7 @@ def parked_state(**logs: tuple[int | None, int | None]) -> Any:
     [
         (3, {"p0": (0, 2), "p1": (0, 1)}, False),
         (0, {"p0": (7, 7)}, False),  # records of an erased key were deleted there
-        (2, {"p0": (7, 9)}, False),  # taken back, and parked once more
+        (2, {"p0": (7, 9)}, False),  # reclaimed, and parked again
         (1, {"p0": (7, 7)}, True),
         (4, {"p0": (5, 7), "p1": (0, 1)}, True),
         (1, {"p0": (0, 0), "p1": (0, 0)}, True),  # recreated
@@ -454,7 +454,7 @@ def some_parked(folder: Path, stream: Stream, count: int = 3) -> Written:
 
 
 @pytest.mark.parametrize(("held", "over"), [((0, 3), False), ((1, 3), True), ((3, 3), True), ((0, 0), True)])
-def test_the_alert_tells_that_the_parked_topic_lost_some(
+def test_the_alert_reports_that_the_parked_topic_lost_some(
     tmp_path: Path,
     held: tuple[int, int],
     over: bool,
@@ -469,7 +469,7 @@ def test_the_alert_tells_that_the_parked_topic_lost_some(
     assert alerts._parked_topic in alerts.MEASURES
 
 
-def test_the_alert_tells_that_the_parked_topic_is_gone(tmp_path: Path) -> None:
+def test_the_alert_reports_that_the_parked_topic_is_gone(tmp_path: Path) -> None:
     written, nowhere = some_parked(tmp_path, STREAM), Topics()
     written.ledger.record_publication("orders", MAIN.key, Publication(1, 3, NOW))
     kafka: Any = nowhere
@@ -479,7 +479,7 @@ def test_the_alert_tells_that_the_parked_topic_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_status_audit_and_the_list_tell_what_was_deleted_from_the_parked_topic(
+def test_status_audit_and_the_list_report_what_was_deleted_from_the_parked_topic(
     bootstrap: str, topic: TopicFactory, tmp_path: Path
 ) -> None:
     """`kafka-delete-records`: status showed a smaller number, the audit was green, and nothing was listed."""
@@ -491,13 +491,13 @@ def test_status_audit_and_the_list_tell_what_was_deleted_from_the_parked_topic(
     some_parked(tmp_path, scene.stream)
     send(bootstrap, parked, [Message(b"k", b"v", 0) for _ in range(3)])
 
-    def told() -> list[bool]:
+    def reported() -> list[bool]:
         status, audit = scene.run("status", "orders"), scene.run("audit", "orders")
         return [f"topic {parked} of stream orders lost records" in one.output for one in (status, audit)]
 
-    assert told() == [False, False]
+    assert reported() == [False, False]
     for future in scene.admin.delete_records([TopicPartition(parked, 0, 2)]).values():
         future.result(30)
-    assert told() == [True, True]
+    assert reported() == [True, True]
     listed = scene.run("redrive-parked", "orders")
     assert "3 more wait by the tables, and the topic does not hold them" in listed.output, "they have no envelope"

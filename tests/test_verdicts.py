@@ -11,10 +11,10 @@ from highwater.orchestration.checking.verdicts import Attempts, Counted, conserv
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 
-PIECE = Slice("orders", "orders", "id", 0, 4, {0: OffsetRange(10, 22)}, datetime(2026, 3, 1, tzinfo=UTC))
-RAW = Proof(PIECE, 1, 10)
-EVENTS = Proof(PIECE, 3, 6, {"events": 6, "tombstones": 1, "superseded": 1})
-REJECTS = Proof(PIECE, 3, 2)
+SLICE = Slice("orders", "orders", "id", 0, 4, {0: OffsetRange(10, 22)}, datetime(2026, 3, 1, tzinfo=UTC))
+RAW = Proof(SLICE, 1, 10)
+EVENTS = Proof(SLICE, 3, 6, {"events": 6, "tombstones": 1, "superseded": 1})
+REJECTS = Proof(SLICE, 3, 2)
 
 
 PROOFS: dict[str, Proof | None] = {"raw": RAW, "events": EVENTS, "rejects": REJECTS}
@@ -35,7 +35,7 @@ def test_a_slice_whose_records_are_each_in_one_place_is_accounted_for() -> None:
         ({"rejects": replace(REJECTS, rows=3)}, "10 raw, and 11 in"),
         ({"rejects": replace(REJECTS, attempt=2)}, "rejects belong to attempt 2, events to attempt 3"),
         ({"raw": replace(RAW, rows=13)}, "raw holds 13 rows for 12 offsets"),
-        ({"events": replace(EVENTS, slice_=replace(PIECE, ranges={}))}, "different offsets"),
+        ({"events": replace(EVENTS, slice_=replace(SLICE, ranges={}))}, "different offsets"),
         ({"raw": None}, "not in raw"),
         ({"events": None, "rejects": None}, "not in events, rejects"),
     ],

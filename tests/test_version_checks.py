@@ -280,36 +280,36 @@ def test_a_missing_version_that_waits_is_a_warning_that_names_it(planted: Plante
 
 
 @pytest.mark.parametrize(
-    ("said", "number"), [(value(2), "is_taken_back"), (b"no JSON", "may_be_taken_back")], ids=["named", "unreadable"]
+    ("said", "number"), [(value(2), "is_reclaimed"), (b"no JSON", "may_be_reclaimed")], ids=["named", "unreadable"]
 )
-def test_what_was_taken_back_waits_for_its_slice_and_on_no_topic(planted: Planted, said: bytes, number: str) -> None:
-    """Its copy in the tier counts no more, so that no time at which it is due may be told."""
+def test_what_was_reclaimed_waits_for_its_slice_and_on_no_topic(planted: Planted, said: bytes, number: str) -> None:
+    """Its copy in the tier counts no more, so that no time at which it is due may be reported."""
     planted.events += [event(4, 1, "x"), event(15, 3, "x")]
     planted.rejects.append(reject(14, "x", said, "orders.dlq.1"))
-    planted.taken_back = {Origin("orders", 0, 0, 14): 1}
+    planted.reclaim_numbers = {Origin("orders", 0, 0, 14): 1}
     found = planted.verdicts()[MISSING][STREAM]
     assert (found.passed, found.warning) == (False, True)
     assert (found.numbers["missing"], found.numbers[number]) == (1, 1)
     where = str(found.samples[0]["where"])
-    assert "offset 14, which its slice decides anew when it is materialised again" in where
+    assert "offset 14, which its slice reprocesses when it is materialised again" in where
     assert "orders.dlq.1" not in where
-    # Rejected anew and published once more, it waits as any other.
+    # Rejected again and published again, it waits as any other.
     planted.rejects[-1]["reclaims"] = 1
     assert number not in planted.verdicts()[MISSING][STREAM].numbers
 
 
 def test_a_reject_is_due_by_its_own_publication_alone(planted: Planted) -> None:
-    """What the slice's table of before says of the copy that was taken back is no publication of the new one."""
+    """What the slice's table of before says of the copy that was reclaimed is no publication of the new one."""
     planted.events += [event(4, 1, "x"), event(15, 3, "x")]
     old = reject(14, "x", value(2), "orders.dlq.1")
-    anew = {**old, "reclaims": 1}
-    planted.rejects.append(anew)
-    planted.taken_back = {Origin("orders", 0, 0, 14): 1}
+    restarted = {**old, "reclaims": 1}
+    planted.rejects.append(restarted)
+    planted.reclaim_numbers = {Origin("orders", 0, 0, 14): 1}
     assert "due at" in str(planted.verdicts()[MISSING][STREAM].samples[0]["where"])
     planted.published = [old]
     found = planted.verdicts()[MISSING][STREAM]
     assert found.numbers["waits_in_a_tier"] == 1
-    assert "due at" not in str(found.samples[0]["where"]), "rejected anew, and not published yet"
+    assert "due at" not in str(found.samples[0]["where"]), "rejected again, and not published yet"
 
 
 NO_EXCUSE = {
@@ -326,7 +326,7 @@ def test_what_cannot_be_the_missing_version_excuses_nothing(planted: Planted, na
     assert planted.red() == {MISSING: {SECOND: ERROR, STREAM: ERROR}}
 
 
-def test_one_record_stands_for_one_missing_version(planted: Planted) -> None:
+def test_one_record_is_committed_for_one_missing_version(planted: Planted) -> None:
     planted.events += [event(4, 1, "x"), event(15, 6, "x")]
     planted.rejects += [reject(5, "x", value(3), "orders.dlq.1"), reject(6, "x", b"?", "orders.parked")]
     found = planted.verdicts()[MISSING][STREAM]
@@ -367,7 +367,7 @@ def test_a_version_that_comes_late_closes_the_gap_of_an_earlier_slice(planted: P
 def test_far_away_slices_are_looked_at_before_a_version_is_nowhere(
     planted: Planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only neighbours are looked at; the second version stands in none of them."""
+    """Only neighbours are looked at; the second version is in none of them."""
     monkeypatch.setattr(version_questions, "SLICES_AROUND", 0)
     planted.events += [event(4, 2, "x"), event(14, 1, "x"), event(15, 4, "x"), event(24, 3, "x")]
     planted.write()
@@ -487,15 +487,15 @@ def test_a_stream_has_the_checks_that_its_versions_allow() -> None:
     assert counted_names(replace(ORDERS, first_version=None)) == []
 
 
-def test_generated_faults_are_told_by_their_kind_and_raise_no_other_alarm(tmp_path: Path) -> None:
+def test_generated_faults_are_reported_by_their_kind_and_raise_no_other_alarm(tmp_path: Path) -> None:
     """Every fault, slice by slice as they are decided; what late customers held back comes at the end."""
     world = Generated(tmp_path)
     alarmed: dict[str, set[str]] = {}
     for upto in range(1, len(world.main) + 1):
-        tell(alarmed, world.red_keys(world.main[:upto], world.main[upto - 1]))
-    tell(alarmed, world.red_keys([*world.main, TIER], TIER))
+        report(alarmed, world.red_keys(world.main[:upto], world.main[upto - 1]))
+    report(alarmed, world.red_keys([*world.main, TIER], TIER))
     whole = world.red_keys([*world.main, TIER], None)
-    tell(alarmed, whole)
+    report(alarmed, whole)
     allowed = {
         ONE_CONTENT: world.keys_with("conflict"),
         TRANSITIONS: world.keys_with("forbidden_transition"),
@@ -534,6 +534,6 @@ def test_the_checks_find_what_a_second_count_finds(tmp_path: Path) -> None:
     ]
 
 
-def tell(alarmed: dict[str, set[str]], found: dict[str, set[str]]) -> None:
+def report(alarmed: dict[str, set[str]], found: dict[str, set[str]]) -> None:
     for name, keys in found.items():
         alarmed.setdefault(name, set()).update(keys)

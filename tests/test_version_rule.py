@@ -80,7 +80,7 @@ def test_merging_is_commutative_associative_and_idempotent(
     ways = {"plain": plain, "shuffled": shuffled, "doubled": [*shuffled, *plain], "in parts": plain}
     rows = table(spark, [(way, number, row) for way, found in ways.items() for number, row in found])
     whole = rows.where("way <> 'in parts'")
-    # Parts are merged first, then their winners, and one part once more.
+    # Parts are merged first, then their winners, and one part again.
     parts = winners(rows.where("way = 'in parts'"), "way", "history", "part")
     merged = winners(parts.unionByName(rows.where("way = 'in parts' AND part = 0")), "way", "history")
     found = winners(whole, "way", "history").unionByName(merged).collect()

@@ -95,7 +95,7 @@ def test_times_are_parts_too(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"version": ()}, "version names no field"),
         ({"version": ("pos", "pos")}, "the version has field 'pos' 2 times"),
@@ -104,6 +104,6 @@ def test_times_are_parts_too(bench: Bench) -> None:
         ({"first_version": 1, "record_key": "strict"}, "first_version is for versions that count"),
     ],
 )
-def test_a_version_of_several_fields_is_checked(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(DeclarationError, match=told):
+def test_a_version_of_several_fields_is_checked(changes: dict[str, Any], reported: str) -> None:
+    with pytest.raises(DeclarationError, match=reported):
         replace(STREAM, **changes)

@@ -18,7 +18,7 @@ from dev.compare import SHAPES, expected_event
 from dev.intended import EVENT, UNRESOLVED, Intended
 from dev.orders import ORDERS as SOURCE
 from dev.planted import plant
-from dev.readings import Kept, Place
+from dev.readings import Place, TopicRecord
 from dev.script import Script
 from highwater.declaration import Severity, Stream
 from highwater.envelope import Origin
@@ -66,8 +66,8 @@ def event(offset: int, version: int, key: str = "o1", **changes: Any) -> Row:
 def reject(offset: int, key: str, value: bytes | None, next_topic: str, **changes: Any) -> Row:
     """A rejected record that was published a minute after the stream began."""
     sound = {name: value for name, value in event(offset, 1, key).items() if name.startswith(("slice", "origin"))}
-    told = {"retries": 0, "reason": "unresolved", "key": key.encode(), "value": value, "next_topic": next_topic}
-    return {**sound, **told, **changes}
+    reported = {"retries": 0, "reason": "unresolved", "key": key.encode(), "value": value, "next_topic": next_topic}
+    return {**sound, **reported, **changes}
 
 
 def value(version: int) -> bytes:
@@ -90,7 +90,7 @@ class Planted:
         ]
         self.rejects = [reject(3, "o4", value(1), "orders.dlq.1")]
         self.undecided: set[str] = set()
-        self.taken_back: dict[Origin, int] = {}
+        self.reclaim_numbers: dict[Origin, int] = {}
         # As the table `dlq` has it; the rejects if None.
         self.published: list[Row] | None = None
         self.published_at = BEGIN + timedelta(minutes=1)
@@ -130,8 +130,8 @@ class Planted:
         import pyarrow as pa
 
         names = set(schema.names)
-        kept = [{name: cell for name, cell in row.items() if name in names} for row in with_milliseconds(rows)]
-        made = pa.Table.from_pylist(kept, schema)
+        stored = [{name: cell for name, cell in row.items() if name in names} for row in with_milliseconds(rows)]
+        made = pa.Table.from_pylist(stored, schema)
         plant(self.lake.path("orders", table), made, proofs, replace=True)
 
     def verdicts(self) -> dict[str, dict[str, Verdict]]:
@@ -140,10 +140,10 @@ class Planted:
         keys = [key for key in self.slices if key not in self.undecided]
         found = {
             **version_checks(self.lake, self.stream, keys),
-            **missing_checks(self.lake, self.stream, keys, self.taken_back),
+            **missing_checks(self.lake, self.stream, keys, self.reclaim_numbers),
             "versions_in_order": version_order(self.lake, self.stream, keys),
         }
-        whole = over_the_stream(self.lake, self.stream, self.taken_back)
+        whole = over_the_stream(self.lake, self.stream, self.reclaim_numbers)
         return {name: {**by_slice, "": whole[name]} for name, by_slice in found.items()}
 
     def red(self) -> dict[str, dict[str, Severity]]:
@@ -197,24 +197,24 @@ class Generated:
             # An aborted record leaves a gap. Publish times go with the order of writing.
             if made.transaction != "aborted":
                 at = int(BEGIN.timestamp() * 1000) + number - made.backdated_ms
-                self._add(made, Kept(place, at, 0, made.key, made.value, ()))
+                self._add(made, TopicRecord(place, at, 0, made.key, made.value, ()))
         self.main = [str(SliceKey("orders", n)) for n in range(max(ends) // self.WIDTH + 1)]
 
-    def _add(self, made: Intended, kept: Kept) -> None:
+    def _add(self, made: Intended, stored: TopicRecord) -> None:
         self.faults[made.entity] = made.fault if made.fault != "none" else self.faults.get(made.entity, "none")
-        place = kept.place
+        place = stored.place
         origin = event(place.offset, 1, made.entity, origin_partition=place.partition)
         origin["slice"] = str(SliceKey("orders", place.offset // self.WIDTH))
         origin["origin_timestamp"] = BEGIN
-        told = expected_event(SHAPES["orders"], kept)
+        reported = expected_event(SHAPES["orders"], stored)
         if made.ending == EVENT:
-            self.planted.events.append(origin | told)
+            self.planted.events.append(origin | reported)
         elif made.ending.end == "reject":
             to = "orders.dlq.1" if made.ending == UNRESOLVED else "orders.parked"
             raw = {"slice": origin["slice"], "origin_partition": place.partition}
-            self.planted.rejects.append({**reject(place.offset, "", kept.value, to), **raw, "key": kept.key})
+            self.planted.rejects.append({**reject(place.offset, "", stored.value, to), **raw, "key": stored.key})
         if made.ending == UNRESOLVED:
-            self._back.append({**origin, **told, "slice": TIER, "retries": 1})
+            self._back.append({**origin, **reported, "slice": TIER, "retries": 1})
 
     def keys_with(self, fault: str) -> set[str]:
         """The keys that have a fault."""

@@ -212,7 +212,7 @@ class World:
         self.win(RETRIED, (0, 4))
 
     def read(self, of: Slice, partition: int, offset: int, key: str, **changes: Any) -> None:
-        """A row of raw; its offset is told from the slice's start on, as everywhere here."""
+        """A row of raw; its offset is distinguished from the slice's start on, as everywhere here."""
         offset += of.ranges[partition].start
         self.rows["raw"].append(
             {
@@ -231,8 +231,8 @@ class World:
 
     def event(self, of: Slice, partition: int, offset: int, key: str, version: int) -> None:
         """A record that was accepted."""
-        told = order(key, version, event_time=self._happened(version).isoformat())
-        self.read(of, partition, offset, key, value=json.dumps(told).encode())
+        reported = order(key, version, event_time=self._happened(version).isoformat())
+        self.read(of, partition, offset, key, value=json.dumps(reported).encode())
         self._event(of, Origin("orders", 0, partition, of.ranges[partition].start + offset), key, version)
 
     def _event(self, of: Slice, origin: Origin, key: str, version: int, retries: int = 0) -> None:
@@ -258,9 +258,9 @@ class World:
     def reject(self, of: Slice, partition: int, offset: int, reason: str, to: str) -> None:
         """A record that was rejected and published."""
         self.read(of, partition, offset, "o5")
-        told = {"reason": reason, "detail": "why", "next_topic": to, "first_failed_at": NOON, "retries": 0}
+        reported = {"reason": reason, "detail": "why", "next_topic": to, "first_failed_at": NOON, "retries": 0}
         origin = Origin("orders", 0, partition, of.ranges[partition].start + offset)
-        found = {"slice": of.key, **_columns(origin), "attempt": 2, **told}
+        found = {"slice": of.key, **_columns(origin), "attempt": 2, **reported}
         self.rows["rejects"].append({**found, "permanent": to == PARKED, "key": b"o5", **_WHOLE})
         self.rows["dlq"].append({**found, "published_at": NOON})
 
@@ -279,16 +279,16 @@ class World:
         event, record = self.at("events", of, place), self.at("raw", of, place)
         key, self._day = self.at("events", of, like)["key"], of.ordinal
         happened = self._happened(minute or version)
-        told = order(key, version, event_time=happened.isoformat(), **changes)
-        record.update(key=key.encode(), value=json.dumps(told).encode())
-        amount = Decimal(str(told["amount"])).quantize(Decimal("0.01"))
-        event.update({**told, "key": key, "amount": amount, "event_time": happened})
+        reported = order(key, version, event_time=happened.isoformat(), **changes)
+        record.update(key=key.encode(), value=json.dumps(reported).encode())
+        amount = Decimal(str(reported["amount"])).quantize(Decimal("0.01"))
+        event.update({**reported, "key": key, "amount": amount, "event_time": happened})
         at = (of.topic, (record["partition"], record["offset"]))
         self.topics.records = {**self.topics.records, at: dict(record)}
         self._follow(of)
 
     def _follow(self, of: Slice) -> None:
-        """Make anew what is made of the events of a slice whose keys and days are its own."""
+        """Make again what is made of the events of a slice whose keys and days are its own."""
         events = self.of("events", slice=of.key)
         own = {"current": of.key, "published": of.key, "metrics": f"{self._happened(0):%Y-%m-%d}"}
         for table in own.keys() & self.rows.keys():
@@ -325,9 +325,9 @@ class World:
         if "published" in self.rows:
             states = [row["state"] for row in self.of("published", slice=one.key)]
             late = sum(row["late"] is not None for row in self.of("published", slice=one.key))
-            told = {"sent": states.count("sent"), "second_deliveries": states.count("second delivery")}
-            told |= {"retracted": 0, "late": late, "revisions": 0}
-            self.proofs["published"][one.key] = Proof(one, 2, len(states), told)
+            reported = {"sent": states.count("sent"), "second_deliveries": states.count("second delivery")}
+            reported |= {"retracted": 0, "late": late, "revisions": 0}
+            self.proofs["published"][one.key] = Proof(one, 2, len(states), reported)
 
     def of(self, table: str, **where: object) -> list[Row]:
         """Rows of a table."""
@@ -414,10 +414,10 @@ def _sent(events: Iterable[Row]) -> Iterator[Row]:
             f'{{"order_id":"{row["order_id"]}","version":{row["version"]},"status":"{row["status"]}",'
             f'"customer_id":"c1","amount":{row["amount"]},"event_time":"{row["event_time"]:%Y-%m-%dT%H:%M:%S.%fZ}"}}'
         )
-        told = {name: row[name] for name in ("slice", *ORIGIN, "attempt")}
-        told |= {"state": "second delivery" if value in before else "sent", "revision": 0, "published_at": NOON}
-        told |= {"late": "retried" if row["retries"] else None}
-        yield {**told, "fingerprint": sha256(value.encode()).hexdigest()[:32]}
+        reported = {name: row[name] for name in ("slice", *ORIGIN, "attempt")}
+        reported |= {"state": "second delivery" if value in before else "sent", "revision": 0, "published_at": NOON}
+        reported |= {"late": "retried" if row["retries"] else None}
+        yield {**reported, "fingerprint": sha256(value.encode()).hexdigest()[:32]}
         before.add(value)
 
 

@@ -1,7 +1,7 @@
-"""What the topic of accepted events held when a lost lake was begun anew, so that nothing is sent a second time.
+"""What the topic of accepted events held when a lost lake was restarted, so that nothing is sent a second time.
 
 There is a row for each record of the topic: of an origin the one with the highest revision counts, as for its readers.
-An event that is decided anew with the content that is there is kept under its new slice, and not sent; then its row
+An event that is reprocessed with the content that is there is kept under its new slice, and not sent; then its row
 here has done its work.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 TABLE = "accepted_copies"
-# So many are looked at before an error names some of them.
+# An error names some of at most this many.
 MOST_REFUSED = 1_000
 # Origins that are named in one condition.
 NAMED_AT_ONCE = 1_000
@@ -84,7 +84,7 @@ class Copy:
         origin: of the event.
         ms: when that was published first, in milliseconds since 1970 in UTC.
         slice_key: the slice that accepted it.
-        revision: how often it had been sent anew, or retracted.
+        revision: how often it had been sent again, or retracted.
         late: why it is late; None in order.
         fingerprint: of the content; None of a retraction.
     """
@@ -113,27 +113,27 @@ def read(headers: Iterable[Header], value: bytes | None) -> Copy:
     Raises:
         ValueError: it is none that was sent here: a header is missing or cannot be read, or it has no value.
     """
-    told = {name: (text or b"").decode() for name, text in headers}
-    numbers = {name: int(told.get(name, "0" if name == REVISION else "")) for name in _NUMBERS}
+    texts = {name: (text or b"").decode() for name, text in headers}
+    numbers = {name: int(texts.get(name, "0" if name == REVISION else "")) for name in _NUMBERS}
     for name, (least, most) in _NUMBERS.items():
         if not least <= numbers[name] <= most:
             raise ValueError(f"{name} is {numbers[name]}")
-    if not told.get(ORIGIN_TOPIC):
+    if not texts.get(ORIGIN_TOPIC):
         raise ValueError(f"it has no {ORIGIN_TOPIC}")
-    if (value is None) != (RETRACTED in told):
-        raise ValueError(f"{'no' if value is None else 'a'} value, and {RETRACTED} is {told.get(RETRACTED)}")
+    if (value is None) != (RETRACTED in texts):
+        raise ValueError(f"{'no' if value is None else 'a'} value, and {RETRACTED} is {texts.get(RETRACTED)}")
     return Copy(
-        Origin(told[ORIGIN_TOPIC], *(numbers[name] for name in (ORIGIN_GENERATION, ORIGIN_PARTITION, ORIGIN_OFFSET))),
+        Origin(texts[ORIGIN_TOPIC], *(numbers[name] for name in (ORIGIN_GENERATION, ORIGIN_PARTITION, ORIGIN_OFFSET))),
         numbers[ORIGIN_TIMESTAMP],
-        told.get(SLICE, ""),
+        texts.get(SLICE, ""),
         numbers[REVISION],
-        Late(told[LATE]) if LATE in told else None,
+        Late(texts[LATE]) if LATE in texts else None,
         None if value is None else fingerprint(value),
     )
 
 
 def write(lake: Lake, stream: str, portions: Iterable[Sequence[Mapping[str, Any]]], ends: Ends) -> None:
-    """Write the table anew, portion by portion; one that was written in part is begun again.
+    """Write the table again, portion by portion; one that was written in part is begun again.
 
     Args:
         lake: the tables.
@@ -148,7 +148,7 @@ def write(lake: Lake, stream: str, portions: Iterable[Sequence[Mapping[str, Any]
 
 
 def opened(lake: Lake, stream: Stream) -> Before | None:
-    """What had been sent; None of a stream that was never begun anew, or publishes nothing.
+    """What had been sent; None of a stream that was never restarted, or publishes nothing.
 
     Raises:
         DependencyAwayError: the lake could not be read.
@@ -163,7 +163,7 @@ _KNOWN = ", ".join(f"c.{name}" for name in (*ORIGIN, "revision", "late", "finger
 
 @dataclass(frozen=True)
 class Before:
-    """What had been sent when the stream was begun anew.
+    """What had been sent when the stream was restarted.
 
     Args:
         table: `accepted_copies`.
@@ -174,7 +174,7 @@ class Before:
     main: str
 
     def concerns(self, slice_: Slice) -> bool:
-        """Whether some of a slice's events may have been sent: of a tier's it is not told by its offsets."""
+        """Whether some of a slice's events may have been sent; a tier's offsets do not show it."""
         return slice_.topic != self.main or concerned([slice_], self._ends)
 
     @cached_property
@@ -183,7 +183,7 @@ class Before:
         return found
 
     def beside(self, known: Mapping[Origin, Known], events: DeltaTable, origins: str) -> dict[Origin, Known]:
-        """What is known of origins, with what had been sent of those that a question to `e` gives.
+        """The known copies of origins, with the earlier publications that a question to `e` gives.
 
         What this lake knows of an origin counts, unless the topic had a higher revision of it.
         """
@@ -194,7 +194,7 @@ class Before:
 
     @cached_property
     def passed(self) -> dict[tuple[str, int, int], int]:
-        """By partition the last offset of which an event had been sent: what lies before it comes late."""
+        """By partition the last offset whose event had been sent: lower offsets come late."""
         asked = f"SELECT {', '.join(ORIGIN[:-1])}, max(origin_offset) AS origin_offset FROM t"
         origins = map(Origin.of_row, query(self.table, f"{asked} GROUP BY {', '.join(ORIGIN[:-1])}"))
         return {(one.topic, one.generation, one.partition): one.offset for one in origins}
@@ -212,7 +212,7 @@ def refused(work: Work, keys: Sequence[str], rejected: DataFrame) -> list[Row]:
     Args:
         work: the connections.
         keys: slices that are about to be decided.
-        rejected: what is rejected of them now: slice and origin.
+        rejected: the currently rejected records: slice and origin.
 
     Raises:
         DependencyAwayError: the lake could not be read.
@@ -225,15 +225,15 @@ def refused(work: Work, keys: Sequence[str], rejected: DataFrame) -> list[Row]:
     if not mine:
         return []
     copies = work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE))
-    told = rejected.where(F.col("slice").isin(*mine)).select("slice", *ORIGIN).join(copies, [*ORIGIN])
+    copied = rejected.where(F.col("slice").isin(*mine)).select("slice", *ORIGIN).join(copies, [*ORIGIN])
     content = F.struct(F.col("fingerprint").isNotNull().alias("sent"), F.unix_micros("published_at").alias("us"))
-    last = told.groupBy("slice", *ORIGIN).agg(F.max_by(content, F.struct("revision", "published_at")).alias("last"))
+    last = copied.groupBy("slice", *ORIGIN).agg(F.max_by(content, F.struct("revision", "published_at")).alias("last"))
     gone = last.where("last.sent").select("slice", *ORIGIN, "last.us")
     return gone.orderBy(F.col("us").desc()).limit(MOST_REFUSED).collect()
 
 
 def forget(lake: Lake, stream: Stream, origins: Collection[Origin]) -> None:
-    """Remove what is known of origins of erased keys.
+    """Remove the copies of origins with erased keys.
 
     Raises:
         DependencyAwayError: the storage is away, or another writer was first; it may be tried again.

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 REJECTS = "rejects"
 
 
-def ensure_admitted(work: Work, slices: Sequence[Slice], standing: Collection[str] = ()) -> None:
+def ensure_admitted(work: Work, slices: Sequence[Slice], committed: Collection[str] = ()) -> None:
     """See that these slices may be decided now; it may be as the probe.
 
-    Slices that a person accepted always may. Those of tiers wait until the breaker is closed, and those that stand:
-    what is retried, or materialised again, tells nothing of what comes in.
+    Slices that a person accepted always may. Slices of tiers wait until the breaker is closed. Committed slices may:
+    a retry or a repetition shows nothing about new records.
 
     Args:
         work: the connections.
         slices: the slices.
-        standing: keys of slices that were decided before.
+        committed: keys of slices that were decided before.
 
     Raises:
         BreakerOpenError: they have to wait.
@@ -41,7 +41,7 @@ def ensure_admitted(work: Work, slices: Sequence[Slice], standing: Collection[st
         return
     accepted = breakers.accepted([slice_.key for slice_ in slices])
     asked = [slice_ for slice_ in slices if slice_.key not in accepted]
-    main = [slice_.key for slice_ in asked if slice_.topic == work.stream.topic and slice_.key not in standing]
+    main = [slice_.key for slice_ in asked if slice_.topic == work.stream.topic and slice_.key not in committed]
 
     def decide(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
         found = None if len(main) < len(asked) and not circuit.closed else admit(circuit, main, now)
@@ -63,9 +63,9 @@ def _open(work: Work, circuit: Circuit, slices: Sequence[Slice]) -> BreakerOpenE
 
 
 def ensure_within_limit(
-    work: Work, slices: Sequence[Slice], standing: Mapping[str, Proof], measured: Mapping[str, Mapping[str, int]]
+    work: Work, slices: Sequence[Slice], committed: Mapping[str, Proof], measured: Mapping[str, Mapping[str, int]]
 ) -> None:
-    """Tell the breaker how slices would be split, before anything of it is committed.
+    """Report to the breaker how slices would be split, before anything of it is committed.
 
     Of a slice that is materialised again only the rejects count that it did not have before. Records that are rejected
     for a reason that a person accepted do not count at all: neither as rejects nor as records.
@@ -73,7 +73,7 @@ def ensure_within_limit(
     Args:
         work: the connections.
         slices: the slices that are decided together.
-        standing: what stands of them in events.
+        committed: the proofs of the slices in events.
         measured: the numbers of the split, by slice; none of an empty one.
 
     Raises:
@@ -82,7 +82,7 @@ def ensure_within_limit(
     main = sorted((p for p in slices if p.topic == work.stream.topic), key=attrgetter("ordinal"))
     accepted = work.ledger.breakers.accepted([slice_.key for slice_ in main])
     reasons = work.ledger.breakers.accepted_reasons(work.stream.name)
-    seen = {p.key: _counted(p, standing, measured.get(p.key, {}), reasons) for p in main}
+    seen = {p.key: _counted(p, committed, measured.get(p.key, {}), reasons) for p in main}
     cases = [_case(key, one) for key, one in seen.items() if key not in accepted]
     if not main:
         return
@@ -91,12 +91,13 @@ def ensure_within_limit(
 
     def decide(circuit: Circuit, known: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
         nonlocal refused
-        first = {case.key for case in cases if case.key not in known and case.key not in standing}
+        first = {case.key for case in cases if case.key not in known and case.key not in committed}
         circuit, refused = judge(circuit, work.stream.breaker, cases, first, now)
-        told = [case for case in cases if not refused or case.key in refused]
-        told += [_case(key, seen[key]) for key in accepted]
+        judged_cases = [case for case in cases if not refused or case.key in refused]
+        judged_cases += [_case(key, seen[key]) for key in accepted]
         return circuit, [
-            _judgement(work, case, seen[case.key][2], known.get(case.key), now, case.key in refused) for case in told
+            _judgement(work, case, seen[case.key][2], known.get(case.key), now, case.key in refused)
+            for case in judged_cases
         ]
 
     circuit = work.ledger.breakers.settle(work.stream.name, [slice_.key for slice_ in main], decide)
@@ -105,16 +106,16 @@ def ensure_within_limit(
 
 
 def end_probe(
-    work: Work, slices: Sequence[Slice], standing: Mapping[str, Proof], measured: Mapping[str, Mapping[str, int]]
+    work: Work, slices: Sequence[Slice], committed: Mapping[str, Proof], measured: Mapping[str, Mapping[str, int]]
 ) -> None:
     """Let a probe that records hold close the breaker, if the rest of it is within the limit.
 
-    A hold lasts until a person mends something; retries of tiers, which it does not concern, would wait as long.
+    A hold lasts until a person fixes its cause; retries of tiers, which it does not concern, would wait as long.
 
     Args:
         work: the connections.
         slices: the slices that were to be decided together, one of them held.
-        standing: what stands of them in events.
+        committed: the proofs of the slices in events.
         measured: the numbers of the split, without what holds.
 
     Raises:
@@ -123,7 +124,7 @@ def end_probe(
     probe = work.ledger.breakers.circuit(work.stream.name).probe
     if probe is None or probe not in {slice_.key for slice_ in slices}:
         return
-    ensure_within_limit(work, slices, standing, measured)
+    ensure_within_limit(work, slices, committed, measured)
     now = datetime.now(UTC)
     circuit = work.ledger.breakers.settle(work.stream.name, (), lambda circuit, _: (done(circuit, probe, now), ()))
     work.log(f"breaker: {circuit.text}")
@@ -134,12 +135,12 @@ _Counted = tuple[int, int, dict[str, int]]
 
 def _counted(
     slice_: Slice,
-    standing: Mapping[str, Proof],
+    committed: Mapping[str, Proof],
     counts: Mapping[str, int],
     accepted: Mapping[str, AcceptedReason],
 ) -> _Counted:
     """Records, rejects, and rejects by reason of a slice, as the breaker counts them."""
-    before = standing[slice_.key].counts if slice_.key in standing else {}
+    before = committed[slice_.key].counts if slice_.key in committed else {}
     left_out = {f"{REJECTS}_{reason}" for reason, one in accepted.items() if slice_.ordinal >= one.from_ordinal}
 
     def rejects(found: Mapping[str, int]) -> int:
@@ -174,14 +175,14 @@ def _judgement(
 def _over(
     work: Work, circuit: Circuit, refused: Sequence[Outcome], together: int, accepted: Collection[str]
 ) -> RejectsOverLimitError:
-    told = "; ".join(f"{one.rejects:,} of {one.records:,} records of {one.key} would be rejected" for one in refused)
+    shares = "; ".join(f"{one.rejects:,} of {one.records:,} records of {one.key} would be rejected" for one in refused)
     rest = "" if together == 1 else f"; none of the {together} slices of this run was decided"
     return RejectsOverLimitError(
-        f"{told}{rest}",
+        f"{shares}{rest}",
         stored=f"limit {work.stream.breaker.reject_ratio:.0%}"
         + (f"; records rejected for {', '.join(accepted)} do not count" if accepted else ""),
         found=f"the breaker of {work.stream.name} is {circuit.text}",
-        remedy="mend the producer, the declaration or the reference table, and it is decided anew; if its rejects are "
+        remedy="mend the producer, the declaration or the reference table, and it is reprocessed; if its rejects are "
         f"to be parked, highwater accept-rejects {refused[0].key}, or for all slices from it on highwater "
         f"accept-rejects {work.stream.name} --reason REASON --from {refused[0].key}",
     )

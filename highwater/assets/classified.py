@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Kept:
+class _CachedRows:
     """Records that Spark keeps.
 
     Args:
@@ -34,7 +34,7 @@ class Classified:
     or where another run decided.
     """
 
-    _kept: list[_Kept] = field(default_factory=list)
+    _cached: list[_CachedRows] = field(default_factory=list)
 
     def keep(self, rows: DataFrame, published: Mapping[str, int]) -> None:
         """Keep records which Spark holds (`persist`) until `release`.
@@ -43,11 +43,11 @@ class Classified:
             rows: the records of some slices.
             published: for each of these slices the attempt whose rejects were published; 0 for none.
         """
-        self._kept.append(_Kept(rows, published))
+        self._cached.append(_CachedRows(rows, published))
 
     def committed(self, attempts: Mapping[str, int]) -> None:
         """Note the attempts that were committed of what was kept last."""
-        for last in self._kept[-1:]:
+        for last in self._cached[-1:]:
             last.attempts.update({key: attempt for key, attempt in attempts.items() if key in last.published})
 
     def of(self, attempts: Mapping[str, int], published: Mapping[str, int]) -> list[tuple[DataFrame, list[str]]]:
@@ -63,7 +63,7 @@ class Classified:
         """
         found: list[tuple[DataFrame, list[str]]] = []
         left = dict(attempts)
-        for one in self._kept:
+        for one in self._cached:
             mine = [
                 key
                 for key, attempt in left.items()
@@ -75,8 +75,8 @@ class Classified:
         return [] if left else found
 
     def release(self) -> None:
-        """Let Spark drop what is kept; one that died dropped it."""
-        kept, self._kept = self._kept, []
-        for one in kept:
+        """Let Spark drop the cached rows; a session that died has dropped them already."""
+        cached, self._cached = self._cached, []
+        for one in cached:
             with suppress(Exception):
                 one.rows.unpersist()

@@ -1,4 +1,4 @@
-"""Committing slices once: who was first, what is taken over, what is tried again."""
+"""Committing slices exactly once: who was first, what a run takes over, what it tries again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Conflicts with writers of other slices (compaction, a change of the table) pass; five tries are 1 + 2 + 4 + 8 s.
 TRIES = 5
-# A driver that died holding the lease keeps others out for so many seconds.
+# A driver that died holding the lease blocks others for this many seconds.
 LEASE_SECONDS = 60
 
 
@@ -53,8 +53,8 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """The proofs that stood in a table when it was looked at.
+class CommittedSlices:
+    """The proofs that a table held when it was read.
 
     Args:
         proofs: by slice key.
@@ -65,12 +65,12 @@ class Standing:
     version: int
 
     @classmethod
-    def read(cls, work: Work, table: str) -> Standing:
+    def read(cls, work: Work, table: str) -> CommittedSlices:
         """Look at the table now."""
         return cls(*work.lake.committed_at(work.stream.name, table, work.keys))
 
     def attempt(self, key: str) -> int:
-        """The attempt that stood there; 0 for none."""
+        """The attempt that the table held; 0 for none."""
         return self.proofs[key].attempt if key in self.proofs else 0
 
 
@@ -90,14 +90,14 @@ class Batch(Protocol):
     def tasks(self, keys: Sequence[str]) -> int:
         """How many tasks read the rows of these slices; 1 where Spark holds them."""
 
-    def refused(self, slice_: Slice, standing: Proof | None) -> str | None:
-        """Why the slice keeps what stands, or None if its new rows may replace that."""
+    def refused(self, slice_: Slice, committed: Proof | None) -> str | None:
+        """Why the slice keeps its committed rows, or None if its new rows may replace them."""
 
     def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
         """The rows of the slices that are named with their attempts, with the table's columns."""
 
     def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
-        """What is held while slices are committed; it gives what is to be asked just before."""
+        """A context held while slices are committed; it yields the check to make just before the commit."""
 
     def release(self) -> None:
         """Let go of what Spark holds for the batch."""
@@ -109,8 +109,8 @@ Prepare = Callable[[Work, "Sequence[Slice]", Clock], Batch]
 def commit_until_settled(
     work: Work,
     table: str,
-    standing: Standing,
-    kept: Mapping[str, str],
+    committed: CommittedSlices,
+    skipped: Mapping[str, str],
     prepare: Prepare,
 ) -> list[SliceReport]:
     """Commit every slice that is not kept, or take over the commit of the run that was first.
@@ -118,36 +118,36 @@ def commit_until_settled(
     Args:
         work: the slices and the connections.
         table: the table's name.
-        standing: what stood in the table when `kept` was decided.
-        kept: slices that are left as they stand, with the reason.
+        committed: the proofs that the table held when `skipped` was decided.
+        skipped: slices that stay unchanged, with the reason.
         prepare: makes the rows of some slices.
 
     Raises:
         SupersededAttemptError: other writers were first again and again.
     """
-    clock, notes = Clock(), dict(kept)
+    clock, notes = Clock(), dict(skipped)
     pending = [slice_ for slice_ in work.slices if slice_.key not in notes]
     if not pending:
-        return reports(work, table, standing.proofs, notes, clock, standing.version)
+        return reports(work, table, committed.proofs, notes, clock, committed.version)
     batch = prepare(work, pending, clock)
     try:
-        notes.update(_refusals(batch, pending, standing))
-        final, version = _settle(work, table, standing, batch, notes, clock)
+        notes.update(_refusals(batch, pending, committed))
+        final, version = _settle(work, table, committed, batch, notes, clock)
     finally:
         let_go(batch.release, work)
     return reports(work, table, final, notes, clock, version)
 
 
-def _refusals(batch: Batch, pending: Sequence[Slice], standing: Standing) -> dict[str, str]:
-    found = {slice_.key: batch.refused(slice_, standing.proofs.get(slice_.key)) for slice_ in pending}
+def _refusals(batch: Batch, pending: Sequence[Slice], committed: CommittedSlices) -> dict[str, str]:
+    found = {slice_.key: batch.refused(slice_, committed.proofs.get(slice_.key)) for slice_ in pending}
     return {key: reason for key, reason in found.items() if reason is not None}
 
 
 def _settle(
-    work: Work, table: str, standing: Standing, batch: Batch, notes: dict[str, str], clock: Clock
+    work: Work, table: str, committed: CommittedSlices, batch: Batch, notes: dict[str, str], clock: Clock
 ) -> tuple[Mapping[str, Proof], int]:
     """Commit what has no note yet; slices that others committed meanwhile get a note instead."""
-    seen = standing
+    seen = committed
     for tries in range(1, TRIES + 1):
         pending = [slice_ for slice_ in work.slices if slice_.key not in notes]
         if not pending:
@@ -156,8 +156,8 @@ def _settle(
             with clock.phase("commit"):
                 proofs, version = _commit(work, table, seen, batch, pending)
         except SupersededAttemptError:
-            seen = Standing.read(work, table)
-            taken = _taken_over(pending, standing, seen)
+            seen = CommittedSlices.read(work, table)
+            taken = _taken_over(pending, committed, seen)
             notes.update(taken)
             if not taken and tries == TRIES:
                 raise
@@ -171,7 +171,7 @@ def _settle(
     )
 
 
-def _taken_over(pending: Sequence[Slice], before: Standing, now: Standing) -> dict[str, str]:
+def _taken_over(pending: Sequence[Slice], before: CommittedSlices, now: CommittedSlices) -> dict[str, str]:
     return {
         slice_.key: f"attempt {now.attempt(slice_.key)} of another run was first and is taken over"
         for slice_ in pending
@@ -180,7 +180,7 @@ def _taken_over(pending: Sequence[Slice], before: Standing, now: Standing) -> di
 
 
 def _commit(
-    work: Work, table: str, seen: Standing, batch: Batch, pending: Sequence[Slice]
+    work: Work, table: str, seen: CommittedSlices, batch: Batch, pending: Sequence[Slice]
 ) -> tuple[dict[str, Proof], int]:
     keys = [slice_.key for slice_ in pending]
     attempts = work.ledger.next_attempts(keys)
@@ -207,7 +207,7 @@ def commit_rows(
     table: str,
     rows: DataFrame,
     proofs: Sequence[Proof],
-    standing: Standing,
+    committed: CommittedSlices,
     *,
     files: int,
     spread: str,
@@ -222,7 +222,7 @@ def commit_rows(
         table: the table's name.
         rows: the rows, with the table's columns.
         proofs: one for each slice.
-        standing: the slices in the table when the caller looked: the rows rest on this look.
+        committed: the slices in the table when the caller looked: the rows rest on this look.
         files, spread, tasks: as of `write_slices`.
 
     Returns:
@@ -237,7 +237,7 @@ def commit_rows(
         close_intents(target)
     opened = target.opened()
     held = committed_in(opened, keys)
-    ensure_unchanged(table, standing, held, keys)
+    ensure_unchanged(table, committed, held, keys)
     # Without rows to replace Delta need not look for any. That there are none, records and a look must say both.
     replace = any(one.rows != 0 for one in held.records.values()) or any(rows_by_slice(opened, keys).values())
     write = partial(write_slices, target.path, rows, keys, replace=replace, files=files, spread=spread, tasks=tasks)
@@ -245,17 +245,17 @@ def commit_rows(
     return commit_slices(target, held, [with_proof(base, proof) for proof in proofs], work.run, write)
 
 
-def ensure_unchanged(table: str, standing: Standing, held: Committed, keys: Sequence[str]) -> None:
+def ensure_unchanged(table: str, committed: CommittedSlices, held: Committed, keys: Sequence[str]) -> None:
     """Validate that nobody committed the slices since the caller looked.
 
     Raises:
         SupersededAttemptError: one is not.
     """
     for key in keys:
-        if held.attempt(key) != standing.attempt(key) or held.version_of(key) > standing.version:
+        if held.attempt(key) != committed.attempt(key) or held.version_of(key) > committed.version:
             raise SupersededAttemptError(
                 f"another attempt at {key} in {table} was first",
-                stored=f"attempt {standing.attempt(key)}, version {standing.version} of the table",
+                stored=f"attempt {committed.attempt(key)}, version {committed.version} of the table",
                 found=f"attempt {held.attempt(key)}, committed in version {held.version_of(key)}",
                 remedy="nothing: its commit is taken over",
             )
@@ -266,16 +266,16 @@ def target_of(work: Work, table: str) -> Target:
     return Target(work.spark, work.lake, work.ledger, work.stream.name, table)
 
 
-def require_newer(decisions: Mapping[str, Proof], standing: Mapping[str, int]) -> None:
+def require_newer(decisions: Mapping[str, Proof], committed: Mapping[str, int]) -> None:
     """See that no decision is older than what follows it already: another run decided since we looked.
 
     Raises:
         SupersededAttemptError: one is.
     """
-    for key, attempt in standing.items():
+    for key, attempt in committed.items():
         if attempt > decisions[key].attempt:
             raise SupersededAttemptError(
-                f"{key} was decided anew meanwhile",
+                f"{key} was reprocessed meanwhile",
                 stored=f"attempt {attempt}",
                 found=f"attempt {decisions[key].attempt}",
                 remedy="nothing: the decision is looked at again",
@@ -283,7 +283,7 @@ def require_newer(decisions: Mapping[str, Proof], standing: Mapping[str, int]) -
 
 
 def let_go(release: Callable[[], object], work: Work) -> None:
-    """Release what Spark holds; one that died took it with it, and the error that told so matters more than this."""
+    """Release what Spark holds. A session that died released it already, and its error matters more."""
     try:
         release()
     except Exception as error:  # noqa: BLE001 - whatever Spark says of a session that is gone
@@ -293,7 +293,7 @@ def let_go(release: Callable[[], object], work: Work) -> None:
 def commit_lock(work: Work, table: str) -> AbstractContextManager[object]:
     """Keeps other Spark drivers out while this one commits, where the lake needs it.
 
-    Two JVMs on local files were once both told that they wrote the same version; a Connect server is one JVM.
+    Two JVMs on local files once both believed that they wrote the same version; a Connect server is one JVM.
     """
     if not work.lake.takes_one_driver or is_connect(work.spark):
         return nullcontext()
@@ -333,7 +333,7 @@ def ensure_table(work: Work, table: str, columns: str, searched: Sequence[str]) 
 
 
 def _register(work: Work, table: str, catalog: str) -> None:
-    """Register a new table. A catalog that is away fails no slice: maintenance registers what is missing."""
+    """Register a new table. A catalog that is away fails no slice: maintenance registers missing tables."""
     name = name_in_catalog(work.stream.name, table)
     try:
         register(work.spark, catalog, {name: work.lake.path(work.stream.name, table)})
@@ -349,10 +349,10 @@ def reports(
     Args:
         work: the slices and the connections.
         table: the table's name.
-        proofs: what stands in the table of each slice.
-        notes: for slices that were left as they stand, the reason.
+        proofs: the table's proofs, by slice.
+        notes: for slices that stay unchanged, the reason.
         clock: seconds by phase.
-        version: the version of the table after the commit; without one that in which the slices stand.
+        version: the version of the table after the commit; without a commit the version that holds the slices.
     """
     rows = work.lake.rows_of(work.stream.name, table, work.keys)
     cost = write_cost(work, table, version) if set(work.keys) - notes.keys() else {}

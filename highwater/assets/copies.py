@@ -44,7 +44,7 @@ class Twice:
     decisions: Mapping[str, Proof]
 
     def any(self) -> bool:
-        """Whether there are any, which nearly always there are not: told without fields, and without finding rows."""
+        """Whether there are any copies; nearly always there are none. It needs neither fields nor rows."""
         return bool(len(query_arrow({"e": self.events}, f"WITH {self._twice} SELECT 1 FROM twice LIMIT 1")))
 
     def copies(self, book: Book, known: Mapping[Origin, Known]) -> list[Copy]:

@@ -32,7 +32,7 @@ from highwater.resources.spark_tables import rows_at, table_in_sql
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from highwater.assets.commit import Standing
+    from highwater.assets.commit import CommittedSlices
     from highwater.declaration import Stream
     from highwater.proof import Proof
     from highwater.resources.commit_log import Committed
@@ -168,7 +168,7 @@ def _freshness(decided: Proof) -> dict[str, float]:
     return {} if last is None else {"freshness_seconds": time.time() - last / 1_000_000}
 
 
-def _merge(work: Work, decided: Standing, behind: Sequence[Proof], held: Committed, lease: Lease) -> int:
+def _merge(work: Work, decided: CommittedSlices, behind: Sequence[Proof], held: Committed, lease: Lease) -> int:
     """Merge slices in one commit; returns the version of the table."""
     keys = [proof.key for proof in behind]
     again = [key for key in keys if held.attempt(key)]

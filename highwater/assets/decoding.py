@@ -1,8 +1,8 @@
-"""Decoding record values: whatever the format, a variant whose parts become fields, or what is wrong with the value.
+"""Decoding record values: in every format to a variant whose parts become fields, or to the fault of the value.
 
 The columns are `payload`, the value without its framing; `usual`, whether the record is a usual one, and `usual_x`, the
 fields of such records (see `highwater.assets.fast_expressions`). For other records `json` is the variant, null where
-there is none; `unread`, what is wrong with the value; and `markable` (see `highwater.assets.documents.takes_marks`).
+there is none; `unread` is the fault; and `markable` (see `highwater.assets.documents.takes_marks`).
 `unknown_schema` is the schema that the registry does not know yet.
 """
 
@@ -30,7 +30,7 @@ from highwater.assets.fast_expressions import (
     typed_values,
     with_usual_fields,
 )
-from highwater.assets.fields import kept_whole, outermost, takes_infinite
+from highwater.assets.fields import outermost, takes_infinite, whole_fields
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
 from highwater.schemas import GUID_BYTES, GUID_MAGIC, ID_BYTES, ID_MAGIC, VALUE_HEADER, self_contained_avro
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.schemas import Schema
 
-# Of a sound document the first character tells that it is an object.
+# The first character of a sound document shows that it is an object.
 _OBJECT = r"^[ \t\r\n]*\{"
 _END = "end of the value"
 # The first byte of the framing and where it ends, with a number or with a GUID.
@@ -51,7 +51,7 @@ _BY_NUMBER, _NUMBER_ENDS = f"{ID_MAGIC:02X}", 1 + ID_BYTES
 _BY_GUID, _GUID_ENDS = f"{GUID_MAGIC:02X}", 1 + GUID_BYTES
 # Values in a line that Spark's parser takes.
 _MOST_COLUMNS = 20_480
-# What stands for an empty value without quotes in a line of separated values.
+# Replaces an empty value without quotes in a line of separated values.
 _EMPTY = "\ue001"
 
 
@@ -121,7 +121,7 @@ def _documents(stream: Stream, rows: DataFrame) -> DataFrame:
 
 
 def _with_usual(stream: Stream, rows: DataFrame, text: Column) -> DataFrame:
-    """Rows with `usual`, and the values of usual records, in whose documents Spark may round what is not read."""
+    """Rows with `usual`, and the values of usual records, where Spark may round members that are not read."""
     from pyspark.sql import functions as F
 
     if not has_usual_records(stream):
@@ -151,7 +151,7 @@ def _is_sound(text: Column, pair: str) -> Column:
 
 def _scanned_names(stream: Stream) -> tuple[Sequence[str] | None, Sequence[str]]:
     """The outermost members that are read, None for all, and those whose objects and arrays are read too."""
-    return (None, ()) if stream.reads_all_members else (outermost(stream), kept_whole(stream))
+    return (None, ()) if stream.reads_all_members else (outermost(stream), whole_fields(stream))
 
 
 def _document_problem(stream: Stream) -> Column:
@@ -160,7 +160,7 @@ def _document_problem(stream: Stream) -> Column:
     text = F.col("payload").cast("string")
     # Without a problem it is longer than Jackson's limit for strings, or a variant's; or within it is what both refuse.
     refused = "a declared field is longer than 16 MiB"
-    if stream.reads_all_members or kept_whole(stream):
+    if stream.reads_all_members or whole_fields(stream):
         refused += ", nested too deep, or has a name twice"
     problem = F.coalesce("scan.problem", F.lit(refused))
     unread = F.when(F.is_valid_utf8(text), problem).otherwise(invalid_utf8(F.col("payload")))
@@ -193,11 +193,11 @@ def _framed(work: Work, raw: DataFrame, *, by_guid: bool = True) -> DataFrame:
     rows = rows.withColumn("misframed", misframed)
     asked = F.lit(True) if by_guid else ~F.contains("schema", F.lit("-"))  # noqa: FBT003 - a literal column
     known = _schemas(work, rows.where(asked))
-    told = F.when(
+    unknown_schema = F.when(
         F.col("schema").isNotNull() & asked & ~F.col("schema").isin([one for one, schema in known.items() if schema]),
         F.concat(F.lit("the registry does not know schema "), F.col("schema")),
     )
-    return rows.withColumn("unknown_schema", told)
+    return rows.withColumn("unknown_schema", unknown_schema)
 
 
 def _framed_rows(raw: DataFrame) -> DataFrame:
@@ -514,9 +514,9 @@ def _texts(rows: DataFrame, whole: Column, problem: Column) -> DataFrame:
     several = F.when(F.col("line").rlike(r"[\r\n]"), F.lit("the value has more than one line"))
     broken = F.when(F.col("line").isNull(), invalid_utf8(F.col("payload")))
     unread = F.when(F.col("value").isNotNull(), F.coalesce(broken, several, problem))
-    told = rows.withColumn("unread", evaluated_once(unread))
+    marked = rows.withColumn("unread", evaluated_once(unread))
     json_ = F.when(F.col("unread").isNull() & F.col("value").isNotNull(), F.to_variant_object(whole))
-    return told.withColumns({"json": evaluated_once(json_), "markable": F.lit(False)})  # noqa: FBT003 - a literal column
+    return marked.withColumns({"json": evaluated_once(json_), "markable": F.lit(False)})  # noqa: FBT003 - a literal column
 
 
 def _opaque(stream: Stream, rows: DataFrame) -> DataFrame:

@@ -1,7 +1,7 @@
 """Discards in Spark: copies of records that a person gave up, and that were still under way.
 
-A record that was sent back from the parked topic may be given up before its retry is decided. From then on its end is
-that: the copy counts no more, as one of a record that was taken back.
+A record that was sent back from the parked topic may be discarded before its retry is decided. From then on its end is
+that: the copy counts no more, as one of a record that was reclaimed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from highwater.assets.work import Work
     from highwater.slices import Slice
 
-# A copy of a record that was given up.
-GIVEN_UP = "given_up"
-# In the proof of a tier's slice: until when it saw what was given up, in microseconds since 1970. Without it nothing
+# A copy of a record that was discarded.
+DISCARDED = "discarded"
+# In the proof of a tier's slice: until when it saw what was discarded, in microseconds since 1970. Without it nothing
 # was.
 SEEN = "discards_seen"
 
 
 def seen_now(work: Work) -> dict[str, int]:
-    """What was given up so far, as a decision keeps it; from here on a ledger that is rebuilt knows it too."""
+    """What was discarded so far, as a decision keeps it; from here on a ledger that is rebuilt knows it too."""
     discards_table.keep(work.ledger, work.lake, work.stream.name)
     last = work.ledger.discarded_until(work.stream.name)
     return {} if last is None else {SEEN: microseconds(last)}
@@ -54,15 +54,15 @@ def with_discarded(
     moments = {slice_.key: seen[slice_.key][SEEN] for slice_ in tiers if SEEN in seen[slice_.key]}
     found = _exhausted(work, rows, moments) if moments else []
     if not found:
-        return rows.withColumn(GIVEN_UP, F.lit(False))  # noqa: FBT003 - a literal column
+        return rows.withColumn(DISCARDED, F.lit(False))  # noqa: FBT003 - a literal column
     names = ", ".join(f"{name} {kind}" for name, kind in zip(ORIGIN, ("STRING", "INT", "INT", "BIGINT"), strict=True))
-    frame = work.spark.createDataFrame(found, f"slice STRING, {names}").withColumn(GIVEN_UP, F.lit(True))  # noqa: FBT003
-    told = rows.join(frame, ["slice", *ORIGIN], "left")
-    return told.withColumn(GIVEN_UP, F.coalesce(GIVEN_UP, F.lit(False)))  # noqa: FBT003 - a literal column
+    frame = work.spark.createDataFrame(found, f"slice STRING, {names}").withColumn(DISCARDED, F.lit(True))  # noqa: FBT003
+    joined = rows.join(frame, ["slice", *ORIGIN], "left")
+    return joined.withColumn(DISCARDED, F.coalesce(DISCARDED, F.lit(False)))  # noqa: FBT003 - a literal column
 
 
 def _exhausted(work: Work, rows: DataFrame, moments: Mapping[str, int]) -> list[tuple[str | int, ...]]:
-    """For each slice the origins that were given up by then, and that it may hold."""
+    """For each slice the origins that were discarded by then, and that it may hold."""
     from pyspark.sql import functions as F
 
     *where, offset = ORIGIN

@@ -1,4 +1,4 @@
-"""The table `discards`: which parked records a person gave up, once more in the lake, for a ledger that is rebuilt.
+"""The table `discards`: which parked records a person gave up, again in the lake, for a ledger that is rebuilt.
 
 The ledger decides, and the table follows it before a decision of retries rests on it. So no commit ever rests on a
 discard that the table lacks, wherever a process dies. Rows are only added, by who holds the lease of the retries.
@@ -46,7 +46,7 @@ def keep(ledger: Ledger, lake: Lake, stream: str) -> int:
     Raises:
         DependencyAwayError: the ledger or the storage is away.
     """
-    if _told(lake, stream) == ledger.discards_reported(stream):
+    if _stored_state(lake, stream) == ledger.discards_reported(stream):
         return 0  # both only grow: so a million of them are not read for each slice
     there = read(lake, stream)
     ledger.discard(stream, there)
@@ -73,7 +73,7 @@ def read(lake: Lake, stream: str) -> list[Discard]:
     return [*{one.origin: one for one in reversed(found)}.values()][::-1]
 
 
-def _told(lake: Lake, stream: str) -> tuple[int, datetime | None]:
+def _stored_state(lake: Lake, stream: str) -> tuple[int, datetime | None]:
     table = lake.table(stream, TABLE)
     if table is None:
         return 0, None
@@ -82,5 +82,5 @@ def _told(lake: Lake, stream: str) -> tuple[int, datetime | None]:
 
 
 def _row(discard: Discard) -> dict[str, object]:
-    told = {"reason": discard.reason, "discarded_by": discard.discarded_by, "discarded_at": discard.discarded_at}
-    return {**dict(zip(ORIGIN, discard.origin, strict=True)), **told}
+    details = {"reason": discard.reason, "discarded_by": discard.discarded_by, "discarded_at": discard.discarded_at}
+    return {**dict(zip(ORIGIN, discard.origin, strict=True)), **details}

@@ -1,8 +1,8 @@
 """Dlq: what was rejected is published to the tiers and to the parked topic, each record once (I7).
 
-The order is: the decision stands in events and rejects; its rejects are published, portion by portion, each with a mark
+The order is: the decision stays in events and rejects; its rejects are published, portion by portion, each with a mark
 that counts them; the ledger keeps the last mark; the table keeps the origins; the mark is deleted. Once the table has
-them, the slice may be decided anew, and what was published is left to the DLQ, until a person takes it back
+them, the slice may be reprocessed, and what was published is left to the DLQ, until a person reclaims it
 (`highwater.orchestration.operations.reclaiming`).
 """
 
@@ -16,7 +16,15 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import raw, rejects
-from highwater.assets.commit import Clock, Standing, commit_rows, commit_turn, ensure_table, reports, require_newer
+from highwater.assets.commit import (
+    Clock,
+    CommittedSlices,
+    commit_rows,
+    commit_turn,
+    ensure_table,
+    reports,
+    require_newer,
+)
 from highwater.assets.dlq_marks import PREFIX, delete_marks, group_name
 from highwater.assets.dlq_sending import Alike, Reject, Sending
 from highwater.assets.events import ORIGIN_COLUMNS, ensure_held, require
@@ -56,7 +64,7 @@ SENT = "sent"
 # One transaction holds so much at the most: it lasts seconds, and memory is bounded.
 RECORDS_A_TRANSACTION = 20_000
 BYTES_A_TRANSACTION = 16 * 1024 * 1024
-# So many are read at once, of as many bytes of values: each reading opens the slice's files again.
+# The number of rejects in one read, and their bytes of values: each read opens the slice's files again.
 RECORDS_A_READ = 50_000
 _ORDER = ", ".join(ORIGIN)
 _RECORD = (
@@ -69,22 +77,22 @@ def materialise(work: Work) -> list[SliceReport]:
     """Publish the rejects of the slices, and keep what was published; a report for each slice, in their order.
 
     A slice without rejects has nothing to publish and gets no row: its rejects' own proof says so. One that had some
-    before they were taken back follows its decision all the same.
+    before they were reclaimed follows its decision all the same.
 
     Raises:
         TemporaryError: rejects of a slice are not there yet.
         TopicDriftError: a DLQ topic is not set up as it must be.
         TopicVanishedError: one is not there any more; it is not created again.
         RecordTooLargeError: the parked topic does not even take a reference to a record.
-        SupersededAttemptError: another run publishes the same slice, or decided it anew.
+        SupersededAttemptError: another run publishes the same slice, or decided it again.
         DependencyAwayError: Kafka, Spark or the lake is away; what was published so far is known and not sent again.
     """
     decided = require(work, rejects.TABLE)
     decisions = decided.proofs
-    standing = Standing.read(work, TABLE)
-    open_ = [p for p in work.slices if _follows(decisions[p.key], standing.attempt(p.key))]
-    require_newer(decisions, {p.key: standing.attempt(p.key) for p in open_})
-    clock, version = Clock(), standing.version
+    committed = CommittedSlices.read(work, TABLE)
+    open_ = [p for p in work.slices if _follows(decisions[p.key], committed.attempt(p.key))]
+    require_newer(decisions, {p.key: committed.attempt(p.key) for p in open_})
+    clock, version = Clock(), committed.version
     if open_:
         ensure_table(work, TABLE, COLUMNS, SEARCHED)
         with clock.phase("publish"):
@@ -96,7 +104,7 @@ def materialise(work: Work) -> list[SliceReport]:
             for slice_ in rejected:
                 sent[slice_.key], read = _publish(work, slice_, decisions[slice_.key], topics)
         with clock.phase("commit"), delta_errors("what was published of " + ", ".join(p.key for p in open_)):
-            version = _commit(work, [decisions[slice_.key] for slice_ in open_], sent, standing, read)
+            version = _commit(work, [decisions[slice_.key] for slice_ in open_], sent, committed, read)
         delete_marks(work, {slice_.key: decisions[slice_.key].attempt for slice_ in rejected})
     done = {slice_.key for slice_ in open_}
     notes = {key: _why_nothing(decisions[key]) for key in work.keys if key not in done}
@@ -112,22 +120,22 @@ def _why_nothing(decision: Proof) -> str:
 
 
 def _publish(work: Work, slice_: Slice, decision: Proof, topics: Mapping[str, Shape]) -> tuple[int, int]:
-    """Send what is not sent yet of a slice's rejects.
+    """Send the rejects of a slice that are not sent yet.
 
     Returns:
-        How many were sent of this decision in all, and the version of rejects that tells where to.
+        How many were sent of this decision in all, and the version of rejects with their destinations.
     """
     name, group = f"{PREFIX}{slice_.key}", group_name(slice_.key, decision.attempt)
     least = min(topic.room for topic in topics.values())
     parked = work.stream.parked_topic
-    # What is sent next is read beside: first while Kafka is waited for, then while a portion goes out.
+    # The next portion is read in parallel: first while Kafka is waited for, then while a portion goes out.
     with uncollected(), ThreadPoolExecutor(1, "rejects") as beside:
         likely = beside.submit(_Waiting, work, slice_, decision)
         with Transactions(work.kafka, name, parked, most_bytes=least, group=group) as transactions:
             mark = transactions.mark()
-            # From now on no other run publishes the slice. One that did may have sent records elsewhere than rejects
-            # told: what was read before stands only if nobody wrote since.
-            waiting = _as_it_stands(likely) or _Waiting(work, slice_, decision)
+            # From now on no other run publishes the slice. An earlier run may have sent records elsewhere than rejects
+            # said: an earlier read is valid only if nobody wrote since.
+            waiting = _if_unchanged(likely) or _Waiting(work, slice_, decision)
             _ensure_whole(slice_, decision, waiting.rejects)
             sent = _sent(work, slice_, decision, mark)
             total = len(waiting)
@@ -146,20 +154,20 @@ def _publish(work: Work, slice_: Slice, decision: Proof, topics: Mapping[str, Sh
     return total, sending.version
 
 
-def _as_it_stands(likely: Future[_Waiting]) -> _Waiting | None:
-    """What was read ahead, if that still is what the tables hold; whatever went wrong with it is told by the next."""
+def _if_unchanged(likely: Future[_Waiting]) -> _Waiting | None:
+    """The rows that were read ahead, if the tables still hold them; the next read reports any failure."""
     if likely.exception() is not None:
         return None
     found = likely.result()
-    return found if found.stands() else None
+    return found if found.is_unchanged() else None
 
 
 def _still_decided(work: Work, slice_: Slice, decision: Proof) -> DeltaTable:
-    """Rejects as they are now, with the decision in them; what is read of them from here on is of this version.
+    """Rejects as they are now, with the decision in them; later reads use this version.
 
     Raises:
         TemporaryError: rejects do not hold the slice any more.
-        SupersededAttemptError: another run decided the slice anew.
+        SupersededAttemptError: another run decided the slice again.
         DependencyAwayError: the table is gone, or could not be read.
     """
     table = work.lake.table_at(work.stream.name, rejects.TABLE)
@@ -167,7 +175,7 @@ def _still_decided(work: Work, slice_: Slice, decision: Proof) -> DeltaTable:
     ensure_held(work, rejects.TABLE, [slice_.key], held)
     if held[slice_.key].attempt != decision.attempt:
         raise SupersededAttemptError(
-            f"{slice_.key} was decided anew while it was to be published",
+            f"{slice_.key} was reprocessed while it was to be published",
             stored=f"attempt {decision.attempt}",
             found=f"attempt {held[slice_.key].attempt}",
             remedy="nothing: the run that decided it publishes it",
@@ -206,15 +214,15 @@ def _sent(work: Work, slice_: Slice, decision: Proof, mark: Mark | None) -> int:
             remedy="another ledger plans this topic, or the ledger was lost: restore it, or highwater rebuild-ledger "
             f"{slice_.stream}; with a lost lake, highwater rebuild-all {slice_.stream}. Both need an empty ledger",
         )
-    kept = work.ledger.publications([slice_.key]).get(slice_.key)
-    known = [(m.attempt, m.sent) for m in (mark, kept) if m is not None]
+    stored_mark = work.ledger.publications([slice_.key]).get(slice_.key)
+    known = [(m.attempt, m.sent) for m in (mark, stored_mark) if m is not None]
     latest = max((attempt for attempt, _ in known), default=0)
     if latest > decision.attempt:
         raise SupersededAttemptError(
-            f"{slice_.key} was decided and published anew meanwhile",
+            f"{slice_.key} was reprocessed and published again meanwhile",
             stored=f"attempt {latest}",
             found=f"attempt {decision.attempt}",
-            remedy="nothing: the publication of the later decision stands",
+            remedy="nothing: the publication of the later decision stays",
         )
     return max((sent for attempt, sent in known if attempt == decision.attempt), default=0)
 
@@ -227,7 +235,7 @@ class _Waiting:
     """
 
     def __init__(self, work: Work, slice_: Slice, decision: Proof) -> None:
-        self._work, self._piece = work, slice_
+        self._work, self._slice = work, slice_
         self._table = _still_decided(work, slice_, decision)
         self._held_by = work.lake.table(work.stream.name, TABLE)
         mine = f"{slice_is_one_of([slice_.key])}"
@@ -252,7 +260,7 @@ class _Waiting:
         """Of the table of rejects, as it was read."""
         return int(self._table.version())
 
-    def stands(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether the tables still are as they were read."""
         lake, stream = self._work.lake, self._work.stream.name
         now = [lake.table(stream, rejects.TABLE), lake.table(stream, TABLE)]
@@ -261,7 +269,7 @@ class _Waiting:
     def portions(self, sent: int) -> Ahead[list[Reject]]:
         """The rejects behind the first `sent` ones, in portions for a transaction each; the first of them is read.
 
-        What is read at once is bounded by the values' sizes, what is sent at once by those of whole records.
+        Value sizes bound a read; sizes of whole records bound a transaction.
         """
         first, self._first = self._first, None
         return self._begun(sent) if sent or first is None else first
@@ -281,7 +289,7 @@ class _Waiting:
                     yield found[slice(*one)]
 
     def _read(self, places: pa.Table) -> pa.Table:
-        mine = slice_is_one_of([self._piece.key])
+        mine = slice_is_one_of([self._slice.key])
         where = f"{mine} AND ({covering(places)})"
         columns = f"{_RECORD}, {count_in(self._table, NUMBER)} AS {NUMBER}"
         rows = query_arrow({"t": self._table}, f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORDER}")
@@ -328,14 +336,14 @@ def _alike(
     reclaims: int,
     came: Reference | None,
 ) -> Alike:
-    """What is told of rejects, their offset and their time apart."""
+    """The envelope of rejects, except for offset and time."""
     envelope = Envelope(
         topic=topic,
         generation=generation,
         partition=partition,
         offset=0,
         timestamp=0,
-        # Whoever reads it again must believe it.
+        # A reader of the envelope must believe it.
         attempt=min(retries + 1, MOST_COUNT),
         reason=reason,
         detail=detail,
@@ -359,7 +367,7 @@ def _places(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 
 def _copies(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """What is published once: an origin, anew each time that it was taken back."""
+    """The identity of a publication: an origin, and the number of its reclaims."""
     return zip(*(rows[name].to_pylist() for name in (*ORIGIN, NUMBER)), strict=True)
 
 
@@ -374,7 +382,9 @@ def _published(table: DeltaTable | None, where: str) -> set[tuple[Any, ...]]:
     return {*_copies(query_arrow({"t": table}, asked))}
 
 
-def _commit(work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], standing: Standing, version: int) -> int:
+def _commit(
+    work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], committed: CommittedSlices, version: int
+) -> int:
     """Keep the origins of all rejects of the slices.
 
     Those of earlier publications are still among them, also of ones before a rebuild of the lake, with the time of that
@@ -386,15 +396,15 @@ def _commit(work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], sta
     rows = counted(rows_at(work.spark, work.lake.path(work.stream.name, rejects.TABLE), version).where(mine))
     names = ("slice", *ORIGIN, *TIMESTAMP, "attempt", "retries", NUMBER, "reason", "detail", "next_topic")
     copied = F.col(rejects.PUBLISHED_AT) if rejects.PUBLISHED_AT in rows.columns else F.lit(None).cast("timestamp")
-    told = rows.select(*names, "first_failed_at", F.coalesce(copied, F.current_timestamp()).alias("now"))
-    if any(standing.attempt(decision.key) for decision in decisions):
-        before = counted(rows_at(work.spark, work.lake.path(work.stream.name, TABLE), standing.version).where(mine))
+    published_rows = rows.select(*names, "first_failed_at", F.coalesce(copied, F.current_timestamp()).alias("now"))
+    if any(committed.attempt(decision.key) for decision in decisions):
+        before = counted(rows_at(work.spark, work.lake.path(work.stream.name, TABLE), committed.version).where(mine))
         same = ["slice", *ORIGIN, NUMBER]
-        told = told.join(before.select(*same, "published_at"), same, "left")
-        told = told.withColumn("published_at", F.coalesce("published_at", "now")).drop("now")
+        published_rows = published_rows.join(before.select(*same, "published_at"), same, "left")
+        published_rows = published_rows.withColumn("published_at", F.coalesce("published_at", "now")).drop("now")
     else:
-        told = told.withColumnRenamed("now", "published_at")
+        published_rows = published_rows.withColumnRenamed("now", "published_at")
     proofs = [replace(decision, counts={SENT: sent[decision.key]}) for decision in decisions]
     files = raw.files_for([decision.counts["rejects"] for decision in decisions])
     with commit_turn(work, TABLE):
-        return commit_rows(work, TABLE, told, proofs, standing, files=files, spread="origin_offset")
+        return commit_rows(work, TABLE, published_rows, proofs, committed, files=files, spread="origin_offset")

@@ -1,9 +1,9 @@
-"""What the DLQ topics held when a lost lake was begun anew, so that nothing is published a second time (I7).
+"""What the DLQ topics held when a lost lake was restarted, so that nothing is published a second time (I7).
 
-A record of the main topic was published if there is any copy of its origin. One of another topic, if there is a copy
-that a slice of this topic sent, and that was rejected once more than it. On a tier the copy must also be younger: who
-mends a record may let its attempts count from 1 again, beside the copies of its first way. Of an origin that was taken
-back from the DLQ the copies of the highest number count (`highwater.reclaims`).
+A record of the main topic was published if there is any copy of its origin. A record of another topic was published if
+a slice of this topic sent a copy that counts more attempts. On a tier the copy must also be younger: a redriven record
+may count its attempts from 1 again, beside the copies of its first way. For a reclaimed origin the copies with the
+highest number count (`highwater.reclaims`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def schema() -> pa.Schema:
 
 
 def write(lake: Lake, stream: str, portions: Iterable[Sequence[Mapping[str, Any]]], ends: Ends) -> None:
-    """Write the table anew, portion by portion; one that was written in part is begun again.
+    """Write the table again, portion by portion; one that was written in part is begun again.
 
     Args:
         lake: the tables.
@@ -71,7 +71,7 @@ def write(lake: Lake, stream: str, portions: Iterable[Sequence[Mapping[str, Any]
 
 
 def concerned(slices: Sequence[Slice], ends: Mapping[str, Mapping[str, int]]) -> bool:
-    """Whether a slice holds offsets of which there may be copies."""
+    """Whether copies may exist for some offsets of a slice."""
     return any(
         len(offsets) and offsets.start < ends.get(slice_.topic, {}).get(str(partition), 0)
         for slice_ in slices
@@ -93,11 +93,11 @@ def with_copies(work: Work, rows: DataFrame, slices: Sequence[Slice], held: Sequ
     table = work.lake.table(work.stream.name, TABLE)
     if table is None or not concerned(slices, json.loads(table.metadata().description or "{}")):
         return rows.withColumn(COPIED_AT, F.lit(None).cast("timestamp"))
-    told = rows.join(_first_copies(work, rows, held, table.version()), [*_PLACE], "left")
+    joined = rows.join(_first_copies(work, rows, held, table.version()), [*_PLACE], "left")
     filled = {f"held_{name}": F.coalesce(f"held_{name}", f"copy.{name}") for name in held}
     copied_at = F.when(F.col("held_reason").isNull(), F.col(f"copy.{COPIED_AT}"))
     filled[NUMBER] = F.when(copied_at.isNotNull(), F.col(f"copy.{NUMBER}")).otherwise(F.col(NUMBER))
-    return told.withColumns({**filled, COPIED_AT: copied_at}).drop("copy")
+    return joined.withColumns({**filled, COPIED_AT: copied_at}).drop("copy")
 
 
 def _first_copies(work: Work, rows: DataFrame, held: Sequence[str], version: int) -> DataFrame:

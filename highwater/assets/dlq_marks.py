@@ -55,7 +55,7 @@ def parse_groups(names: Iterable[str]) -> dict[str, MarkGroup]:
 def delete_marks(work: Work, attempts: Mapping[str, int]) -> None:
     """Delete the groups of decisions whose publication the table `dlq` records.
 
-    The publication is complete, so an error ends nothing: `highwater maintain` deletes what is left.
+    The publication is complete, so an error ends nothing: `highwater maintain` deletes remaining groups.
     """
     left = _delete(work.kafka, [group_name(key, attempt) for key, attempt in attempts.items()])
     for name, why in left.items():

@@ -1,7 +1,7 @@
 """Sending rejects: whole where their topic takes them, on the parked topic, in the end by reference, where it does not.
 
-Where a record goes stands in the table of rejects before it is sent, so whoever goes on after a crash, and all who
-read the table, know it. That it is parked by reference stands in its headers alone.
+The table of rejects names the destination of a record before it is sent, so a run after a crash and every reader of
+the table know it. Only the headers of a record say that it is parked by reference.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from highwater.assets import raw, rejects
-from highwater.assets.commit import Standing, commit_rows, commit_turn
+from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
 from highwater.assets.parked_references import Original, place_of
 from highwater.envelope import (
     KEY,
@@ -48,9 +48,9 @@ _ORIGINS = (
 
 
 class Alike:
-    """What rejects have in common of which only origin's offset and time, and the record itself, differ.
+    """The common part of rejects that differ only in the origin's offset and time, and in the record itself.
 
-    A slice has many rejects of few kinds: what is told of a kind is written once, a whole envelope only if asked for.
+    A slice has many rejects of few kinds: the headers of a kind are written once, a whole envelope only if asked for.
 
     Args:
         envelope: of one of them.
@@ -59,9 +59,9 @@ class Alike:
 
     def __init__(self, envelope: Envelope, topic: str) -> None:
         self.envelope, self.topic = envelope, topic
-        told = envelope.headers()
-        at = [name for name, _ in told].index(ORIGIN_OFFSET)
-        self._before, self._behind = told[:at], told[at + 2 :]
+        names = envelope.headers()
+        at = [name for name, _ in names].index(ORIGIN_OFFSET)
+        self._before, self._behind = names[:at], names[at + 2 :]
         between: list[Header] = [(ORIGIN_OFFSET, None), (ORIGIN_TIMESTAMP, None)]
         self._size = size_of_headers([*self._before, *between, *self._behind])
 
@@ -78,7 +78,7 @@ class Reject(NamedTuple):
     """A record that is to be sent.
 
     Args:
-        alike: what is told of it and of others.
+        alike: the envelope of the record and of similar ones.
         offset: of its origin.
         timestamp: of its origin, in milliseconds since 1970 in UTC.
         found: the record as it was read, an earlier envelope included.
@@ -100,7 +100,7 @@ class Reject(NamedTuple):
 
     @property
     def envelope(self) -> Envelope:
-        """What is told of it."""
+        """The headers of the record."""
         return replace(self.alike.envelope, offset=self.offset, timestamp=self.timestamp)
 
     @property
@@ -133,7 +133,7 @@ class Sending:
 
         Args:
             portion: rejects in the order of their origins.
-            before: the mark that stands.
+            before: the committed mark.
             after: the mark that counts these too.
 
         Raises:
@@ -146,11 +146,11 @@ class Sending:
             try:
                 return self.transactions.commit(records, after)
             except RecordTooLargeError as error:
-                told = {id(record) for record in error.refused}
+                refused_ids = {id(record) for record in error.refused}
                 refused = {
                     (one.envelope.origin, one.topic)
                     for one, record in zip(portion, records, strict=True)
-                    if id(record) in told
+                    if id(record) in refused_ids
                 }
                 if refused <= self._refused:  # a reference of it was what was sent
                     raise
@@ -183,10 +183,10 @@ class Sending:
         from pyspark.sql import functions as F
 
         work, path = self.work, self.work.lake.path(self.work.stream.name, rejects.TABLE)
-        told = work.spark.createDataFrame([(*origin, note) for origin, note in notes.items()], _ORIGINS)
+        noted = work.spark.createDataFrame([(*origin, note) for origin, note in notes.items()], _ORIGINS)
         rows = rows_at(work.spark, path, self.version).where(slice_is_one_of([self.decision.key]))
         moved = F.col("too_large_for").isNotNull()
-        rows = rows.join(F.broadcast(told), [*ORIGIN], "left")
+        rows = rows.join(F.broadcast(noted), [*ORIGIN], "left")
         rows = rows.withColumns(
             {
                 "next_topic": F.when(moved, F.lit(work.stream.parked_topic)).otherwise(F.col("next_topic")),
@@ -195,11 +195,11 @@ class Sending:
                 ),
             }
         ).drop("too_large_for")
-        standing = Standing({self.decision.key: self.decision}, self.version)
+        committed = CommittedSlices({self.decision.key: self.decision}, self.version)
         files = raw.files_for([self.decision.rows or 0])
         with commit_turn(work, rejects.TABLE):
             self.version = commit_rows(
-                work, rejects.TABLE, rows, [self.decision], standing, files=files, spread="origin_offset"
+                work, rejects.TABLE, rows, [self.decision], committed, files=files, spread="origin_offset"
             )
 
     def _records(self, portion: Sequence[Reject]) -> list[Record]:

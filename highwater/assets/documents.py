@@ -34,8 +34,8 @@ _UTF8 = (
 )
 # Jackson's limit for a number. No declared type has as many digits.
 _MOST_DIGITS = 1000
-# Open brackets lie in pieces of this length: a million of them, copied whole at each token, would take minutes.
-_PIECE = 100
+# Open brackets are split at this length: a million of them, copied whole at each token, would take minutes.
+_TOKENS_A_STEP = 100
 
 # The kinds of tokens that may follow: `v` is a number, true, false or null, and any other kind is its first character.
 _VALUE, _FIRST, _NAME, _FIRST_NAME = '"v{[', '"v{[]', '"', '"}'
@@ -61,7 +61,7 @@ def escapes_half_a_pair(text: Column) -> Column:
 EXACT = "\ue000number:"
 # How a document may write the first character of that itself: its numbers are left as they are.
 _OWN = r"\x{e000}|\\u[eE]000"
-# Where such a number may be: what is before it in a document makes hardly any text look like it.
+# Where such a number may be: the text before it in a document is hardly ever similar.
 _ROUNDED = r"[:,\[ \t\r\n]-?+(?:[0-9.]++[eE]|[0-9.]{39}%s)"
 # A number of more than 38 digits, or with an exponent, behind all that is none. `\G` is where the last match ended.
 _PLAIN = r"""(?:[^"0-9NI-]++|"(?:[^"\\]++|\\.)*+"|-?[0-9.]{1,38}+(?![0-9.eE]))*+"""
@@ -178,7 +178,7 @@ def _step(document: str, names: Sequence[str] | None, whole: Sequence[str]) -> s
         f"{read if names is None else _let('n', read, f'if(array_contains(array({declared}), n), n, NULL)')}, NULL)"
     )
     value = f"({_OUTERMOST} AND contains(s.want, 'v') AND s.name IS NOT NULL)"
-    opens, closes, full = "t.kind IN ('{', '[')", "t.kind IN ('}', ']')", f"octet_length(s.open) >= {_PIECE}"
+    opens, closes, full = "t.kind IN ('{', '[')", "t.kind IN ('}', ']')", f"octet_length(s.open) >= {_TOKENS_A_STEP}"
     emptied = "octet_length(s.open) = 1 AND size(s.outer) > 0"
     brackets = (
         f"CASE WHEN {opens} AND {full} THEN {_brackets('t.kind', 'concat(s.outer, array(s.open))')} "
@@ -196,7 +196,7 @@ def _step(document: str, names: Sequence[str] | None, whole: Sequence[str]) -> s
     )
     text = "CASE t.kind WHEN '{' THEN '{}' WHEN '[' THEN '[]' ELSE t.text END"
     fields = f"if({value}, concat(s.fields, ',', {_written('s.name', names)}, ':', {text}), s.fields)"
-    kept = ""
+    path_name = ""
     if whole or names is None:
         # One that is kept begins here, and is copied from the document where it ends.
         keeps = f"({value} AND {opens})"
@@ -209,18 +209,18 @@ def _step(document: str, names: Sequence[str] | None, whole: Sequence[str]) -> s
             f"WHEN {keeps} THEN s.fields "
             f"ELSE {fields} END"
         )
-        kept = (
+        path_name = (
             f", 'character', s.character + length(t.text), 'begin', if({keeps}, s.character, s.begin), "
             f"'kept', CASE WHEN {ends} THEN CAST(NULL AS STRING) WHEN {keeps} THEN s.name ELSE s.kept END"
         )
-    checked = f"({value} OR s.kept IS NOT NULL)" if kept else value
+    checked = f"({value} OR s.kept IS NOT NULL)" if path_name else value
     if names is None:
         checked = f"({checked} OR ({_OUTERMOST} AND NOT contains(s.want, 'v')))"
     state = (
         f"named_struct('at', s.at + octet_length(t.text), 'want', {want}, 'open', b.open, 'outer', b.outer, "
         f"'name', if({value}, NULL, coalesce(n, s.name)), 'seen', if({value}, concat(s.seen, array(s.name)), s.seen), "
         f"'fields', {fields}, "
-        f"'problem', {_fault_of_token(checked, kept=bool(kept))}{kept})"
+        f"'problem', {_fault_of_token(checked, path_name=bool(path_name))}{path_name})"
     )
     return _let("n", found, _let("b", brackets, state))
 
@@ -234,8 +234,8 @@ def _brackets(innermost: str, outer: str) -> str:
     return f"named_struct('open', {innermost}, 'outer', {outer})"
 
 
-def _fault_of_token(value: str, *, kept: bool) -> str:
-    field = "coalesce(s.name, s.kept, 'name')" if kept else "s.name"
+def _fault_of_token(value: str, *, path_name: bool) -> str:
+    field = "coalesce(s.name, s.kept, 'name')" if path_name else "s.name"
     half = f"{value} AND t.kind = '\"' AND NOT t.text RLIKE {_raw(_PAIRED + chr(34))}"
     at_half = f"s.at + octet_length(regexp_extract(t.text, {_raw(_PAIRED)}, 0))"
     long = f"{value} AND t.kind = 'v' AND length(t.text) > {_MOST_DIGITS}"

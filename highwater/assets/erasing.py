@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets import current, dlq, events, metrics, publication_log, raw, rejects
-from highwater.assets.commit import Standing, commit_rows, commit_turn
+from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
 from highwater.assets.foreign import DLQ_SEEN
 from highwater.assets.origins import SEEN, seen_now
 from highwater.envelope import ORIGIN, Origin
@@ -64,14 +64,14 @@ class Found:
         mine[name] = mine.get(name, 0) + count
 
     def erased(self, key: str) -> Erased:
-        """What is taken from a slice."""
+        """The counts that are removed from a slice."""
         return Erased(key, ranges_of(self.places.get(key, ())), self.rows.get(key, {}))
 
 
 def find(lake: Lake, stream: Stream, digest: str) -> Found:
     """The rows of a key in all tables, read without a JVM. The key column of all of raw is read for it.
 
-    Of slices whose rows of raw went by their age its records are those that events and rejects tell of.
+    For slices whose rows of raw expired by age, events and rejects name the records.
 
     Raises:
         IncompleteReadError: fewer rows were read than the tables' logs count.
@@ -239,33 +239,33 @@ def erase(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
 
 
 def _from_raw(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
-    standing = Standing.read(work, raw.TABLE)
-    table = work.lake.table_at(work.stream.name, raw.TABLE, standing.version)
+    committed = CommittedSlices.read(work, raw.TABLE)
+    table = work.lake.table_at(work.stream.name, raw.TABLE, committed.version)
     where = f"{_IS_KEY.format(digest=digest)} AND {slice_is_one_of(work.keys)}"
     counted = query(table, f"SELECT slice, count(*) AS n FROM t WHERE {where} GROUP BY slice")
     gone = {str(row["slice"]): int(str(row["n"])) for row in counted}
-    gone |= _to_tell(work, standing, taken)
+    gone |= _without_rows(work, committed, taken)
     if not gone:
         return
     attempts = work.ledger.next_attempts([*gone])
-    proofs = [_raw_proof(standing.proofs[key], attempts[key], count) for key, count in gone.items()]
-    _commit(work, raw.TABLE, standing, _rest(work, raw.TABLE, standing, digest, [*gone]), proofs, "offset")
+    proofs = [_raw_proof(committed.proofs[key], attempts[key], count) for key, count in gone.items()]
+    _commit(work, raw.TABLE, committed, _rest(work, raw.TABLE, committed, digest, [*gone]), proofs, "offset")
 
 
-def _to_tell(work: Work, standing: Standing, taken: Mapping[str, Erased]) -> dict[str, int]:
-    """Of slices without rows, which went by their age, how many of these were the key's, unless the proof tells it."""
-    old = {key: proof for key, proof in standing.proofs.items() if aged(proof) and taken[key].rows.get("raw")}
+def _without_rows(work: Work, committed: CommittedSlices, taken: Mapping[str, Erased]) -> dict[str, int]:
+    """For slices whose raw rows expired by age: how many were the key's, unless the proof says it."""
+    old = {key: proof for key, proof in committed.proofs.items() if aged(proof) and taken[key].rows.get("raw")}
     decided = work.lake.committed(work.stream.name, events.TABLE, [*old])
     return {key: taken[key].rows["raw"] for key, one in decided.items() if one.counts["raw"] == records(old[key])}
 
 
-def _raw_proof(standing: Proof, attempt: int, gone: int) -> Proof:
+def _raw_proof(committed: Proof, attempt: int, gone: int) -> Proof:
     """The proof without some records; rows that went by their age are not to be put back with the key's among them."""
-    counts = {name: count for name, count in standing.counts.items() if name != AGED_FROM}
+    counts = {name: count for name, count in committed.counts.items() if name != AGED_FROM}
     counts["erased"] = counts.get("erased", 0) + gone
-    if aged(standing):
+    if aged(committed):
         counts[AGED] -= gone
-    return replace(standing, attempt=attempt, rows=None, counts=counts)
+    return replace(committed, attempt=attempt, rows=None, counts=counts)
 
 
 def _from_events(work: Work, digest: str, taken: Mapping[str, Erased]) -> dict[str, Proof]:
@@ -273,26 +273,26 @@ def _from_events(work: Work, digest: str, taken: Mapping[str, Erased]) -> dict[s
 
     A decision that names as many records as raw holds now is without them already.
     """
-    held = Standing.read(work, raw.TABLE)
-    standing = Standing.read(work, events.TABLE)
-    open_ = [key for key, proof in standing.proofs.items() if proof.counts["raw"] != records(held.proofs[key])]
+    held = CommittedSlices.read(work, raw.TABLE)
+    committed = CommittedSlices.read(work, events.TABLE)
+    open_ = [key for key, proof in committed.proofs.items() if proof.counts["raw"] != records(held.proofs[key])]
     if not open_:
-        return dict(standing.proofs)
+        return dict(committed.proofs)
     attempts = work.ledger.next_attempts(open_)
-    table = work.lake.table_at(work.stream.name, events.TABLE, standing.version)
+    table = work.lake.table_at(work.stream.name, events.TABLE, committed.version)
     spans = _spans(table, digest, open_)
     slices = {slice_.key: slice_ for slice_ in work.slices}
     proofs = []
     for key in open_:
-        counts = _without(key, standing.proofs[key].counts, taken[key].rows)
-        told = {**counts, **spans.get(key, {}), **_readable(work, slices[key], standing.version)}
-        proofs.append(Proof(standing.proofs[key].slice_, attempts[key], counts["events"], told))
+        counts = _without(key, committed.proofs[key].counts, taken[key].rows)
+        new_counts = {**counts, **spans.get(key, {}), **_readable(work, slices[key], committed.version)}
+        proofs.append(Proof(committed.proofs[key].slice_, attempts[key], counts["events"], new_counts))
     gone = origins_of(table, digest, open_)
     publication_log.forget(work, gone)
-    rows = _renumbered(_rest(work, events.TABLE, standing, digest, open_), attempts)
-    _commit(work, events.TABLE, standing, rows, proofs, "origin_offset")
+    rows = _renumbered(_rest(work, events.TABLE, committed, digest, open_), attempts)
+    _commit(work, events.TABLE, committed, rows, proofs, "origin_offset")
     publication_log.forget(work, gone)  # a run may have sent them meanwhile
-    return {**standing.proofs, **{proof.key: proof for proof in proofs}}
+    return {**committed.proofs, **{proof.key: proof for proof in proofs}}
 
 
 def origins_of(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, set[Origin]]:
@@ -307,7 +307,7 @@ def origins_of(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str,
 def _readable(work: Work, slice_: Slice, events_version: int) -> dict[str, int]:
     """Versions in place of those that the decision saw: maintenance may have removed these long ago.
 
-    Only whoever computes rejects anew reads them. What the decision saw in the ledger stays: by it, it was judged.
+    Only a recomputation of rejects reads them. The ledger state that the decision used stays: the decision rests on it.
     """
     now = seen_now(work, slice_, events_version)
     return {name: now[name] for name in (SEEN, DLQ_SEEN) if name in now}
@@ -316,20 +316,20 @@ def _readable(work: Work, slice_: Slice, events_version: int) -> dict[str, int]:
 def _from_rejects(work: Work, digest: str, decided: Mapping[str, Proof], taken: Mapping[str, Erased]) -> None:
     """Commit the rejects as they are, without the key, under the attempt of the decision that lost it.
 
-    They are not computed anew: what others accepted or published since would count, and give another number of them.
+    They are not computed again: what others accepted or published since would count, and give another number of them.
     """
-    standing = Standing.read(work, rejects.TABLE)
+    committed = CommittedSlices.read(work, rejects.TABLE)
     open_ = [
         proof
         for key, proof in decided.items()
-        if standing.attempt(key) != proof.attempt and _only_lost(proof, standing.proofs.get(key), taken[key])
+        if committed.attempt(key) != proof.attempt and _only_lost(proof, committed.proofs.get(key), taken[key])
     ]
     if not open_:
         return
     attempts = {proof.key: proof.attempt for proof in open_}
-    rows = _renumbered(_rest(work, rejects.TABLE, standing, digest, [*attempts]), attempts)
+    rows = _renumbered(_rest(work, rejects.TABLE, committed, digest, [*attempts]), attempts)
     proofs = [replace(proof, rows=proof.counts["rejects"]) for proof in open_]
-    _commit(work, rejects.TABLE, standing, rows, proofs, "origin_offset")
+    _commit(work, rejects.TABLE, committed, rows, proofs, "origin_offset")
 
 
 def _only_lost(decided: Proof, rejected: Proof | None, taken: Erased) -> bool:
@@ -355,8 +355,8 @@ def _renumbered(rows: DataFrame, attempts: Mapping[str, int]) -> DataFrame:
 
 def _without(key: str, counts: Mapping[str, int], rows: Mapping[str, int]) -> dict[str, int]:
     reasons = {name.removeprefix("rejects_"): n for name, n in rows.items() if name.startswith("rejects_")}
-    kept = {name: value for name, value in counts.items() if name not in _TIMES}
-    return remaining(key, kept, rows.get("raw", 0), rows.get("tombstones", 0), rows.get("events", 0), reasons)
+    without_times = {name: value for name, value in counts.items() if name not in _TIMES}
+    return remaining(key, without_times, rows.get("raw", 0), rows.get("tombstones", 0), rows.get("events", 0), reasons)
 
 
 def _spans(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -367,8 +367,8 @@ def _spans(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, dic
     return {row["slice"]: {"first_event_us": row["first"], "last_event_us": row["last"]} for row in query(table, sql)}
 
 
-def _rest(work: Work, name: str, standing: Standing, digest: str, keys: Sequence[str]) -> DataFrame:
-    rows = rows_at(work.spark, work.lake.path(work.stream.name, name), standing.version)
+def _rest(work: Work, name: str, committed: CommittedSlices, digest: str, keys: Sequence[str]) -> DataFrame:
+    rows = rows_at(work.spark, work.lake.path(work.stream.name, name), committed.version)
     return rows.where(slice_is_one_of(keys)).where(~_is_key(digest))
 
 
@@ -378,8 +378,10 @@ def _is_key(digest: str) -> Column:
     return F.coalesce(F.sha2(F.col("key").cast("binary"), 256) == digest, F.lit(False))  # noqa: FBT003 - a literal column
 
 
-def _commit(work: Work, name: str, standing: Standing, rows: DataFrame, proofs: Sequence[Proof], spread: str) -> None:
-    records = [standing.proofs[proof.key].rows or 0 for proof in proofs]
+def _commit(
+    work: Work, name: str, committed: CommittedSlices, rows: DataFrame, proofs: Sequence[Proof], spread: str
+) -> None:
+    records = [committed.proofs[proof.key].rows or 0 for proof in proofs]
     with commit_turn(work, name):
         work.before_commit()
-        commit_rows(work, name, rows, proofs, standing, files=raw.files_for(records), spread=spread)
+        commit_rows(work, name, rows, proofs, committed, files=raw.files_for(records), spread=spread)

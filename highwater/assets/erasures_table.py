@@ -1,4 +1,4 @@
-"""The table `erasures`: what the ledger knows of erased keys, once more in the lake, for a ledger that is rebuilt.
+"""The table `erasures`: what the ledger knows of erased keys, again in the lake, for a ledger that is rebuilt.
 
 The ledger decides, and the table follows it before anything that rests on an erasure is committed: rows that are
 removed, and rows that a slice leaves out as it is read. So the table never holds an erasure that the ledger did not
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
 
 TABLE = "erasures"
-# By what an erasure is known in every ledger, whose own numbers begin anew: the key's digest, and the moment.
+# By what an erasure is known in every ledger, whose own numbers restarts: the key's digest, and the moment.
 Name = tuple[str, datetime]
 
 
@@ -57,7 +57,7 @@ def keep(ledger: Ledger, lake: Lake, stream: str, *, of_keys: bool = False) -> i
         ledger: the ledger.
         lake: the lake.
         stream: the name of the stream.
-        of_keys: erasures of keys alone, for whoever reads records: what went by its age may be read again.
+        of_keys: erasures of keys alone, for readers of records: records that expired by age may be read again.
 
     Raises:
         DependencyAwayError: the ledger or the storage is away.
@@ -82,15 +82,15 @@ def _name(erasure: Erasure) -> Name:
 
 def _lacking(known: Recorded, there: Recorded | None) -> Iterable[dict[str, Any]]:
     erasure = known.erasure
-    told = {"digest": erasure.digest, "erased_at": erasure.erased_at}
-    told |= {"erased_by": erasure.erased_by, "reason": erasure.reason}
+    details = {"digest": erasure.digest, "erased_at": erasure.erased_at}
+    details |= {"erased_by": erasure.erased_by, "reason": erasure.reason}
     if there is None:
-        yield told
+        yield details
     for key, one in known.slices.items():
         has = None if there is None else there.slices.get(key)
         if has is None or (one.done_at is not None and has.done_at is None):
             places, rows = json.dumps(plain_of(one.places)), json.dumps(dict(one.rows))
-            yield {**told, "slice": key, "places": places, "rows": rows, "done_at": one.done_at}
+            yield {**details, "slice": key, "places": places, "rows": rows, "done_at": one.done_at}
 
 
 def read(lake: Lake, stream: str, *, of_keys: bool = False) -> list[Recorded]:
@@ -105,7 +105,7 @@ def read(lake: Lake, stream: str, *, of_keys: bool = False) -> list[Recorded]:
 
 
 def read_from(stream: str, rows: Sequence[Mapping[str, Any]]) -> list[Recorded]:
-    """The erasures that some rows tell of."""
+    """The erasures in some rows."""
     made: dict[Name, Erasure] = {}
     taken: dict[Name, dict[str, Erased]] = {}
     for row in rows:

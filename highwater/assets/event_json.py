@@ -44,7 +44,7 @@ def keys(rows: pa.Table) -> pa.Array:
 
 
 def fingerprints(values: pa.Array) -> list[str]:
-    """What tells one content from another; the key is made of fields, so it needs no part in it."""
+    """The content that distinguishes events; the key is made of fields, so it needs no part in it."""
     return [*map(fingerprint, values.to_pylist())]
 
 
@@ -77,7 +77,7 @@ def _has_exponents(field: Field) -> bool:
 
 
 def _floating(one: float) -> str:
-    """A number as Python writes it, which reads back as the same; what is no JSON as text."""
+    """A number as Python writes it, which reads back as the same; a value that is no JSON as text."""
     if math.isnan(one):
         return '"NaN"'
     return repr(one) if math.isfinite(one) else ('"Infinity"' if one > 0 else '"-Infinity"')

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Events that are read at once: those of a slice of usual size.
 WINDOW = 200_000
-# Of them so many are written as JSON at a time, without the interpreter's lock; their fingerprints need it.
+# The number of events written as JSON at a time, without the interpreter's lock; fingerprints need the lock.
 PART = 25_000
 _ORIGIN = ", ".join(ORIGIN)
 
@@ -62,13 +62,13 @@ class EventRecords:
         return self.twice.any() if self._asked is None else self._asked.result()
 
     def read_ahead(self, by: Executor) -> None:
-        """Begin to read the first window, for whoever asks for the windows next, and to look for copies."""
+        """Begin to read the first window and to look for copies, before the windows are asked for."""
         windows = self._windows()
         self._ahead = by.submit(next, windows, None), windows
         self._asked = by.submit(self.twice.any)
 
     def windows(self) -> Iterator[pa.Table]:
-        """Tables of the columns of a window, of so many events at the most; read anew at each call."""
+        """Tables of the columns of a window, at most this many events each; read again at each call."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             yield from self._windows()

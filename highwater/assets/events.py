@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets import raw
 from highwater.assets.breaker_gate import end_probe, ensure_admitted, ensure_within_limit
-from highwater.assets.commit import LEASE_SECONDS, Clock, Standing, commit_until_settled, ensure_table, let_go
+from highwater.assets.commit import LEASE_SECONDS, Clock, CommittedSlices, commit_until_settled, ensure_table, let_go
 from highwater.assets.dlq_copies import COPIED_AT
 from highwater.assets.evolution import adapt_types, evolve
 from highwater.assets.fields import sql_type
@@ -40,7 +40,7 @@ from highwater.assets.parsing import (
     version_of,
     version_type,
 )
-from highwater.assets.retraction_guard import ensure_kept, exposed, kept
+from highwater.assets.retraction_guard import ensure_no_retraction, exposed, guarded
 from highwater.assets.work import SliceReport, Work, nothing
 from highwater.envelope import ORIGIN
 from highwater.errors import SliceHeldError, SupersededAttemptError, TemporaryError, UnbalancedError
@@ -61,7 +61,7 @@ ORIGIN_COLUMNS = (
     "slice STRING, origin_topic STRING, origin_generation INT, origin_partition INT, origin_offset BIGINT, "
     "origin_timestamp TIMESTAMP, origin_timestamp_ms BIGINT, attempt INT, retries INT, reclaims INT"
 )
-# The last two tell what came back through the DLQ: few files have any of it.
+# The last two mark events that came back through the DLQ: few files have any of them.
 SEARCHED = (
     "slice",
     "origin_partition",
@@ -103,7 +103,7 @@ def materialise(work: Work) -> list[SliceReport]:
     """Decide the split of the slices and commit their events once; a report for each slice, in their order.
 
     A slice whose rejects, publication, current or metrics do not follow the committed events was left half done: its
-    decision is taken over. So a decision is made anew only when all that it rejected is published, and known as such,
+    decision is taken over. So a decision is recreated only when all that it rejected is published, and known as such,
     and the minutes of its events are known to metrics.
 
     Slices of tiers are decided one after another, by one run at a time: what one accepts is superseded in the others.
@@ -145,13 +145,13 @@ def retries_lease(stream: Stream) -> str:
     return f"retries {stream.name}"
 
 
-def _materialise(work: Work, read: Standing) -> list[SliceReport]:
-    standing = Standing.read(work, TABLE)
+def _materialise(work: Work, read: CommittedSlices) -> list[SliceReport]:
+    committed = CommittedSlices.read(work, TABLE)
     # What was never decided was never published either.
-    published = Standing.read(work, DLQ) if standing.proofs else Standing({}, -1)
-    kept = _undecidable(read, work.keys, standing) | _unfinished(work, read, standing, published)
-    ensure_admitted(work, [slice_ for slice_ in work.slices if slice_.key not in kept], standing.proofs)
-    found = commit_until_settled(work, TABLE, standing, kept, partial(_decide, standing, published, read))
+    published = CommittedSlices.read(work, DLQ) if committed.proofs else CommittedSlices({}, -1)
+    skipped = _undecidable(read, work.keys, committed) | _unfinished(work, read, committed, published)
+    ensure_admitted(work, [slice_ for slice_ in work.slices if slice_.key not in skipped], committed.proofs)
+    found = commit_until_settled(work, TABLE, committed, skipped, partial(_decide, committed, published, read))
     _ensure_as_measured(work, found)
     if work.classified is not None:
         work.classified.committed({report.slice_.key: report.attempt for report in found if report.note is None})
@@ -159,19 +159,19 @@ def _materialise(work: Work, read: Standing) -> list[SliceReport]:
     return found
 
 
-def require(work: Work, table: str) -> Standing:
-    """What stands of the slices in an upstream table.
+def require(work: Work, table: str) -> CommittedSlices:
+    """The proofs of the slices in an upstream table.
 
     Raises:
         TemporaryError: a slice is not in it.
     """
-    standing = Standing.read(work, table)
-    ensure_held(work, table, work.keys, standing.proofs)
-    return standing
+    committed = CommittedSlices.read(work, table)
+    ensure_held(work, table, work.keys, committed.proofs)
+    return committed
 
 
 def ensure_held(work: Work, table: str, keys: Sequence[str], held: Mapping[str, Proof]) -> None:
-    """See that slices stand in an upstream table, by the proofs that were read there.
+    """See that slices are in an upstream table, by the proofs that were read there.
 
     Raises:
         TemporaryError: one does not.
@@ -183,10 +183,10 @@ def ensure_held(work: Work, table: str, keys: Sequence[str], held: Mapping[str, 
         )
 
 
-def _undecidable(read: Standing, keys: Sequence[str], standing: Standing) -> dict[str, str]:
+def _undecidable(read: CommittedSlices, keys: Sequence[str], committed: CommittedSlices) -> dict[str, str]:
     """Slices whose decision stays as it is, since raw does not hold what it was made of any more."""
     gone = {key: count for key in keys if (count := aged(read.proofs[key]))}
-    lost = sorted(gone.keys() - standing.proofs.keys())
+    lost = sorted(gone.keys() - committed.proofs.keys())
     if lost:
         raise UnbalancedError(
             f"{', '.join(lost)}: there is no decision, and nothing to decide of",
@@ -195,22 +195,24 @@ def _undecidable(read: Standing, keys: Sequence[str], standing: Standing) -> dic
             remedy="restore events, or materialise raw of the slices again while Kafka holds their records",
         )
     return {
-        key: f"the decision stands: {count:,} rows of raw went by their age; where Kafka still holds the records, "
+        key: f"the decision stays: {count:,} rows of raw went by their age; where Kafka still holds the records, "
         "materialise raw of the slice first"
         for key, count in gone.items()
     }
 
 
-def _unfinished(work: Work, read: Standing, standing: Standing, published: Standing) -> dict[str, str]:
-    """Slices whose decision stands while what follows it does not: it is finished, not decided anew."""
-    if not standing.proofs:
+def _unfinished(
+    work: Work, read: CommittedSlices, committed: CommittedSlices, published: CommittedSlices
+) -> dict[str, str]:
+    """Slices with a committed decision and incomplete followers: they are finished, not reprocessed."""
+    if not committed.proofs:
         return {}
-    rejects = Standing.read(work, "rejects")
+    rejects = CommittedSlices.read(work, "rejects")
     followers = {"rejects": rejects.attempt, DLQ: published.attempt}
     if work.stream.versioned:
         followers["current"] = work.lake.commits(work.stream.name, "current", work.keys).attempt
     if work.stream.metrics:
-        followers["metrics"] = Standing.read(work, "metrics").attempt
+        followers["metrics"] = CommittedSlices.read(work, "metrics").attempt
     lacking = {
         key: [
             name
@@ -218,14 +220,14 @@ def _unfinished(work: Work, read: Standing, standing: Standing, published: Stand
             # Without rejects, now and before, there is nothing to publish, and no commit of it.
             if attempt(key) != proof.attempt and (name != DLQ or proof.counts["rejects"] or attempt(key))
         ]
-        for key, proof in standing.proofs.items()
+        for key, proof in committed.proofs.items()
     }
     open_ = [key for key, names in lacking.items() if names]
-    stuck = _unfinishable(work, read, standing, rejects, open_)
+    stuck = _unfinishable(work, read, committed, rejects, open_)
     for key, why in stuck.items():
-        work.log(f"{key}: the split of attempt {standing.attempt(key)} is decided anew: {why}")
+        work.log(f"{key}: the split of attempt {committed.attempt(key)} is reprocessed: {why}")
     return {
-        key: f"the split of attempt {standing.attempt(key)} is taken over: {' and '.join(lacking[key])} still to be "
+        key: f"the split of attempt {committed.attempt(key)} is taken over: {' and '.join(lacking[key])} still to be "
         "written"
         for key in open_
         if key not in stuck
@@ -233,11 +235,11 @@ def _unfinished(work: Work, read: Standing, standing: Standing, published: Stand
 
 
 def _unfinishable(
-    work: Work, read: Standing, standing: Standing, rejected: Standing, keys: Sequence[str]
+    work: Work, read: CommittedSlices, committed: CommittedSlices, rejected: CommittedSlices, keys: Sequence[str]
 ) -> dict[str, str]:
     """Those of the unfinished slices whose split can never be finished, with the reason: their rows do not add up.
 
-    No rejects can follow such a split, so it would fail each run that takes it over. It may be decided anew, since
+    No rejects can follow such a split, so it would fail each run that takes it over. It may be reprocessed, since
     nothing of it was published: `dlq` sends no rejects that are not as many as were decided. Where that began before
     somebody changed a table, the split stays.
     """
@@ -247,15 +249,17 @@ def _unfinishable(
     held, left = (work.lake.rows_of(work.stream.name, table, keys) for table in (TABLE, "rejects"))
     found = {}
     for key in keys:
-        proof = standing.proofs[key]
+        proof = committed.proofs[key]
         followed = rejected.attempt(key) == proof.attempt
-        told = {
+        classified_rows = {
             "events": (proof.rows, held.get(key)),
             "rejects": (proof.counts["rejects"], left.get(key) if followed else None),
             "raw": (proof.counts["raw"], None if followed else records(read.proofs[key])),
         }
         wrong = [
-            f"{name} hold {rows} rows, not {said}" for name, (said, rows) in told.items() if rows not in {None, said}
+            f"{name} hold {rows} rows, not {said}"
+            for name, (said, rows) in classified_rows.items()
+            if rows not in {None, said}
         ]
         if wrong and begun.get(key) != proof.attempt:
             found[key] = " and ".join(wrong)
@@ -271,13 +275,13 @@ def _ensure_as_measured(work: Work, found: Sequence[SliceReport]) -> None:
     for report in found:
         expected = report.counts["events"]
         if report.note is None and report.rows != expected:
-            if Standing.read(work, TABLE).attempt(report.slice_.key) != report.attempt:
+            if CommittedSlices.read(work, TABLE).attempt(report.slice_.key) != report.attempt:
                 continue  # somebody committed since, and the rows are of that
             raise UnbalancedError(
                 f"{report.slice_.key}: another number of events was written than was decided",
                 stored=expected,
                 found=report.rows,
-                remedy="materialise the slice again from events on: it is decided anew",
+                remedy="materialise the slice again from events on: it is reprocessed",
             )
 
 
@@ -290,7 +294,7 @@ class _Decision:
         rows: the judged records.
         measured: the numbers of the split, by slice.
         seen: what else it was decided by.
-        exposed: slices of which more may be sent until they are decided anew.
+        exposed: slices with events that may still be sent until they are reprocessed.
         spread: the column that spreads a slice over files.
     """
 
@@ -312,8 +316,8 @@ class _Decision:
         del keys
         return 1
 
-    def refused(self, slice_: Slice, standing: Proof | None) -> str | None:
-        del slice_, standing
+    def refused(self, slice_: Slice, committed: Proof | None) -> str | None:
+        del slice_, committed
         return None
 
     def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
@@ -330,18 +334,18 @@ class _Decision:
 
     @property
     def _rejected_now(self) -> DataFrame:
-        """What is rejected and was not left to the DLQ before."""
+        """Rejected rows that were not left to the DLQ before."""
         from pyspark.sql import functions as F
 
-        return self.rows.where(is_rejected() & F.col("anew"))
+        return self.rows.where(is_rejected() & F.col("again"))
 
-    def ensure_kept(self, keys: Sequence[str]) -> None:
+    def ensure_no_retraction(self, keys: Sequence[str]) -> None:
         """See that all that was sent of slices stays an event."""
-        ensure_kept(self.work, keys, self._accepted, self._rejected_now)
+        ensure_no_retraction(self.work, keys, self._accepted, self._rejected_now)
 
     def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
         mine = [key for key in keys if key in self.exposed]
-        return kept(self.work, lambda: self.ensure_kept(mine)) if mine else nullcontext(nothing)
+        return guarded(self.work, lambda: self.ensure_no_retraction(mine)) if mine else nullcontext(nothing)
 
     def release(self) -> None:
         if self.work.classified is None:
@@ -368,46 +372,51 @@ def _alive() -> Column:
 
 
 def _decide(
-    standing: Standing, published: Standing, read: Standing, work: Work, slices: Sequence[Slice], clock: Clock
+    committed: CommittedSlices,
+    published: CommittedSlices,
+    read: CommittedSlices,
+    work: Work,
+    slices: Sequence[Slice],
+    clock: Clock,
 ) -> _Decision:
     from pyspark.sql import functions as F
 
     with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("judge"):
-        seen = {slice_.key: seen_now(work, slice_, standing.version) for slice_ in slices}
+        seen = {slice_.key: seen_now(work, slice_, committed.version) for slice_ in slices}
         # Spark may compute the split more than once until it is committed: all that it reads is of one version.
         version = work.lake.table_at(work.stream.name, raw.TABLE).version()
         rows = with_origins(work, raw_rows(work, slices, version), slices, seen, published.proofs)
         fated = with_fate(work, rows, slices, seen, published)
         reason = F.coalesce("held_reason", "reason")
-        told = with_superseded(work, judged(work, fated).withColumn("reason", reason), slices)
-        rows = _needed(work.stream, told).persist()
+        classified_rows = with_superseded(work, judged(work, fated).withColumn("reason", reason), slices)
+        rows = _needed(work.stream, classified_rows).persist()
         if work.classified is not None:
             work.classified.keep(rows, {slice_.key: published.attempt(slice_.key) for slice_ in slices})
         try:
-            told_of = {row["slice"]: row.asDict() for row in _measure(work.stream, rows).collect()}
+            measured = {row["slice"]: row.asDict() for row in _measure(work.stream, rows).collect()}
             # Before it is looked what was sent: of the others nothing is sent after that look.
-            open_ = exposed(work, standing.proofs)
-            _ensure_as_read(work, read, {slice_.key: told_of.get(slice_.key, {}).get("raw", 0) for slice_ in slices})
-            made = _Decision(work, rows, {key: _plain(row) for key, row in told_of.items()}, seen, open_)
-            _ensure_decidable(made, standing, slices, told_of)
+            open_ = exposed(work, committed.proofs)
+            _ensure_as_read(work, read, {slice_.key: measured.get(slice_.key, {}).get("raw", 0) for slice_ in slices})
+            made = _Decision(work, rows, {key: _plain(row) for key, row in measured.items()}, seen, open_)
+            _ensure_decidable(made, committed, slices, measured)
         except BaseException:
             let_go(rows.unpersist, work)
             raise
         return made
 
 
-def _ensure_as_read(work: Work, read: Standing, found: Mapping[str, int]) -> None:
-    """See that a split is of what raw held when it was looked at: rows may go by their age, or be read anew, meanwhile.
+def _ensure_as_read(work: Work, read: CommittedSlices, found: Mapping[str, int]) -> None:
+    """Ensure that a split is of the rows that raw held when it was read: rows may expire or be read again meanwhile.
 
     Raises:
-        SupersededAttemptError: raw was committed anew since, with another number of rows.
+        SupersededAttemptError: raw was committed again since, with another number of rows.
     """
     differ = [key for key, count in found.items() if count != read.proofs[key].rows]
-    now = Standing.read(work, raw.TABLE) if differ else read
+    now = CommittedSlices.read(work, raw.TABLE) if differ else read
     for key in differ:
         if now.attempt(key) != read.attempt(key):
             raise SupersededAttemptError(
-                f"{key}: raw was committed anew while it was decided of",
+                f"{key}: raw was committed again while it was decided of",
                 stored=read.proofs[key].rows,
                 found=found[key],
                 remedy="nothing: the slice is tried again",
@@ -415,20 +424,20 @@ def _ensure_as_read(work: Work, read: Standing, found: Mapping[str, int]) -> Non
 
 
 def _ensure_decidable(
-    made: _Decision, standing: Standing, slices: Sequence[Slice], told_of: Mapping[str, Mapping[str, Any]]
+    made: _Decision, committed: CommittedSlices, slices: Sequence[Slice], measured: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """See that nothing speaks against a split before it is committed; the breaker, which remembers, is asked last.
 
-    What was sent is asked of all slices: of one whose events the lake lost it stands in `published` alone.
+    What was sent is asked of all slices: of one whose events the lake lost it is in `published` alone.
     """
-    work, judged = made.work, rejected_anyway(told_of, made.measured)
+    work, judged = made.work, rejected_anyway(measured, made.measured)
     try:
-        ensure_none_held(work, standing.proofs, told_of)
+        ensure_none_held(work, committed.proofs, measured)
     except SliceHeldError:
-        end_probe(work, slices, standing.proofs, judged)
+        end_probe(work, slices, committed.proofs, judged)
         raise
-    made.ensure_kept([slice_.key for slice_ in slices])
-    ensure_within_limit(work, slices, standing.proofs, judged)
+    made.ensure_no_retraction([slice_.key for slice_ in slices])
+    ensure_within_limit(work, slices, committed.proofs, judged)
 
 
 def raw_rows(work: Work, slices: Sequence[Slice], version: int) -> DataFrame:
@@ -438,17 +447,17 @@ def raw_rows(work: Work, slices: Sequence[Slice], version: int) -> DataFrame:
 
 
 def _needed(stream: Stream, rows: DataFrame) -> DataFrame:
-    """What is needed of the judged rows: of a reject all, of others less for Spark to hold."""
+    """The needed columns of the judged rows: all for a reject, fewer for others, so that Spark holds less."""
     from pyspark.sql import functions as F
 
     fields = [F.col(f"field_{f.name}") for f in stream.fields]
     own = (*TIMESTAMP, "retries", "reclaims", "superseded", "reason", COPIED_AT)
-    tombstone, anew = is_tombstone(stream).alias("tombstone"), F.col("held_reason").isNull().alias("anew")
+    tombstone, countable = is_tombstone(stream).alias("tombstone"), F.col("held_reason").isNull().alias("again")
     other_key = ~F.col("key").eqNullSafe(key_of(stream).cast("binary"))
     return rows.select(
         *[F.col(name) for name in ("slice", *ORIGIN, *own)],
         tombstone,
-        anew,
+        countable,
         F.coalesce("held_detail", "detail").alias("detail"),
         F.col("held_next_topic"),
         F.coalesce("held_first_failed_at", "first_failed_at").alias("first_failed_at"),

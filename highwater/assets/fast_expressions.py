@@ -32,7 +32,7 @@ class _Place:
     path: str
 
     def got(self, kind: str) -> Column:
-        """What is there as a type of SQL; null where it is another."""
+        """The value as a type of SQL; null where it has another type."""
         from pyspark.sql import functions as F
 
         return F.try_variant_get(self.document, self.path, kind)
@@ -188,8 +188,8 @@ def _bounds(declared: Field) -> tuple[Column, Column]:
 def of_unusual(column: Column) -> Column:
     """The same values of unusual records, and null of usual ones.
 
-    Spark generates no code for what is inside of `transform`. With long expressions that hardly any record needs, the
-    method for each row has more than 8,000 bytes, and Java does not compile such a method at all.
+    Spark generates no code inside `transform`. With long expressions that hardly any record needs, the method for each
+    row has more than 8,000 bytes, and Java does not compile such a method at all.
     """
     from pyspark.sql import functions as F
 

@@ -1,4 +1,4 @@
-"""The declared fields of a record: where each is taken from, its value in its column's type, and what is wrong with it.
+"""The declared fields of a record: their place in the value, their value in the column's type, and their faults.
 
 Of a field `x` the columns are `json_x`, what the record has as a variant, null where it has nothing; `kind_x`, the type
 of that; `number_x`, of a number its digits, plain and exact; and `field_x`, the value. What is inside of arrays, maps
@@ -128,7 +128,7 @@ def outermost(stream: Stream) -> list[str]:
     return list(dict.fromkeys(path[0] for path in _paths(stream)))
 
 
-def kept_whole(stream: Stream) -> list[str]:
+def whole_fields(stream: Stream) -> list[str]:
     """Those of `outermost` whose objects and arrays are read too."""
     any_ = [f for f in stream.fields if f.type == "json" or f.type in _CONTAINERS]
     deep = [path[0] for path in _paths(stream) if len(path) > 1]
@@ -269,7 +269,7 @@ def _as_text(value: Column) -> Column:
 
 
 def variant_path(names: tuple[str, ...], root: str = "$") -> str:
-    """The path of Spark to what is below these names."""
+    """The path in Spark's syntax to the values below these names."""
     return root + "".join(f'["{step}"]' for step in names)
 
 
@@ -278,7 +278,7 @@ def _reads_digits(declared: Field) -> bool:
 
 
 def _digits_of(part: Part, plain: Column) -> Column:
-    """The digits of a number, plain; null of what is none."""
+    """The digits of a number, plain; null for anything else."""
     from pyspark.sql import functions as F
 
     kind, text, declared = part.kind, part.text, part.declared
@@ -296,7 +296,7 @@ def _unscaled(text: Column, scale: int) -> Column:
 
     digits = F.hex(F.try_to_binary(text, F.lit("base64")))
     sign = F.when(F.substr(digits, F.lit(1), F.lit(1)).isin(list("89ABCDEF")), F.lit("F")).otherwise(F.lit("0"))
-    # `lpad` would cut what is longer.
+    # `lpad` would cut longer texts.
     padded = F.when(
         F.length(digits).between(1, 32), F.concat(F.expr("''"), F.repeat(sign, 32 - F.length(digits)), digits)
     )
@@ -426,7 +426,7 @@ def _is_beyond(value: Column) -> Column:
 
 
 def _moment(part: Part) -> Column:
-    """A timestamp; null where the text is none, or the number outside of what is plausible."""
+    """A timestamp; null where the text is none, or the number is outside the plausible range."""
     from pyspark.sql import functions as F
 
     declared, text = part.declared, part.text
@@ -596,7 +596,7 @@ def precision_and_scale(declared: Field) -> tuple[int, int]:
 
 
 def problem(stream: Stream, declared: Field) -> Column:
-    """What is wrong with a field, for a person; null where nothing is."""
+    """The fault of a field, for a person; null where there is none."""
     from pyspark.sql import functions as F
 
     if declared.expression is not None:
@@ -629,14 +629,14 @@ def _problem(part: Part, named: Column, value: Column) -> Column:
     if declared.nan == "null":
         fine |= part.is_infinite | _is_beyond(F.when(part.kind.isin(["DOUBLE", "FLOAT"]), part.got("double")))
 
-    def told(what: str) -> Column:
+    def problem_text(what: str) -> Column:
         return F.concat(F.lit("field "), named, F.lit(f" {what}"))
 
-    missing = F.when(absent, told("is missing"))
+    missing = F.when(absent, problem_text("is missing"))
     if not declared.nullable:
-        # Without a type of its own null is said to be missing, as what is not there.
-        missing = missing.when(void, told(f"is {'null' if declared.optional else 'missing'}"))
-    unfit = F.when(~_fits(part), F.concat(told(f"is {declared.type}{_FOUND}"), _found(part)))
+        # Without a type of its own null counts as missing, like an absent value.
+        missing = missing.when(void, problem_text(f"is {'null' if declared.optional else 'missing'}"))
+    unfit = F.when(~_fits(part), F.concat(problem_text(f"is {declared.type}{_FOUND}"), _found(part)))
     if declared.type in _CONTAINERS:
         rest = _problem_inside(part, named)
     else:
@@ -645,7 +645,7 @@ def _problem(part: Part, named: Column, value: Column) -> Column:
 
 
 def _problem_inside(part: Part, named: Column) -> Column:
-    """The first problem of what is inside of an array, a map or a struct."""
+    """The first problem inside an array, a map or a struct."""
     from pyspark.sql import functions as F
 
     def of(inner: Part, name: Column) -> Column:
@@ -669,7 +669,7 @@ def _problem_inside(part: Part, named: Column) -> Column:
 
 
 def _problem_of_entry(part: Part, entry: Column, named: Column) -> Column:
-    """What is wrong with an entry of a map."""
+    """The fault of an entry of a map."""
     from pyspark.sql import functions as F
 
     inner = _inside(part, part.declared.members[0], entry["value"])

@@ -32,7 +32,7 @@ GENERATIONS_SEEN = "generations_seen"
 LOSSES_SEEN = "losses_seen"
 # A record whose origin is still its main slice's.
 LEFT = "left_to_main"
-# How often its origin was taken back when it was published; null where it was not.
+# How often its origin was reclaimed when it was published; null where it was not.
 PUBLISHED = "published_reclaims"
 
 
@@ -120,7 +120,7 @@ def _from_text(name: str) -> Column:
 
 
 def _from_bytes(name: str, length: int) -> Column:
-    """A big-endian number of so many bytes; null for one below 0."""
+    """A big-endian number of this many bytes; null for one below 0."""
     from pyspark.sql import functions as F
 
     value = _first(name)
@@ -142,9 +142,9 @@ def problem() -> Column:
 
     none = F.lit(f"no header {', '.join(foreign.TOPICS)} or {envelope.ORIGIN_TOPIC} says whence it came")
     garbled = F.lit(" and its like name no topic, partition and offset")
-    told = F.coalesce(F.concat(F.lit("header "), _system(), garbled), none)
+    text = F.coalesce(F.concat(F.lit("header "), _system(), garbled), none)
     names = ("named_topic", "named_partition", "named_offset")
-    return F.when(reduce(or_, [F.col(name).isNull() for name in names]), told)
+    return F.when(reduce(or_, [F.col(name).isNull() for name in names]), text)
 
 
 def with_reader(work: Work, rows: DataFrame, seen: Mapping[str, int]) -> DataFrame:
@@ -165,7 +165,7 @@ def with_reader(work: Work, rows: DataFrame, seen: Mapping[str, int]) -> DataFra
         spans,
         "in_generation INT, in_partition INT, from_offset BIGINT, to_offset BIGINT, other_reader INT",
     )
-    told = rows.withColumn("named_generation", F.when(F.col("named_topic") == work.stream.topic, _open_at(log)))
+    marked = rows.withColumn("named_generation", F.when(F.col("named_topic") == work.stream.topic, _open_at(log)))
     inside = (
         (F.col("named_generation") == F.col("in_generation"))
         & (F.col("named_partition") == F.col("in_partition"))
@@ -173,7 +173,7 @@ def with_reader(work: Work, rows: DataFrame, seen: Mapping[str, int]) -> DataFra
         & (F.col("to_offset").isNull() | (F.col("named_offset") < F.col("to_offset")))
     )
     moved = F.when(F.col("in_generation").isNotNull(), F.col("other_reader")).otherwise(F.col("named_generation"))
-    found = told.join(F.broadcast(elsewhere), inside, "left").withColumn("reader", moved).drop(*elsewhere.columns)
+    found = marked.join(F.broadcast(elsewhere), inside, "left").withColumn("reader", moved).drop(*elsewhere.columns)
     return _with_left(work, found, seen[DLQ_SEEN])
 
 

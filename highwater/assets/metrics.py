@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from highwater.assets import events
-from highwater.assets.commit import LEASE_SECONDS, Clock, Standing, require_newer
+from highwater.assets.commit import LEASE_SECONDS, Clock, CommittedSlices, require_newer
 from highwater.assets.minute_rows import (
     MICROSECONDS,
     MINUTES,
@@ -88,17 +88,17 @@ def materialise(work: Work) -> list[SliceReport]:
 def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
     clock = Clock()
     path = work.lake.path(work.stream.name, TABLE)
-    # Metrics first: whoever commits after what was read here has read events that are no older.
+    # Metrics first: a run that commits after this read has read events that are no older.
     table = opened(path, schema(work.stream), described(work.stream))
     decided = events.require(work, events.TABLE)
     source = work.lake.table_at(work.stream.name, events.TABLE, decided.version)
-    standing = Standing(proofs_in(table, work.keys), table.version())
-    require_newer(decided.proofs, {key: standing.attempt(key) for key in work.keys})
+    committed = CommittedSlices(proofs_in(table, work.keys), table.version())
+    require_newer(decided.proofs, {key: committed.attempt(key) for key in work.keys})
     # A table without a row takes in all slices that were decided before it came.
     decisions = decided.proofs if has_records(table) else proofs_in(source)
-    stale = {key: proof for key, proof in decisions.items() if standing.attempt(key) != proof.attempt}
+    stale = {key: proof for key, proof in decisions.items() if committed.attempt(key) != proof.attempt}
     notes = {key: "already followed the events" for key in work.keys if key not in stale}
-    version, made = standing.version, _Made({}, ())
+    version, made = committed.version, _Made({}, ())
     if stale:
         with clock.phase("compute"):
             made = _Computation(work.stream, source, table).made(stale)
@@ -106,7 +106,7 @@ def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
             work.before_commit()
             check()
             version = _commit(work, table, made)
-    proofs = {**standing.proofs, **{proof.key: proof for proof in made.proofs}}
+    proofs = {**committed.proofs, **{proof.key: proof for proof in made.proofs}}
     return _reports(work, table, proofs, notes, clock, version)
 
 
@@ -192,9 +192,9 @@ class _Computation:
         return found
 
     def _look_up(self, minutes: Collection[int]) -> None:
-        """Note which other minutes hold events of the versions that stand in these: what counts is decided among them.
+        """Note which other minutes hold events of the versions that are in these: what counts is decided among them.
 
-        A second delivery of the same content has the same time, so it stands in a minute that is computed anyway.
+        A second delivery of the same content has the same time, so it is in a minute that is computed anyway.
         """
         asked = f"""
             WITH mine AS (SELECT DISTINCT key, version, {_MINUTE} AS minute FROM ({_events(_within(minutes))})),
@@ -249,7 +249,7 @@ class _Computation:
             WHERE place = 1 GROUP BY minute, status"""
 
     def _days(self, affected: Collection[int], values: Mapping[int, Minute]) -> dict[str, dict[int, Minute]]:
-        """The days that differ from what stands, after the hours that saw a changed minute are summed again."""
+        """The days that differ from the table, after the hours with a changed minute are summed again."""
         reach = {m + by for m in affected for by in (1 - HOUR_MINUTES, 0, HOUR_MINUTES - 1)}
         stored = self._stored.days_of(reach)
         now = {minute: found for minute, found in stored.items() if minute not in affected} | dict(values)

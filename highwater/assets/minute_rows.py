@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Partitions in one question: each is a branch that every file is held against.
 MOST_PARTITIONS = 300
-# What a page shows: so many of the newest minutes.
+# A page shows this many of the newest minutes.
 NEWEST = 30
 # The longest bar of the plot.
 BAR = 30
@@ -63,7 +63,7 @@ def schema(stream: Stream) -> pa.Schema:
 
 
 def described(stream: Stream) -> str:
-    """What the rows rest on beside events; a table of another description is made anew."""
+    """What the rows rest on beside events; a table of another description is recreated."""
     metrics = declared(stream)
     return (
         f"{metrics.amount} by {metrics.status} ({', '.join(statuses_of(stream))}), {scale_of(stream)} digits; "
@@ -77,7 +77,7 @@ def declared(stream: Stream) -> Metrics:
 
 
 class Stored:
-    """The minutes that stand in the table, read a day at a time."""
+    """The minutes that are in the table, read a day at a time."""
 
     def __init__(self, stream: Stream, table: DeltaTable) -> None:
         self._stream = stream
@@ -141,13 +141,13 @@ def newest_of(stream: Stream, table: DeltaTable) -> list[dict[str, Any]]:
         found |= stored.on([day])
         if len(found) >= NEWEST:
             break
-    return [_told(stream, minute, found[minute]) for minute in sorted(found, reverse=True)[:NEWEST]]
+    return [_plain_row(stream, minute, found[minute]) for minute in sorted(found, reverse=True)[:NEWEST]]
 
 
-def _told(stream: Stream, minute: int, found: Minute) -> dict[str, Any]:
+def _plain_row(stream: Stream, minute: int, found: Minute) -> dict[str, Any]:
     row = row_of(stream, day_of(minute), minute, found)
-    told = {name: value for name, value in row.items() if name not in {"slice", "minute", "linked"}}
-    return {"minute": time_of(minute), **told}
+    values = {name: value for name, value in row.items() if name not in {"slice", "minute", "linked"}}
+    return {"minute": time_of(minute), **values}
 
 
 def drawn(newest: Sequence[Mapping[str, Any]]) -> str | None:

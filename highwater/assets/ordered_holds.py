@@ -1,4 +1,4 @@
-"""Holding: slices that records keep from being decided, in streams of which a reason holds."""
+"""Holds: records that keep slices from being decided, in streams where a reason holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.proof import Proof
 
-# The column that tells whether a record holds its slice, and in the numbers of a split how many do.
+# The column that shows whether a record holds its slice, and in the numbers of a split how many do.
 HOLDS = "holds"
 FIRST = "first_that_holds"
 
@@ -39,14 +39,14 @@ def counted_holds(alive: Column) -> tuple[Column, Column]:
     return F.count_if(that).alias(HOLDS), first.alias(FIRST)
 
 
-def ensure_none_held(work: Work, standing: Mapping[str, Proof], measured: Mapping[str, Mapping[str, Any]]) -> None:
+def ensure_none_held(work: Work, committed: Mapping[str, Proof], measured: Mapping[str, Mapping[str, Any]]) -> None:
     """See that no record holds a slice that is about to be decided; a hold is kept in the ledger.
 
-    A slice that stands in events keeps its rows, and what follows it may follow: it is refused, and no hold is kept.
+    A slice that is in events keeps its rows, and later slices may follow: it is refused without a hold.
 
     Args:
         work: the connections.
-        standing: what stands of the slices in events.
+        committed: the proofs of the slices in events.
         measured: the numbers of the split, by slice.
 
     Raises:
@@ -58,7 +58,7 @@ def ensure_none_held(work: Work, standing: Mapping[str, Proof], measured: Mappin
         if key in known and known[key].release is not None:
             work.log(f"{known[key].text}: the slice is decided")
         else:
-            raise _held(work, key, found, stands=key in standing)
+            raise _held(work, key, found, is_committed=key in committed)
 
 
 def _found(row: Mapping[str, Any]) -> Found:
@@ -66,10 +66,10 @@ def _found(row: Mapping[str, Any]) -> Found:
     return Found.of(row[HOLDS], Origin(*[first[name] for name in ORIGIN]), first["reason"], first["detail"])
 
 
-def _held(work: Work, key: str, found: Found, *, stands: bool) -> SliceHeldError:
+def _held(work: Work, key: str, found: Found, *, is_committed: bool) -> SliceHeldError:
     told = f"{key} is held by {found.many}, the first is {place(found.origin)}"
     because = f"{found.reason}: {found.detail}"
-    if stands:
+    if is_committed:
         return SliceHeldError(
             f"{told}; its earlier decision stays",
             found=because,
@@ -102,6 +102,6 @@ def end_holds(work: Work) -> None:
 
 
 def parked_slices(work: Work) -> list[str]:
-    """Slices of which a person parks what held them."""
+    """Slices whose holding records a person parks."""
     holds = work.ledger.holds.of(work.keys) if work.stream.ordered else {}
     return [key for key, hold in holds.items() if hold.release is not None and hold.release.park]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, WindowSpec
 
-    from highwater.assets.commit import Standing
+    from highwater.assets.commit import CommittedSlices
     from highwater.assets.work import Work
     from highwater.slices import Slice
 
@@ -44,11 +44,11 @@ def tier_slices(work: Work, slices: Sequence[Slice]) -> list[Slice]:
 
 
 def seen_now(work: Work, slice_: Slice, events_version: int) -> dict[str, int]:
-    """What the decision of a slice rests on beside the slice itself; for one of the main topic what was taken back."""
-    taken_back = reclaims.seen_now(work)
+    """What the decision of a slice rests on beside the slice itself; for one of the main topic what was reclaimed."""
+    reclaims_seen = reclaims.seen_now(work)
     if slice_.topic == work.stream.topic:
-        return taken_back
-    return {SEEN: events_version, **taken_back, **discards.seen_now(work), **foreign.seen_now(work)}
+        return reclaims_seen
+    return {SEEN: events_version, **reclaims_seen, **discards.seen_now(work), **foreign.seen_now(work)}
 
 
 def covering(places: pa.Table) -> str:
@@ -79,7 +79,7 @@ def with_origins(
         raw: the rows.
         slices: the slices that they are of.
         seen: what the decisions of slices of tiers rest on.
-        published: the slices of which something was published.
+        published: the slices with published records.
     """
     from pyspark.sql import DataFrame as Frame
     from pyspark.sql import functions as F
@@ -116,15 +116,15 @@ def _ours(work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen, publi
     """Rows of the main topic and of the tiers."""
     from pyspark.sql import functions as F
 
-    own, told = _place(), raw.withColumn(foreign.LEFT, F.lit(False))  # noqa: FBT003 - a literal column
+    own, marked = _place(), raw.withColumn(foreign.LEFT, F.lit(False))  # noqa: FBT003 - a literal column
     tiers = tier_slices(work, slices)
     if not tiers:
-        return told.withColumns(own).withColumn(PROBLEM, F.lit(None).cast("string"))
+        return marked.withColumns(own).withColumn(PROBLEM, F.lit(None).cast("string"))
     on_tier = F.col("topic") != work.stream.topic
-    told = _with_problem(work, told, on_tier, None, tiers, seen, published)
+    marked = _with_problem(work, marked, on_tier, None, tiers, seen, published)
     sound = on_tier & F.col(PROBLEM).isNull()
     enveloped = _from_headers()
-    return told.withColumns(
+    return marked.withColumns(
         {name: F.when(sound, enveloped[name]).otherwise(_else(work, name, column)) for name, column in own.items()}
     )
 
@@ -133,9 +133,9 @@ def _theirs(work: Work, raw: DataFrame, slice_: Slice, seen: Seen, published: Co
     """Rows of a slice of a foreign topic. Where a record carries our envelope, that is what counts."""
     from pyspark.sql import functions as F
 
-    told = raw.withColumns(foreign.named()).withColumn("enveloped", _has(envelope.ORIGIN_TOPIC))
-    told = _with_problem(work, told, F.col("enveloped"), foreign.problem(), [slice_], seen, published)
-    read = foreign.with_reader(work, told, seen[slice_.key])
+    marked = raw.withColumns(foreign.named()).withColumn("enveloped", _has(envelope.ORIGIN_TOPIC))
+    marked = _with_problem(work, marked, F.col("enveloped"), foreign.problem(), [slice_], seen, published)
+    read = foreign.with_reader(work, marked, seen[slice_.key])
     namespace, sound = F.lit(work.stream.namespace), F.col(PROBLEM).isNull()
     place, from_us = _place(), _from_headers()
     place |= {"origin_topic": F.concat(namespace, "topic"), "retries": F.lit(1)}
@@ -222,10 +222,12 @@ def _with_problem(
     from pyspark.sql import functions as F
 
     named = {name: column for name, column in _from_headers().items() if name in ORIGIN}
-    told = unprocessed_origins.with_early(work, rows, named, tiers, seen, [p.key for p in tiers if p.key in published])
+    marked = unprocessed_origins.with_early(
+        work, rows, named, tiers, seen, [p.key for p in tiers if p.key in published]
+    )
     early = F.when(F.col(unprocessed_origins.EARLY), F.lit(unprocessed_origins.DETAIL))
     problem = F.when(enveloped, F.coalesce(_problem(work), early))
-    return told.withColumn(PROBLEM, problem if otherwise is None else problem.when(~enveloped, otherwise)).drop(
+    return marked.withColumn(PROBLEM, problem if otherwise is None else problem.when(~enveloped, otherwise)).drop(
         unprocessed_origins.EARLY
     )
 
@@ -263,13 +265,15 @@ def _problem(work: Work) -> Column:
     return F.coalesce(*problems)
 
 
-def with_fate(work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Seen, published: Standing) -> DataFrame:
+def with_fate(
+    work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Seen, published: CommittedSlices
+) -> DataFrame:
     """Rows with what was published of them (columns `held_...`, null where nothing was), and `elsewhere`.
 
-    A record that was published is left to the DLQ, whatever would become of it now (I5), unless it was taken back from
-    there since. A tier's record is superseded where its origin was accepted `elsewhere`, or was given up, or taken back
+    A record that was published is left to the DLQ, whatever would become of it now (I5), unless it was reclaimed from
+    there since. A tier's record is superseded where its origin was accepted `elsewhere`, or was discarded, or reclaimed
     since it was published, and another system's where it is still its main slice's. What was published before the lake
-    was lost and begun anew counts as published too, with `copied_at`.
+    was lost and restarted counts as published too, with `copied_at`.
 
     Computed for the events and again for the rejects of the same decision, from the same versions.
 
@@ -277,7 +281,7 @@ def with_fate(work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Seen, 
         work: the connections.
         rows: raw rows with their origins.
         slices: the slices that the rows are of.
-        seen: for each slice what its decision rests on: what was taken back by then and, of tiers, the version of
+        seen: for each slice what its decision rests on: what was reclaimed by then and, of tiers, the version of
             events in which others' acceptance counts.
         published: what was published of them, in one version of the table.
     """
@@ -285,12 +289,12 @@ def with_fate(work: Work, rows: DataFrame, slices: Sequence[Slice], seen: Seen, 
 
     tiers = tier_slices(work, slices)
     counting = discards.with_discarded(work, reclaims.with_stale(work, rows, slices, seen), tiers, seen)
-    told = _with_held(work, counting, published)
-    held = with_copies(work, told, slices, [*HELD])
+    marked = _with_held(work, counting, published)
+    held = with_copies(work, marked, slices, [*HELD])
     if not tiers:
         return held.withColumn("elsewhere", F.lit(False))  # noqa: FBT003 - a literal column
     joined = held.join(_accepted_elsewhere(work, tiers, seen), ["slice", *ORIGIN], "left")
-    gone = F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE) | F.col(discards.GIVEN_UP)
+    gone = F.col("accepted").isNotNull() | F.col(foreign.LEFT) | F.col(reclaims.STALE) | F.col(discards.DISCARDED)
     elsewhere = gone & F.col("held_reason").isNull()
     return joined.withColumn("elsewhere", elsewhere).drop("accepted")
 
@@ -319,7 +323,7 @@ def with_superseded(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> Dat
 
 
 def first_of_each(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
-    """Of rows of which none was accepted the first of each origin: what `with_superseded` leaves of them."""
+    """Without an accepted row, the first of each origin: the rows that `with_superseded` leaves."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -338,25 +342,27 @@ def _comes_again(work: Work, same: WindowSpec) -> Column:
 HELD = {"reason": "string", "detail": "string", "next_topic": "string", "first_failed_at": "timestamp"}
 
 
-def _with_held(work: Work, rows: DataFrame, published: Standing) -> DataFrame:
+def _with_held(work: Work, rows: DataFrame, published: CommittedSlices) -> DataFrame:
     from pyspark.sql import functions as F
 
     if not published.proofs:
         return rows.withColumns({f"held_{name}": F.lit(None).cast(kind) for name, kind in HELD.items()})
     there = rows_at(work.spark, work.lake.path(work.stream.name, DLQ), published.version)
     mine = reclaims.counted(there.where(slice_is_one_of(published.proofs)))
-    told = mine.select("slice", *ORIGIN, *[F.col(name).alias(f"held_{name}") for name in (*HELD, reclaims.NUMBER)])
-    joined = rows.join(told, ["slice", *ORIGIN], "left")
-    # A ledger that was lost has forgotten what was taken back; what was published since is left to the DLQ even so.
+    published_rows = mine.select(
+        "slice", *ORIGIN, *[F.col(name).alias(f"held_{name}") for name in (*HELD, reclaims.NUMBER)]
+    )
+    joined = rows.join(published_rows, ["slice", *ORIGIN], "left")
+    # A ledger that was lost has forgotten what was reclaimed; what was published since is left to the DLQ even so.
     number, main = F.coalesce("held_reclaims", F.lit(-1)), F.col("topic") == work.stream.topic
     holds = (number == F.col(reclaims.NUMBER)) | (main & (number > F.col(reclaims.NUMBER)))
-    kept = {f"held_{name}": F.when(holds, F.col(f"held_{name}")) for name in HELD}
-    kept[reclaims.NUMBER] = F.when(holds, number).otherwise(F.col(reclaims.NUMBER))
-    return joined.withColumns(kept).drop("held_reclaims")
+    held_columns = {f"held_{name}": F.when(holds, F.col(f"held_{name}")) for name in HELD}
+    held_columns[reclaims.NUMBER] = F.when(holds, number).otherwise(F.col(reclaims.NUMBER))
+    return joined.withColumns(held_columns).drop("held_reclaims")
 
 
 def _accepted_elsewhere(work: Work, tiers: Sequence[Slice], seen: Seen) -> DataFrame:
-    """For each slice of a tier the origins that stood in events of other slices when it was decided."""
+    """For each slice of a tier the origins that were in events of other slices when it was decided."""
     from pyspark.sql import DataFrame as Frame
     from pyspark.sql import functions as F
 

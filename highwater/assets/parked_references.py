@@ -1,4 +1,4 @@
-"""References: records that are parked by where they stand in raw, since no topic took them whole."""
+"""References: records that are parked by where they are in raw, since no topic took them whole."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Original(NamedTuple):
 
 
 def original(lake: Lake, stream: Stream, place: Place) -> Original | None:
-    """What stands at a place in raw; None if nothing does.
+    """The record at a place in raw; None if there is none.
 
     Raises:
         DependencyAwayError: the lake could not be read.

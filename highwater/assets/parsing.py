@@ -1,6 +1,6 @@
 """Judging a record: parsed into the declared fields, or the reason why not.
 
-A reason is permanent when only the record's own content speaks for it, and temporary when waiting may mend it (I9).
+A reason is permanent when only the record's own content causes it, and temporary when waiting may help (I9).
 Order of arrival never makes a record invalid: that is for checks.
 """
 
@@ -60,7 +60,7 @@ def is_tombstone(stream: Stream) -> Column:
 
 
 def judged(work: Work, raw: DataFrame) -> DataFrame:
-    """Raw rows with their origins get the parsed columns, and `reason` and `detail`: null for what is an event.
+    """Raw rows with their origins get the parsed columns, and `reason` and `detail`, null for an event.
 
     The column `deleted` says which records delete their key. Columns of a tombstone that deletes nothing say nothing.
 
@@ -113,14 +113,14 @@ def with_deleted(stream: Stream, parsed: DataFrame) -> DataFrame:
         deletes = F.coalesce(F.col(f"field_{declared.field}").isin(list(declared.values)), deletes)
     if declared.tombstones:
         deletes = F.col("value").isNull() | deletes
-    told = parsed.withColumn("deleted", deletes)
+    marked = parsed.withColumn("deleted", deletes)
     needed = stream.required_fields
     with_default = [f.name for f in stream.fields if f.default is not None and f.is_read and f.name not in needed]
     if not with_default:
-        return told
+        return marked
     unusual = F.col("deleted") & ~F.col("usual")
     absent = {name: unusual & F.col(f"json_{name}").isNull() for name in with_default}
-    return told.withColumns({f"field_{name}": F.when(~absent[name], F.col(f"field_{name}")) for name in with_default})
+    return marked.withColumns({f"field_{name}": F.when(~absent[name], F.col(f"field_{name}")) for name in with_default})
 
 
 def _structure_problem(stream: Stream) -> Column:
@@ -139,7 +139,7 @@ def _structure_problem(stream: Stream) -> Column:
 
 
 def _field_problem(stream: Stream, declared: Field) -> Column:
-    """What is wrong with a field; a record that deletes needs no more than its key, version and event time."""
+    """The fault of a field; a record that deletes needs no more than its key, version and event time."""
     from pyspark.sql import functions as F
 
     needed = stream.required_fields
@@ -158,7 +158,7 @@ def _key_problem(stream: Stream) -> Column:
         return F.lit(None).cast("string")
     key = F.col("key").cast("string")
     return F.when(F.col("key").isNull() | ~F.is_valid_utf8(key), F.lit("the record's key is null or not UTF-8")).when(
-        key != key_of(stream), F.lit(f"the record's key is not {told_key(stream)}")
+        key != key_of(stream), F.lit(f"the record's key is not {key_source(stream)}")
     )
 
 
@@ -216,7 +216,7 @@ def _sortable(declared: Field) -> Column:
     return F.lpad(value.cast("string"), VERSION_DIGITS, "0")
 
 
-def told_key(stream: Stream) -> str:
+def key_source(stream: Stream) -> str:
     """What the record's key must be, for a person."""
     names = stream.key_separator.join(stream.key)
     return names if len(stream.key) == 1 else rf"{names} with \ before each \ and {stream.key_separator[0]} of a field"

@@ -40,7 +40,7 @@ def reader_of(declared: Protobuf, schemas: Mapping[str, Schema] | None) -> Calla
     else:
         files = {one: made for one, schema in schemas.items() if (made := _compiled(schema)) is not None}
     read = _batches(declared.message, files, framed=schemas is not None)
-    # Spark tells by them what the function takes, and ours are texts.
+    # Spark reads the function's input types from them, and our annotations are texts.
     read.__annotations__ = {"batches": Iterator[tuple[pd.Series, pd.Series]], "return": Iterator[pd.DataFrame]}
     found: Callable[[str, str], Column] = pandas_udf(read, returnType=_RESULT)  # type: ignore[call-overload]
     return found

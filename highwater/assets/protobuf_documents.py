@@ -23,7 +23,7 @@ class Reader:
     Args:
         message: the full name of the message; empty for the one that the framing names.
         files: by schema the `FileDescriptorSet` in bytes, and the name of the file whose messages the framing counts.
-        framed: whether the places of the message in its file stand before it.
+        framed: whether the indexes of the message in its file precede it.
     """
 
     def __init__(self, message: str, files: Mapping[str, tuple[bytes, str]], *, framed: bool) -> None:
@@ -35,7 +35,7 @@ class Reader:
         self._kinds: dict[tuple[str, tuple[int, ...]], tuple[type[Any], _Writer]] = {}
 
     def read(self, schema: str | None, data: bytes | None) -> tuple[str | None, str | None]:
-        """The document of a message and what is wrong with it: one of them, or none without a schema or a value."""
+        """The document of a message and its fault: one of them, or none without a schema or a value."""
         if schema is None or data is None:
             return None, None
         if schema not in self._files:

@@ -62,7 +62,7 @@ class Batch:
     def windows(self) -> Iterator[Window]:
         """All events in the order of publication, window by window, then what retracts events.
 
-        They are read once where they take little memory, else anew at each call.
+        They are read once where they take little memory, else again at each call.
 
         Raises:
             RetractionError: what was sent of a slice is no event any more, and nobody allows that.
@@ -103,7 +103,7 @@ class Batch:
             )
 
     def written_down(self) -> pa.Table:
-        """The rows of the table `published`: what is sent has its number, what is left out none."""
+        """The rows of the table `published`: a sent record has its number, an omitted one none."""
         import pyarrow as pa
 
         parts, number = [], 0
@@ -123,7 +123,7 @@ class Batch:
         import pyarrow.compute as pc
 
         rows = window.rows
-        sent = window.told(lambda one: one.goes_out, pa.bool_())
+        sent = window.column(lambda one: one.goes_out, pa.bool_())
         numbers = pc.add(pc.cumulative_sum(pc.cast(sent, pa.int64())), number - 1)
         keys = [slice_.key for slice_ in self.slices]
         attempts = pa.array([self.records.decisions[key].attempt for key in keys], pa.int32())
@@ -131,11 +131,11 @@ class Batch:
             "slice": rows["slice"],
             **{name: rows[name] for name in ORIGIN},
             "attempt": attempts.take(pc.index_in(rows["slice"], pa.array(keys)).combine_chunks()),
-            "state": window.told(lambda one: one.state.value, pa.string()),
-            "revision": window.told(lambda one: one.revision, pa.int32()),
-            "late": window.told(lambda one: one.late and one.late.value, pa.string()),
+            "state": window.column(lambda one: one.state.value, pa.string()),
+            "revision": window.column(lambda one: one.revision, pa.int32()),
+            "late": window.column(lambda one: one.late and one.late.value, pa.string()),
             "fingerprint": rows["fingerprint"],
-            "published_at": window.told(lambda one: one.at, schema().field("published_at").type),
+            "published_at": window.column(lambda one: one.at, schema().field("published_at").type),
             "number": pc.if_else(sent, numbers, None),
         }
         return pa.table(columns, schema=schema().append(pa.field("number", pa.int64())))
@@ -167,14 +167,14 @@ class Batch:
         return Window(rows, [*places], pa.array([places[one] for one in judged], pa.int32()))
 
     @cached_property
-    def _standing(self) -> dict[str, Proof]:
-        """What is published of the slices, in full or in part."""
-        return self.book.standing([slice_.key for slice_ in self.slices])
+    def _committed(self) -> dict[str, Proof]:
+        """The proofs of published slices, in full or in part."""
+        return self.book.committed([slice_.key for slice_ in self.slices])
 
     @cached_property
     def _late(self) -> dict[str, Late | None]:
-        """Why an event of each slice would be late of which nothing is known."""
-        published = complete(self._standing)
+        """Why an unknown event of each slice would be late."""
+        published = complete(self._committed)
         return {
             slice_.key: Late.RETRIED
             if slice_.topic != self.work.stream.topic
@@ -201,40 +201,40 @@ class Batch:
     @cached_property
     def _known(self) -> dict[Origin, Known]:
         """What became before of the origins in slices that were published, and in any slice of those that moved."""
-        found = self.book.known(slice_is_one_of(self._standing)) if self._standing else {}
+        found = self.book.known(slice_is_one_of(self._committed)) if self._committed else {}
         if where := self._moved():
             theirs = f"SELECT DISTINCT {_ORIGIN} FROM e WHERE ({' OR '.join(where)})"
             for origin, one in self.book.known_among(self.events, theirs).items():
                 # Readers have the highest revision, whichever slice sent it.
                 if origin not in found or one.revision > found[origin].revision:
                     found[origin] = one
-        if self.book.before is not None and self._anew:
-            theirs = f"SELECT {_ORIGIN} FROM e WHERE {slice_is_one_of(self._anew)}"
+        if self.book.before is not None and self._restarted:
+            theirs = f"SELECT {_ORIGIN} FROM e WHERE {slice_is_one_of(self._restarted)}"
             found = self.book.before.beside(found, self.events, theirs)
         return found
 
     @cached_property
-    def _anew(self) -> list[str]:
-        """The slices of whose origins some may have been sent before a lost lake was begun anew."""
+    def _restarted(self) -> list[str]:
+        """The slices of whose origins some may have been sent before a lost lake was restarted."""
         before = self.book.before
         return [] if before is None else [slice_.key for slice_ in self.slices if before.concerns(slice_)]
 
     @cached_property
     def _passed(self) -> Mapping[tuple[str, int, int], int]:
         """By partition the last offset that had been sent by then, if any of these slices lies before its end."""
-        return self.book.before.passed if self.book.before is not None and self._anew else {}
+        return self.book.before.passed if self.book.before is not None and self._restarted else {}
 
     def _moved(self) -> list[str]:
-        """Conditions that pick the events that another slice may have sent: those of tiers, and those taken back."""
+        """Conditions that pick the events that another slice may have sent: those of tiers, and those reclaimed."""
         tiers = [slice_.key for slice_ in self.slices if slice_.topic != self.work.stream.topic]
         found = [slice_is_one_of(tiers)] if tiers else []
         seen = [slice_.key for slice_ in self.slices if self.records.decisions[slice_.key].counts.get(reclaims.SEEN)]
         main = [key for key in seen if key not in tiers]
         if not main:
             return found
-        taken_back = f"({slice_is_one_of(main)} AND {reclaims.NUMBER} > 0)"
-        some = query_all({"e": self.events}, f"SELECT 1 FROM e WHERE {taken_back} LIMIT 1")
-        return [*found, taken_back] if some else found
+        reclaimed = f"({slice_is_one_of(main)} AND {reclaims.NUMBER} > 0)"
+        some = query_all({"e": self.events}, f"SELECT 1 FROM e WHERE {reclaimed} LIMIT 1")
+        return [*found, reclaimed] if some else found
 
     @cached_property
     def _again(self) -> set[tuple[str, Origin]]:
@@ -248,7 +248,7 @@ class Batch:
     @cached_property
     def _left_out(self) -> set[tuple[str, Origin]]:
         """What was left out of the slices before as second deliveries."""
-        return self.book.left_out([key for key, one in self._standing.items() if one.counts.get("second_deliveries")])
+        return self.book.left_out([key for key, one in self._committed.items() if one.counts.get("second_deliveries")])
 
     def _gone(self, seen: set[Origin], missing: set[tuple[str, Origin]]) -> Window:
         """What was sent, or left out, of the slices and is no event of them any more."""
@@ -275,8 +275,8 @@ class Batch:
         return Window(pa.Table.from_pylist(rows, window_schema()), verdicts, which)
 
     def _refused(self, key: str) -> dict[Origin, Known]:
-        """What was sent before a lost lake was begun anew, and was rejected since."""
-        if key not in self._anew or self._rejects is None:
+        """What was sent before a lost lake was restarted, and was rejected since."""
+        if key not in self._restarted or self._rejects is None:
             return {}
         asked = f"SELECT {_ORIGIN} FROM e WHERE {rejects.PUBLISHED_AT} IS NULL"
         known = self.book.known_among(self._rejects, f"{asked} AND {slice_is_one_of([key])}")
@@ -284,7 +284,7 @@ class Batch:
 
     @cached_property
     def _leaves(self) -> dict[str, datetime]:
-        """Slices of which a person allows that what was sent is retracted, with the time."""
+        """Slices whose retraction a person permits, with the time."""
         found = self.work.ledger.breakers.accepted([slice_.key for slice_ in self.slices])
         return {key: one.accepted_at for key, one in found.items()}
 
@@ -297,7 +297,7 @@ class Batch:
         assert self._rejects is not None, "what is retracted is among the rejects"
         asked = f"SELECT {_ORIGIN}, {MILLISECONDS}, key FROM t WHERE {slice_is_one_of([slice_.key])}"
         rows = {Origin.of_row(row): row for row in query_all({"t": self._rejects}, asked)}
-        # What is no reject either was lost by somebody else: that is never told to readers.
+        # An event that is no reject either was lost elsewhere: readers never hear of that.
         ensure_none_retracted(slice_.key, gone.keys() - rows.keys(), allowed=False)
         return [{**rows[one], "slice": slice_.key, "key": rows[one]["key"] or b""} for one in sorted(gone)]
 

@@ -1,9 +1,9 @@
 """The table `published`: what became of each event on its way to the topic of accepted events.
 
-A batch of slices is first written down as it will be sent, in the table `_sending`, each record with its number. The
-mark in Kafka counts the records of the batch. So after a crash the records below the mark were sent, with the content
-that is written down, and the others were not, whatever the tables or the declaration say by then. `published` holds
-what is settled, and its commits name the batch that they settle.
+A batch of slices is first written as it will be sent, to the table `_sending`, each record with its number. The mark in
+Kafka counts the records of the batch. So after a crash the records below the mark were sent with the written content,
+and the others were not, whatever the tables or the declaration say by then. `published` holds settled records, and its
+commits name the batch that they settle.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ BATCH = "batch"
 # The attempt of a slice whose first publication is not complete: lower than that of any decision.
 INCOMPLETE = 0
 # The attempt of a slice that was published, and holds second deliveries of what was retracted or revised since: no
-# decision has it, so the slice is published once more.
+# decision has it, so the slice is published again.
 LOOK_AGAIN = -1
 FORMAT = 1
-# Columns of which hardly two rows are alike: as it is written, a dictionary would cost more than it saves.
+# Columns with hardly two equal rows: as it is written, a dictionary would cost more than it saves.
 UNLIKE = ("origin_offset", "fingerprint", "number")
 
 
@@ -136,7 +136,7 @@ def as_decided(lake: Lake, stream: Stream, keys: Sequence[str], decided: Mapping
         lake: the tables.
         stream: the stream.
         keys: of slices.
-        decided: the attempt that stands in events, by slice.
+        decided: the attempt that is in events, by slice.
 
     Raises:
         DependencyAwayError: the lake could not be read.
@@ -199,10 +199,10 @@ def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
     parts, found = [], {}
     for key, proof in proofs_in(table, [*origins]).items():
         rows = _rows(table, [key])
-        kept = rows.filter(_is_none_of(rows, origins[key]))
-        if len(kept) < len(rows):
-            found[key] = replace(_proof(proof.slice_, proof.attempt, kept), extra=proof.extra)
-            parts.append(kept)
+        remaining = rows.filter(_is_none_of(rows, origins[key]))
+        if len(remaining) < len(rows):
+            found[key] = replace(_proof(proof.slice_, proof.attempt, remaining), extra=proof.extra)
+            parts.append(remaining)
     if found:
         # A batch is written down in the same turn, so none begins between this look and the commit.
         _commit(work, table, parts, found, lambda: _ensure_not_under_way(work, origins))
@@ -279,7 +279,7 @@ class Book:
 
     Raises:
         ConfigurationError: another topic was published to before.
-        TopicRecreatedError: the topic was created anew since.
+        TopicRecreatedError: the topic was created again since.
         DependencyAwayError: the storage is away.
     """
 
@@ -298,7 +298,7 @@ class Book:
         self._in_sending = self.sending.attempt
         # The batch that this run has taken up.
         self._taken_up: pa.Table | None = None
-        # What is settled of the one before, until it is committed.
+        # The settled part of the previous batch, until it is committed.
         self._settled: _Settled | None = None
         self._ensure_same_topic()
 
@@ -335,13 +335,13 @@ class Book:
 
     def _ensure_same_topic(self) -> None:
         path = self._work.lake.path(self._work.stream.name, TABLE)
-        anew = f"to send everything to it, delete the table {path} and start the sensor again"
+        revised = f"to send everything to it, delete the table {path} and start the sensor again"
         if self.sending.topic != self._topic:
             raise ConfigurationError(
                 f"stream {self._work.stream.name} published to another topic before",
                 stored=self.sending.topic,
                 found=self._topic,
-                remedy=f"declare that topic again; or, {anew}",
+                remedy=f"declare that topic again; or, {revised}",
             )
         if self.sending.topic_id != self._topic_id:
             self._ensure_recreated()
@@ -349,7 +349,7 @@ class Book:
                 f"topic {self._topic} is not the one that was published to",
                 stored=f"topic ID {self.sending.topic_id}",
                 found=f"topic ID {self._topic_id}",
-                remedy=f"see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, {anew}",
+                remedy=f"see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, {revised}",
             )
 
     def _ensure_recreated(self) -> None:
@@ -370,7 +370,7 @@ class Book:
                 remedy="nothing was sent; it is tried again",
             )
 
-    def standing(self, keys: Sequence[str]) -> dict[str, Proof]:
+    def committed(self, keys: Sequence[str]) -> dict[str, Proof]:
         """The proofs of slices, those among them whose first publication is not complete."""
         if self._settled is not None and not self._settled.proofs.keys().isdisjoint(keys):
             self.commit_settled()
@@ -446,7 +446,7 @@ class Book:
 
         self.commit_settled()
         rows = self._written_down() if self._taken_up is None else self._taken_up
-        standing = self.standing([*self.sending.slices])
+        before_by_slice = self.committed([*self.sending.slices])
         settled: dict[str, tuple[Slice, int, pa.Table]] = {}
         lost: set[str] = set()
         for key, attempt in self.sending.slices.items():
@@ -455,12 +455,12 @@ class Book:
             whole = last is None or last < sent
             if not whole:
                 mine = mine.filter(pc.fill_null(pc.less(mine["number"], sent), False))  # noqa: FBT003 - a literal
-            before = standing.get(key)
+            before = before_by_slice.get(key)
             if whole or len(mine):
-                stood = schema().empty_table() if before is None else self._rows([key])
+                former = schema().empty_table() if before is None else self._rows([key])
                 at = attempt if whole else before.attempt if before else INCOMPLETE
-                lost |= self._lost(mine, stood)
-                settled[key] = slices[key], at, self._merged(mine, stood)
+                lost |= self._lost(mine, former)
+                settled[key] = slices[key], at, self._merged(mine, former)
             if not whole:
                 break
         if lost:
@@ -471,13 +471,13 @@ class Book:
         self._settled = _Settled(found, [one[2] for one in settled.values()], self.sending)
 
     def commit_settled(self) -> None:
-        """Commit what is settled, if it is not committed yet; of a batch that sent nothing only `_sending` says so."""
+        """Commit the settled part, if that was not done; for a batch that sent nothing only `_sending` says so."""
         settled = self._settled
         if settled is None:
             return
         if settled.proofs:
             version = _commit(self._work, self._table, settled.rows, settled.proofs)
-            if self.version != version:  # another writer was next, and what is taken up does not rest on its commit
+            if self.version != version:  # another writer came first, and this batch does not rest on its commit
                 self._table.load_as_version(version)
             self.sending = replace(self.sending, settled={next(iter(settled.proofs)): self._in_sending})
         else:
@@ -519,20 +519,20 @@ class Book:
         found = query_arrow({"t": self._sending}, f"SELECT {names} FROM t WHERE batch IS NULL")
         return found.cast(sending_schema().remove(sending_schema().get_field_index("batch")))
 
-    def _lost(self, mine: pa.Table, stood: pa.Table) -> set[str]:
-        """The fingerprints of contents of which rows of a slice take the place.
+    def _lost(self, mine: pa.Table, stored: pa.Table) -> set[str]:
+        """The fingerprints of contents that rows of a slice replace.
 
         Args:
             mine: the rows.
-            stood: those that stood there.
+            stored: the rows before.
         """
         import pyarrow.compute as pc
 
-        anew = mine.filter(pc.greater(mine["revision"], 0))
-        now = dict(zip(_origins(anew), anew["fingerprint"].to_pylist(), strict=True))
+        revised = mine.filter(pc.greater(mine["revision"], 0))
+        now = dict(zip(_origins(revised), revised["fingerprint"].to_pylist(), strict=True))
         if not now:
             return set()
-        had = stood.filter(pc.equal(stood["state"], State.SENT.value))
+        had = stored.filter(pc.equal(stored["state"], State.SENT.value))
         was = dict(zip(_origins(had), had["fingerprint"].to_pylist(), strict=True))
         if elsewhere := now.keys() - was.keys():  # another slice has sent them
             offsets = ", ".join(str(one.offset) for one in elsewhere)
@@ -548,12 +548,12 @@ class Book:
 
         rows = query(self._whole, f"SELECT slice, fingerprint FROM t WHERE {_LEFT_OUT}")
         others = {str(row["slice"]) for row in rows if row["fingerprint"] in lost} - settled.keys()
-        proofs = self.standing([*others]) if others else {}
-        stood = {key: (one.slice_, one.attempt, self._rows([key])) for key, one in proofs.items()}
+        proofs = self.committed([*others]) if others else {}
+        stored = {key: (one.slice_, one.attempt, self._rows([key])) for key, one in proofs.items()}
         found = {}
-        for key, (slice_, attempt, mine) in {**settled, **stood}.items():
-            told = zip(mine["state"].to_pylist(), mine["fingerprint"].to_pylist(), strict=True)
-            stays = [state != State.AGAIN.value or print_ not in lost for state, print_ in told]
+        for key, (slice_, attempt, mine) in {**settled, **stored}.items():
+            states_and_prints = zip(mine["state"].to_pylist(), mine["fingerprint"].to_pylist(), strict=True)
+            stays = [state != State.AGAIN.value or print_ not in lost for state, print_ in states_and_prints]
             if not all(stays):
                 at = attempt if attempt == INCOMPLETE else LOOK_AGAIN
                 found[key] = slice_, at, mine.filter(pa.array(stays, pa.bool_()))
@@ -561,7 +561,7 @@ class Book:
 
     @staticmethod
     def _merged(mine: pa.Table, before: pa.Table) -> pa.Table:
-        """The rows of a slice: those of before whose origins are not judged anew, and the new ones that say more."""
+        """The rows of a slice: those of before whose origins are not judged again, and the new ones that say more."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

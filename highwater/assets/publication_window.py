@@ -1,7 +1,7 @@
 """A window: records for the topic of accepted events that are held at once, column by column.
 
-A window has many rows of few kinds, so what is the same of many rows is asked once for each kind: an object for each
-row would cost as much as sending it.
+A window has many rows of few kinds, so equal properties are computed once for each kind: an object for each row would
+cost as much as sending it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Window:
 
     Args:
         rows: the columns of `schema`.
-        verdicts: the kinds of what becomes of a row; None where what became of it before stands.
+        verdicts: the kinds of outcomes of a row; None where the earlier outcome stays.
         which: for each row the place of its verdict.
     """
 
@@ -71,8 +71,8 @@ class Window:
         mine = pa.array(hits, pa.bool_()).take(self.which)
         return Window(self.rows.filter(mine), self.verdicts, self.which.filter(mine))
 
-    def told(self, say: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:
-        """A column of what is said of each row's verdict; of None nothing is asked."""
+    def column(self, say: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:
+        """A column computed from each row's verdict; null without a verdict."""
         import pyarrow as pa
 
         said = [None if one is None else say(one) for one in self.verdicts]

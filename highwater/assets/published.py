@@ -1,7 +1,7 @@
 """Published: accepted events are sent to a topic for others to read, each once and in the order of their origin (I6).
 
-One name for all transactions of a topic keeps the order: whoever opens it fences every earlier run. A batch is written
-down before anything of it is committed, sent with a mark in each transaction that counts its records, and settled.
+One name for all transactions of a topic keeps the order: opening it fences every earlier run. A batch is written to the
+log before anything of it is committed, sent with a mark in each transaction that counts its records, and settled.
 Nothing here needs a JVM.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from highwater import envelope
 from highwater.assets import events, publication_log, rejects, retraction_guard
-from highwater.assets.commit import Clock, Standing, require_newer
+from highwater.assets.commit import Clock, CommittedSlices, require_newer
 from highwater.assets.event_records import EventRecords
 from highwater.assets.events import require
 from highwater.assets.origins import DLQ
@@ -58,7 +58,7 @@ def materialise(work: Work) -> list[SliceReport]:
         TopicDriftError: the topic is not set up as it must be.
         TopicRecreatedError: the topic is not the one that was published to.
         RecordTooLargeError: the topic does not take an event; it and what follows wait.
-        SupersededAttemptError: another run publishes the same stream, or a slice was decided anew meanwhile.
+        SupersededAttemptError: another run publishes the same stream, or a slice was reprocessed meanwhile.
         DependencyAwayError: Kafka or the lake is away; what was sent so far is known and not sent again.
     """
     decided = require(work, events.TABLE)
@@ -66,19 +66,19 @@ def materialise(work: Work) -> list[SliceReport]:
     before = publication_log.proofs(work.lake, work.stream, work.keys)
     require_newer(decided.proofs, {key: proof.attempt for key, proof in before.items()})
     run = _Run(work, decided)
-    if any(not run.stands(key, before) for key in work.keys):
+    if any(not run.is_settled(key, before) for key in work.keys):
         with run.clock.phase("publish"):
             run.publish(before)
     return run.reports(before)
 
 
-def _ensure_done(work: Work, decided: Standing) -> None:
-    """See that the slices are done up to their publication to the DLQ: only then is it known what is an event.
+def _ensure_done(work: Work, decided: CommittedSlices) -> None:
+    """Ensure that the slices are done up to their publication to the DLQ: only then are their events final.
 
     Raises:
         TemporaryError: one is not.
     """
-    rejected, published = Standing.read(work, rejects.TABLE), Standing.read(work, DLQ)
+    rejected, published = CommittedSlices.read(work, rejects.TABLE), CommittedSlices.read(work, DLQ)
 
     def done(key: str) -> bool:
         attempt = decided.attempt(key)
@@ -99,28 +99,28 @@ class _Run:
 
     Args:
         work: the slices that are asked for, and the connections.
-        decided: what stands of them in events.
+        decided: the proofs of the slices in events.
     """
 
     work: Work
-    decided: Standing
+    decided: CommittedSlices
     clock: Clock = field(default_factory=Clock)
     sent_now: Counter[str] = field(default_factory=Counter)
     book: publication_log.Book | None = None
 
-    def stands(self, key: str, proofs: Mapping[str, Proof]) -> bool:
+    def is_settled(self, key: str, proofs: Mapping[str, Proof]) -> bool:
         """Whether a slice is published as it is decided."""
         return key in proofs and proofs[key].attempt == self.decided.attempt(key)
 
     def publish(self, before: Mapping[str, Proof]) -> None:
-        """Settle what an earlier run left, then send what is next of the slices; `before` is what stands of them."""
+        """Settle the batch of an earlier run, then send the slices; `before` holds their committed proofs."""
         work = self.work
         publishes = work.stream.publishes
         assert publishes is not None, "only streams that publish have the asset"
         name = f"highwater.pub.{publishes.topic}"
-        # What is sent next is read, by two of them, while Kafka is waited for; the third writes down what is sent.
+        # Two threads read the next batch while Kafka is waited for; the third writes the batch that goes out.
         with ThreadPoolExecutor(3, "publication") as beside:
-            likely = self._batches([slice_ for slice_ in work.slices if not self.stands(slice_.key, before)])[0]
+            likely = self._batches([slice_ for slice_ in work.slices if not self.is_settled(slice_.key, before)])[0]
             likely.read_ahead(beside)
             target = ensure_accepted(work.kafka, work.stream)
             with Transactions(work.kafka, name, publishes.topic, most_bytes=target.room) as transactions:
@@ -153,10 +153,10 @@ class _Run:
     def _settle(self, book: publication_log.Book, mark: Mark | None) -> int:
         """Take over what was sent of the batch that a run before has written down; returns the last number given."""
         work, batch = self.work, book.sending.attempt
-        kept = work.ledger.publications([book.sending.topic]).get(book.sending.topic)
-        _ensure_same_table(work, book, mark, kept)
+        stored_mark = work.ledger.publications([book.sending.topic]).get(book.sending.topic)
+        _ensure_same_table(work, book, mark, stored_mark)
         book.ensure_sending_table()
-        known = [(one.attempt, one.sent) for one in (mark, kept) if one is not None]
+        known = [(one.attempt, one.sent) for one in (mark, stored_mark) if one is not None]
         if book.sending.slices:
             count = max((count for attempt, count in known if attempt == batch), default=0)
             keys = [*book.sending.slices]
@@ -166,8 +166,8 @@ class _Run:
 
     def _in_order(self, book: publication_log.Book) -> tuple[list[Slice], str | None]:
         work = self.work
-        proofs = publication_log.complete(book.standing(work.keys))
-        asked = [slice_ for slice_ in work.slices if not self.stands(slice_.key, proofs)]
+        proofs = publication_log.complete(book.committed(work.keys))
+        asked = [slice_ for slice_ in work.slices if not self.is_settled(slice_.key, proofs)]
         following = work.ledger.slices(
             work.stream.name, work.stream.topic, after=book.last_published(), limit=len(asked) + 1
         )
@@ -215,7 +215,7 @@ class _Run:
         prepare: Callable[[], object],
         beside: Executor,
     ) -> None:
-        """Commit the first portion, once the batch is written down and its slices still stand as it says.
+        """Commit the first portion, once the batch is written and its slices are unchanged.
 
         The lock is waited for before the transaction begins: that one lasts for a minute at the most.
         """
@@ -224,7 +224,7 @@ class _Run:
 
             def meanwhile() -> None:
                 written.result()
-                self._ensure_standing(batch)
+                self._ensure_unchanged(batch)
                 lease.check()
                 prepare()
 
@@ -233,11 +233,11 @@ class _Run:
             finally:
                 wait([written])  # nothing is written once the lock is let go
 
-    def _ensure_standing(self, batch: Batch) -> None:
-        """See that a batch is of the decisions that stand, once it is written down: those that come later see it.
+    def _ensure_unchanged(self, batch: Batch) -> None:
+        """Ensure that a batch belongs to the current decisions, once it is written: later decisions see the batch.
 
         Raises:
-            SupersededAttemptError: a slice was decided anew; nothing of the batch was sent, or will be.
+            SupersededAttemptError: a slice was reprocessed; nothing of the batch was sent, or will be.
         """
         table = self.work.lake.table_at(self.work.stream.name, events.TABLE)
         if table.version() == self.decided.version:
@@ -249,7 +249,7 @@ class _Run:
             batch.book.settle(0, slices)
             batch.book.commit_settled()
             raise SupersededAttemptError(
-                f"{', '.join(moved)}: decided anew before anything was sent of the decision that was read",
+                f"{', '.join(moved)}: reprocessed before anything was sent of the decision that was read",
                 stored=f"attempt {self.decided.attempt(moved[0])}",
                 found=f"attempt {now[moved[0]].attempt}" if moved[0] in now else "no decision",
                 remedy="nothing: the next run sends what is decided now",
@@ -260,8 +260,8 @@ class _Run:
         self.work.ledger.record_publication(self.work.stream.name, topic, Publication(number, count, datetime.now(UTC)))
 
     def reports(self, before: Mapping[str, Proof]) -> list[SliceReport]:
-        """A report for each slice, as it stands in the table now; `before` is what stood there before the run."""
-        proofs = before if self.book is None else publication_log.complete(self.book.standing(self.work.keys))
+        """A report for each slice, as the table is now; `before` holds the proofs before the run."""
+        proofs = before if self.book is None else publication_log.complete(self.book.committed(self.work.keys))
         return [
             SliceReport(
                 slice_=slice_,
@@ -270,14 +270,14 @@ class _Run:
                 delta_version=-1 if self.book is None else self.book.version,
                 counts={**proofs[slice_.key].counts, "sent_now": self.sent_now[slice_.key]},
                 seconds=dict(self.clock.seconds),
-                note="already published" if self.stands(slice_.key, before) else None,
+                note="already published" if self.is_settled(slice_.key, before) else None,
             )
             for slice_ in self.work.slices
         ]
 
 
 def portions(window: Window) -> Iterator[Window]:
-    """Portions that fit a transaction; what is larger by itself is a portion of its own."""
+    """Portions that fit a transaction; a row that is too large by itself is a portion of its own."""
     for start, end in cuts(window.sizes(), RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
         yield window.part(start, end)
 
@@ -324,7 +324,7 @@ def _shared_headers(slice_key: str, topic: str, generation: int, partition: int)
 
 
 def _own_headers(judged: Judged | None) -> list[Header]:
-    """What is said of a record that is late; one in order has neither a revision nor is it retracted."""
+    """The lateness of a record; a record in order has no revision and is not retracted."""
     if judged is None or judged.late is None:
         return []
     found: list[Header] = [(envelope.LATE, judged.late.value.encode())]
@@ -335,7 +335,9 @@ def _own_headers(judged: Judged | None) -> list[Header]:
     return found
 
 
-def _ensure_same_table(work: Work, book: publication_log.Book, mark: Mark | None, kept: Publication | None) -> None:
+def _ensure_same_table(
+    work: Work, book: publication_log.Book, mark: Mark | None, stored_mark: Publication | None
+) -> None:
     """See that the marks count what this table has written down.
 
     Raises:
@@ -350,7 +352,7 @@ def _ensure_same_table(work: Work, book: publication_log.Book, mark: Mark | None
             remedy="see that no other deployment publishes to it, and restore the table if it was lost; if everything "
             f"shall be sent again, kafka-consumer-groups --delete --group {group}",
         )
-    latest = max((one.attempt for one in (mark, kept) if one is not None), default=0)
+    latest = max((one.attempt for one in (mark, stored_mark) if one is not None), default=0)
     # A mark of this table without a batch: `_sending` is gone.
     if (batch or mark is not None) and latest > batch:
         raise ConfigurationError(

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.assets import client_reads, erasures_table
-from highwater.assets.commit import Clock, Standing, commit_until_settled, ensure_table
+from highwater.assets.commit import Clock, CommittedSlices, commit_until_settled, ensure_table
 from highwater.assets.work import SliceReport, Work, nothing
 from highwater.balancing import balanced
 from highwater.envelope import LEAST_MILLISECONDS, MOST_MILLISECONDS
@@ -102,23 +102,23 @@ def materialise(work: Work) -> list[SliceReport]:
         DependencyAwayError: Kafka, Spark or the lake is away; nothing was committed.
     """
     ensure_table(work, TABLE, COLUMNS, SEARCHED)
-    standing = Standing.read(work, TABLE)
-    mine = _committed_by(work.run, standing)
-    left = _left(work, standing, mine)
-    kept = mine | _not_to_be_had(work, left, standing)
+    committed = CommittedSlices.read(work, TABLE)
+    mine = _committed_by(work.run, committed)
+    left = _left(work, committed, mine)
+    skipped = mine | _not_to_be_had(work, left, committed)
     try:
-        return _read_and_commit(work, left, standing, kept)
+        return _read_and_commit(work, left, committed, skipped)
     except (OffsetsExpiredError, TopicTruncatedError):
         # It went while it was read. Spark names neither slice nor values nor the command; the look before a read does.
-        before, left = left, _left(work, standing, mine)
-        seen = mine | _not_to_be_had(work, left, standing)
-        if seen.keys() <= kept.keys() and left == before:
+        before, left = left, _left(work, committed, mine)
+        seen = mine | _not_to_be_had(work, left, committed)
+        if seen.keys() <= skipped.keys() and left == before:
             raise
-    return _read_and_commit(work, left, standing, seen)
+    return _read_and_commit(work, left, committed, seen)
 
 
-def _left(work: Work, standing: Standing, mine: Collection[str]) -> dict[str, Slice]:
-    """What is left to read of the slices, after the losses that are recorded, or are to be recorded now.
+def _left(work: Work, committed: CommittedSlices, mine: Collection[str]) -> dict[str, Slice]:
+    """The offsets of the slices that are left to read, after recorded losses and those to be recorded now.
 
     Raises:
         DependencyAwayError: Kafka or the ledger is away.
@@ -126,17 +126,17 @@ def _left(work: Work, standing: Standing, mine: Collection[str]) -> dict[str, Sl
     for _ in range(TRIES):
         losses = work.ledger.losses(work.stream.name)
         left = {slice_.key: left_to_read(slice_, losses) for slice_ in work.slices if slice_.key not in mine}
-        if work.stream.on_expired != "record" or not _record_expired(work, left, standing):
+        if work.stream.on_expired != "record" or not _record_expired(work, left, committed):
             break
     return left
 
 
-def _record_expired(work: Work, left: Mapping[str, Slice], standing: Standing) -> bool:
+def _record_expired(work: Work, left: Mapping[str, Slice], committed: CommittedSlices) -> bool:
     """Record as lost what retention took of slices that were never read; whether there was anything to record.
 
     Another run may record the same, or the planner go on meanwhile; then nothing is stored, and it is worked out again.
     """
-    never_read = [slice_ for key, slice_ in left.items() if key not in standing.proofs and slice_.offsets]
+    never_read = [slice_ for key, slice_ in left.items() if key not in committed.proofs and slice_.offsets]
     found = False
     for topic in sorted({slice_.topic for slice_ in never_read}):
         planned = work.ledger.planned(work.stream.name, topic)
@@ -166,42 +166,42 @@ def _record_expired(work: Work, left: Mapping[str, Slice], standing: Standing) -
 
 
 def _read_and_commit(
-    work: Work, left: Mapping[str, Slice], standing: Standing, kept: Mapping[str, str]
+    work: Work, left: Mapping[str, Slice], committed: CommittedSlices, skipped: Mapping[str, str]
 ) -> list[SliceReport]:
     """Commit what Spark reads from Kafka; where its source cannot convert a timestamp, what our own consumer reads."""
     try:
-        return _commit_from_spark(work, left, standing, kept)
+        return _commit_from_spark(work, left, committed, skipped)
     except Exception as error:
         if not _UNCONVERTED.search(str(error)):
             raise
     work.log("raw: a record's timestamp is outside of what Spark's Kafka source converts; reading by our own consumer")
-    return commit_until_settled(work, TABLE, standing, kept, partial(_read, left, standing, None))
+    return commit_until_settled(work, TABLE, committed, skipped, partial(_read, left, committed, None))
 
 
 def _commit_from_spark(
-    work: Work, left: Mapping[str, Slice], standing: Standing, kept: Mapping[str, str]
+    work: Work, left: Mapping[str, Slice], committed: CommittedSlices, skipped: Mapping[str, str]
 ) -> list[SliceReport]:
     """Read with the short wait, and again with the long one where Kafka gave nothing."""
     short = {"kafka.fetch.max.wait.ms": LONGEST_FETCH_MS, "kafkaConsumer.pollTimeoutMs": PATIENCE_MS}
     configured = work.kafka.spark_options().get("kafka.fetch.max.wait.ms")
     try:
         options = {} if configured else short
-        return commit_until_settled(work, TABLE, standing, kept, partial(_read, left, standing, options))
+        return commit_until_settled(work, TABLE, committed, skipped, partial(_read, left, committed, options))
     except NothingFetchedError as error:
         if configured:
             raise
         work.log(f"{error.problem}; reading again with fetch.max.wait.ms={LONGEST_TIERED_FETCH_MS}")
     options = {"kafka.fetch.max.wait.ms": LONGEST_TIERED_FETCH_MS}
-    return commit_until_settled(work, TABLE, standing, kept, partial(_read, left, standing, options))
+    return commit_until_settled(work, TABLE, committed, skipped, partial(_read, left, committed, options))
 
 
-def _committed_by(run: str, standing: Standing) -> dict[str, str]:
+def _committed_by(run: str, committed: CommittedSlices) -> dict[str, str]:
     """Slices that this run has committed before, with that as the reason why their rows stay."""
     why = "this run had committed it before; it is not read again"
-    return {key: why for key, proof in standing.proofs.items() if run and proof.run == run}
+    return {key: why for key, proof in committed.proofs.items() if run and proof.run == run}
 
 
-def _not_to_be_had(work: Work, left: Mapping[str, Slice], standing: Standing) -> dict[str, str]:
+def _not_to_be_had(work: Work, left: Mapping[str, Slice], committed: CommittedSlices) -> dict[str, str]:
     """Slices whose rows stay because Kafka cannot give them again, with the reason.
 
     The remedy of a slice that was never read destroys something: two looks agree on its problem, with all leaders.
@@ -212,7 +212,7 @@ def _not_to_be_had(work: Work, left: Mapping[str, Slice], standing: Standing) ->
     sound = [slice_ for slice_ in wanted if slice_.key not in overtaken_]
     states = {topic: _state(work, topic) for topic in {slice_.topic for slice_ in wanted}}
     found = _problems(work, sound, states)
-    unread = [slice_ for slice_ in sound if slice_.key in found and slice_.key not in standing.proofs]
+    unread = [slice_ for slice_ in sound if slice_.key in found and slice_.key not in committed.proofs]
     if unread:
         _ensure_all_led(unread, states)
         states |= {s.topic: _again(work, s.topic) for s in unread if not isinstance(states[s.topic], HighwaterError)}
@@ -222,7 +222,7 @@ def _not_to_be_had(work: Work, left: Mapping[str, Slice], standing: Standing) ->
         found = again
     problems = {**overtaken_, **found}
     for key, problem in problems.items():
-        if key not in standing.proofs:
+        if key not in committed.proofs:
             raise problem
     _ensure_led([slice_ for slice_ in sound if slice_.key not in problems], states)
     return {key: f"rows kept as they are: {problem}" for key, problem in problems.items()}
@@ -271,12 +271,12 @@ def _ensure_agreed(
 def _replaced(
     work: Work, slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]
 ) -> dict[str, HighwaterError]:
-    """Slices under whose offsets other records stand than when they were planned (I16).
+    """Slices whose offsets hold other records than at planning time (I16).
 
     A log is replaced from some offset to its end, so of each partition only the slice that reaches farthest is asked.
 
     Raises:
-        DependencyAwayError: Kafka holds a later epoch, and could not be asked what stands in it.
+        DependencyAwayError: Kafka holds a later epoch, and could not be asked for its records.
     """
     found: dict[str, HighwaterError] = {}
     for topic in {slice_.topic for slice_ in slices}:
@@ -326,7 +326,7 @@ def _diverged(stream: Stream, slice_: Slice, diverged: Mapping[int, int]) -> Hig
         offsets = slice_.ranges.get(partition)
         if offsets is not None and len(offsets) and at < offsets.end:
             return TopicTruncatedError(
-                f"{slice_.key}: other records stand under planned offsets of {slice_.topic} partition {partition}",
+                f"{slice_.key}: other records occupy planned offsets of {slice_.topic} partition {partition}",
                 stored=f"{offsets} in leader epoch {slice_.epochs.get(partition)}",
                 found=f"records of a later epoch from offset {at}",
                 remedy=f"highwater accept-divergence {_for_command(stream, slice_)} lets the slice take what is left",
@@ -355,8 +355,8 @@ def _again(work: Work, topic: str) -> TopicState | HighwaterError:
 
 def _problem(stream: Stream, slice_: Slice, state: TopicState | HighwaterError) -> HighwaterError | None:
     if isinstance(state, HighwaterError):
-        told = f"{slice_.key}: {state.problem}"
-        return type(state)(told, stored=state.stored, found=state.found, remedy=state.remedy)
+        text = f"{slice_.key}: {state.problem}"
+        return type(state)(text, stored=state.stored, found=state.found, remedy=state.remedy)
     if state.topic_id != slice_.topic_id:
         return TopicRecreatedError(
             f"{slice_.key}: topic {slice_.topic} is not the one that was planned",
@@ -442,10 +442,10 @@ class _Read:
         most = _records_a_task(sum(ranges))
         return sum(math.ceil(offsets / most) for offsets in ranges)
 
-    def refused(self, slice_: Slice, standing: Proof | None) -> str | None:
-        if standing is None or standing.rows is None or self.again is None:
+    def refused(self, slice_: Slice, committed: Proof | None) -> str | None:
+        if committed is None or committed.rows is None or self.again is None:
             return None
-        found, recorded = self.again.get(slice_.key, 0), records(standing)
+        found, recorded = self.again.get(slice_.key, 0), records(committed)
         if found >= recorded:
             return None
         return f"rows kept as they are: Kafka would give {found} records, the commit recorded {recorded}"
@@ -472,7 +472,7 @@ class _Read:
 
 def _read(
     left: Mapping[str, Slice],
-    standing: Standing,
+    committed: CommittedSlices,
     options: Mapping[str, str] | None,
     work: Work,
     slices: Sequence[Slice],
@@ -480,13 +480,13 @@ def _read(
 ) -> _Read:
     """Make ready to read the slices: the records go from Kafka into the files in one pass, without a stop in between.
 
-    Only where rows stand already are the records counted first, and held meanwhile: fewer must not replace more (I10).
+    Only where rows exist already are the records counted first, and held meanwhile: fewer must not replace more (I10).
     """
     mine = {slice_.key: left[slice_.key] for slice_ in slices}
     with ExitStack() as opened, delta_errors(f"topic {work.stream.topic}"), clock.phase("read"):
         source = _ByClient(work, opened) if options is None else _BySpark(work, options)
         rows = _rows(work, [*mine.values()], source)
-        if standing.proofs.keys().isdisjoint(mine):
+        if committed.proofs.keys().isdisjoint(mine):
             return _Read(rows, mine, again=None, run=work.run, release_rows=opened.pop_all().close)
         rows = rows.persist()
         counted = rows.groupBy("slice").count().collect()
@@ -551,7 +551,7 @@ def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
     gone = until(work.ledger.erasures.of(work.stream.name))
     if not gone:
         return rows
-    # What is left out must be known for as long as what stays.
+    # Omitted records must be known for as long as the others.
     erasures_table.keep(work.ledger, work.lake, work.stream.name, of_keys=True)
     moments = _literal_map({digest: milliseconds(moment) for digest, moment in gone.items()})
     last = f"TRY_ELEMENT_AT({moments}, SHA2(key, 256))"
@@ -561,7 +561,7 @@ def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
 def _marked(work: Work, slice_: Slice) -> Slice:
     """The slice with a fingerprint of each range's last record, where its plan had no answer in time.
 
-    It tells what changes during the read; of the time before it leader epochs tell alone.
+    It shows changes during the read; for the time before, only leader epochs show them.
     """
     unmarked = {
         p: offsets
@@ -576,9 +576,9 @@ def _marked(work: Work, slice_: Slice) -> Slice:
 
 
 def _fenced(slices: Sequence[Slice], ms: str) -> str:
-    """The value in SQL, or an error in Spark when another record stands where the plan saw a partition's last one.
+    """The value in SQL, or an error in Spark when another record is where the plan saw a partition's last one.
 
-    The look before the read cannot see a log that is replaced, or a topic that is made anew, while it is read.
+    The look before the read cannot see a log that is replaced, or a topic that is recreated, while it is read.
     """
     ordered = sorted(slices, key=attrgetter("ordinal"))
     marks = {p: mark for slice_ in ordered for p, mark in slice_.marks.items() if mark.offset in slice_.ranges[p]}
@@ -625,7 +625,7 @@ def _topic_rows(work: Work, slices: Sequence[Slice], source: _BySpark | _ByClien
 
 
 def _columns(slices: Sequence[Slice], source: _BySpark | _ByClient) -> list[str]:
-    """What is taken of a record, in SQL, as one step of the plan: Spark analyses each by itself, for milliseconds."""
+    """The columns of a record, in SQL, as one step of the plan: Spark analyses each step for milliseconds."""
     named = [f"{_literal(slices[0].key)} AS slice"] if len(slices) == 1 else []
     is_time = f"{source.ms} BETWEEN {LEAST_MILLISECONDS} AND {MOST_MILLISECONDS}"
     times = f"IF({is_time}, TIMESTAMP_MILLIS({source.ms}), NULL) AS timestamp", f"{source.ms} AS timestamp_ms"
@@ -652,7 +652,7 @@ def _one_read(
 
 
 def files_for(records: Sequence[int]) -> int:
-    """Data files at the most, of slices with so many records each that are committed together."""
+    """Data files at the most, for slices with these record counts that are committed together."""
     total = sum(records)
     return max(1, math.ceil(total / (_records_a_task(total) if len(records) == 1 else RECORDS_A_FILE)))
 

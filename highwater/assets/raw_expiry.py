@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from highwater.assets import raw
-from highwater.assets.commit import Standing, commit_rows, commit_turn
+from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
 from highwater.balancing import balanced
 from highwater.erasing import AGED
 from highwater.resources.delta import slice_is_one_of
@@ -39,19 +39,19 @@ def take(work: Work, recorded: Mapping[str, int]) -> list[str]:
         SupersededAttemptError: another writer was first; nothing was written.
         DependencyAwayError: Spark, the ledger or the lake is away; nothing was written.
     """
-    standing = Standing.read(work, raw.TABLE)
-    same = [key for key in work.keys if key in standing.proofs and standing.proofs[key].rows == recorded[key]]
+    committed = CommittedSlices.read(work, raw.TABLE)
+    same = [key for key in work.keys if key in committed.proofs and committed.proofs[key].rows == recorded[key]]
     if not same:
         return []
     attempts = work.ledger.next_attempts(same)
-    proofs = [_without(standing.proofs[key], attempts[key], standing.version) for key in same]
-    _commit(work, standing, work.spark.createDataFrame([], raw.COLUMNS), proofs, records=())
+    proofs = [_without(committed.proofs[key], attempts[key], committed.version) for key in same]
+    _commit(work, committed, work.spark.createDataFrame([], raw.COLUMNS), proofs, records=())
     return same
 
 
-def _without(standing: Proof, attempt: int, version: int) -> Proof:
-    counts = {**standing.counts, AGED: standing.rows or 0, AGED_FROM: version}
-    return replace(standing, attempt=attempt, rows=None, counts=counts)
+def _without(committed: Proof, attempt: int, version: int) -> Proof:
+    counts = {**committed.counts, AGED: committed.rows or 0, AGED_FROM: version}
+    return replace(committed, attempt=attempt, rows=None, counts=counts)
 
 
 def put_back(work: Work) -> list[str]:
@@ -61,20 +61,20 @@ def put_back(work: Work) -> list[str]:
         SupersededAttemptError: another writer was first; nothing was written.
         DependencyAwayError: Spark, the ledger or the lake is away, or the files are gone; nothing was written.
     """
-    standing = Standing.read(work, raw.TABLE)
-    mine = {key: proof for key, proof in standing.proofs.items() if AGED_FROM in proof.counts}
+    committed = CommittedSlices.read(work, raw.TABLE)
+    mine = {key: proof for key, proof in committed.proofs.items() if AGED_FROM in proof.counts}
     if not mine:
         return []
     attempts = work.ledger.next_attempts([*mine])
     proofs = [_with(proof, attempts[key]) for key, proof in mine.items()]
     with delta_errors(f"the rows of {', '.join(mine)} that went by their age"):
-        _commit(work, standing, _held(work, mine), proofs, records=[*map(aged, mine.values())])
+        _commit(work, committed, _held(work, mine), proofs, records=[*map(aged, mine.values())])
     return [*mine]
 
 
-def _with(standing: Proof, attempt: int) -> Proof:
-    counts = {name: count for name, count in standing.counts.items() if name not in {AGED, AGED_FROM}}
-    return replace(standing, attempt=attempt, rows=None, counts=counts)
+def _with(committed: Proof, attempt: int) -> Proof:
+    counts = {name: count for name, count in committed.counts.items() if name not in {AGED, AGED_FROM}}
+    return replace(committed, attempt=attempt, rows=None, counts=counts)
 
 
 def _held(work: Work, proofs: Mapping[str, Proof]) -> DataFrame:
@@ -89,8 +89,8 @@ def _held(work: Work, proofs: Mapping[str, Proof]) -> DataFrame:
 
 
 def _commit(
-    work: Work, standing: Standing, rows: DataFrame, proofs: Sequence[Proof], *, records: Sequence[int]
+    work: Work, committed: CommittedSlices, rows: DataFrame, proofs: Sequence[Proof], *, records: Sequence[int]
 ) -> None:
     with commit_turn(work, raw.TABLE):
         work.before_commit()
-        commit_rows(work, raw.TABLE, rows, proofs, standing, files=raw.files_for(records), spread="offset")
+        commit_rows(work, raw.TABLE, rows, proofs, committed, files=raw.files_for(records), spread="offset")

@@ -1,4 +1,4 @@
-"""Reclaims in Spark: which rows are of origins that a person took back from the DLQ, and which copies count no more."""
+"""Reclaims in Spark: which rows are of origins that a person reclaimed from the DLQ, and which copies count no more."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 # The number of a row's origin, in every table that has origins.
 NUMBER = "reclaims"
-# A record that was published before its origin was taken back.
+# A record that was published before its origin was reclaimed.
 STALE = "stale"
 # In the proof of a decision: how many acts of taking back it saw. Without it there was none.
 SEEN = "reclaims_seen"
-_TAKEN = "taken_back"
+_TAKEN = "highest_reclaim"
 
 
 def seen_now(work: Work) -> dict[str, int]:
-    """What was taken back so far, as a decision keeps it."""
+    """What was reclaimed so far, as a decision keeps it."""
     acts = work.ledger.reclaims.acts(work.stream.name)
     return {SEEN: acts} if acts else {}
 
@@ -56,12 +56,12 @@ def with_stale(
     frame = work.spark.createDataFrame(taken, f"slice STRING, {names}, {_TAKEN} INT")
     found = rows.join(frame, ["slice", *ORIGIN], "left").withColumn(_TAKEN, F.coalesce(_TAKEN, F.lit(0)))
     main = F.col("topic") == work.stream.topic
-    told = found.withColumn(STALE, ~main & (F.col(NUMBER) < F.col(_TAKEN)))
-    return told.withColumn(NUMBER, F.when(main, F.col(_TAKEN)).otherwise(F.col(NUMBER))).drop(_TAKEN)
+    marked = found.withColumn(STALE, ~main & (F.col(NUMBER) < F.col(_TAKEN)))
+    return marked.withColumn(NUMBER, F.when(main, F.col(_TAKEN)).otherwise(F.col(NUMBER))).drop(_TAKEN)
 
 
 def _reclaimed(work: Work, slice_: Slice, acts: int) -> list[tuple[str | int, ...]]:
-    """For each origin that was taken back by then, and that the slice may hold, its number."""
+    """For each origin that was reclaimed by then, and that the slice may hold, its number."""
     if not acts:
         return []
     main = slice_.topic == work.stream.topic

@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from highwater.assets import events, raw
-from highwater.assets.commit import Clock, Standing, commit_rows, commit_turn, ensure_table, reports, require_newer
+from highwater.assets.commit import (
+    Clock,
+    CommittedSlices,
+    commit_rows,
+    commit_turn,
+    ensure_table,
+    reports,
+    require_newer,
+)
 from highwater.assets.dlq_copies import COPIED_AT
 from highwater.assets.events import origin_columns, require
 from highwater.assets.evolution import with_added_fields
@@ -42,7 +50,7 @@ TRIES = 3
 
 
 def materialise(work: Work) -> list[SliceReport]:
-    """Commit the rejects of the decision that stands in events; a report for each slice, in their order.
+    """Commit the rejects of the decision that is in events; a report for each slice, in their order.
 
     Raises:
         TemporaryError: events of a slice are not there yet.
@@ -53,7 +61,7 @@ def materialise(work: Work) -> list[SliceReport]:
     ensure_table(work, TABLE, COLUMNS, SEARCHED)
     for tries in range(1, TRIES + 1):
         try:
-            found = _follow_decision(work, require(work, events.TABLE), Standing.read(work, TABLE), Clock())
+            found = _follow_decision(work, require(work, events.TABLE), CommittedSlices.read(work, TABLE), Clock())
         except SupersededAttemptError:
             if tries == TRIES:
                 raise
@@ -65,20 +73,22 @@ def materialise(work: Work) -> list[SliceReport]:
     raise AssertionError("unreachable")
 
 
-def _follow_decision(work: Work, decided: Standing, standing: Standing, clock: Clock) -> list[SliceReport]:
+def _follow_decision(
+    work: Work, decided: CommittedSlices, committed: CommittedSlices, clock: Clock
+) -> list[SliceReport]:
     decisions = decided.proofs
     rejected = any(decision.counts["rejects"] for decision in decisions.values())
-    published = Standing.read(work, DLQ) if rejected else Standing({}, -1)
-    wrong = _unbalanced(work, decisions, standing, published)
-    open_ = [key for key in work.keys if key in wrong or standing.attempt(key) != decisions[key].attempt]
-    require_newer(decisions, {key: standing.attempt(key) for key in open_})
-    version = standing.version
+    published = CommittedSlices.read(work, DLQ) if rejected else CommittedSlices({}, -1)
+    wrong = _unbalanced(work, decisions, committed, published)
+    open_ = [key for key in work.keys if key in wrong or committed.attempt(key) != decisions[key].attempt]
+    require_newer(decisions, {key: committed.attempt(key) for key in open_})
+    version = committed.version
     if open_:
         read = require(work, raw.TABLE)
         _ensure_conserved(read, [decisions[key] for key in open_])
         rows = _rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
         with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)):
-            version = _commit(work, rows, [decisions[key] for key in open_], standing)
+            version = _commit(work, rows, [decisions[key] for key in open_], committed)
     proofs = {key: _proof(decisions[key]) for key in work.keys}
     notes = {key: "already followed the decision" for key in work.keys if key not in open_}
     found = reports(work, TABLE, proofs, notes, clock, version)
@@ -86,9 +96,11 @@ def _follow_decision(work: Work, decided: Standing, standing: Standing, clock: C
     return found
 
 
-def _unbalanced(work: Work, decisions: Mapping[str, Proof], standing: Standing, published: Standing) -> set[str]:
-    """Slices whose rejects were written while raw or events were damaged, and not published since: they are mended."""
-    same = [key for key, proof in decisions.items() if standing.attempt(key) == proof.attempt]
+def _unbalanced(
+    work: Work, decisions: Mapping[str, Proof], committed: CommittedSlices, published: CommittedSlices
+) -> set[str]:
+    """Unpublished slices whose rejects were written while raw or events were damaged: they are repaired."""
+    same = [key for key, proof in decisions.items() if committed.attempt(key) == proof.attempt]
     if not same:
         return set()
     open_ = [key for key in same if published.attempt(key) != decisions[key].attempt]
@@ -100,11 +112,11 @@ def _proof(decision: Proof) -> Proof:
     return replace(decision, rows=decision.counts["rejects"])
 
 
-def _ensure_conserved(read: Standing, decisions: Sequence[Proof]) -> None:
+def _ensure_conserved(read: CommittedSlices, decisions: Sequence[Proof]) -> None:
     """See that raw is what was decided of: rejects are what the decision left over of it (I5).
 
     Raises:
-        SupersededAttemptError: raw was read anew since, and gave another number of records.
+        SupersededAttemptError: raw was read again since, and gave another number of records.
     """
     for decision in decisions:
         found, decided = read.proofs[decision.key].rows, decision.counts["raw"]
@@ -113,7 +125,7 @@ def _ensure_conserved(read: Standing, decisions: Sequence[Proof]) -> None:
                 f"{decision.key}: raw holds another number of records than was decided of",
                 stored=decided,
                 found=found,
-                remedy="materialise the slice again from events on: it is decided anew, unless its rejects began to be "
+                remedy="materialise the slice again from events on: it is reprocessed, unless its rejects began to be "
                 "published; then restore raw as it was when it was decided. Of rows that went by their age, "
                 "materialise raw of it while Kafka holds the records",
             )
@@ -132,20 +144,20 @@ def _ensure_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Proof
                 f"{report.slice_.key}: raw minus events leaves another number of rejects than was decided",
                 stored=expected,
                 found=report.rows,
-                remedy="materialise the slice again from events on: it is decided anew, unless its rejects began to be "
+                remedy="materialise the slice again from events on: it is reprocessed, unless its rejects began to be "
                 "published; then restore the table that was changed first",
             )
 
 
-def _commit(work: Work, rows: DataFrame, decisions: Sequence[Proof], standing: Standing) -> int:
+def _commit(work: Work, rows: DataFrame, decisions: Sequence[Proof], committed: CommittedSlices) -> int:
     proofs = [_proof(decision) for decision in decisions]
     with commit_turn(work, TABLE):
         files = raw.files_for([proof.rows or 0 for proof in proofs])
-        return commit_rows(work, TABLE, rows, proofs, standing, files=files, spread="origin_offset")
+        return commit_rows(work, TABLE, rows, proofs, committed, files=files, spread="origin_offset")
 
 
 def _rows(
-    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: Standing
+    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: CommittedSlices
 ) -> DataFrame:
     """The rejects of decisions: as this run classified them, or else what their events left over."""
     from pyspark.sql import functions as F
@@ -168,7 +180,7 @@ def _rows(
     )
 
 
-def _classified(work: Work, decisions: Sequence[Proof], published: Standing) -> DataFrame | None:
+def _classified(work: Work, decisions: Sequence[Proof], published: CommittedSlices) -> DataFrame | None:
     """The rejects as this run classified them; None where another run decided, or the run began again."""
     from pyspark.sql import DataFrame as Frame
 
@@ -181,9 +193,9 @@ def _classified(work: Work, decisions: Sequence[Proof], published: Standing) -> 
 
 
 def _classified_again(
-    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: Standing
+    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: CommittedSlices
 ) -> DataFrame:
-    """Raw minus the committed events, the tombstones and the superseded, judged once more for the reason.
+    """Raw minus the committed events, the tombstones and the superseded, judged again for the reason.
 
     All are read at the versions in which the decisions were found, so what another run commits meanwhile does not
     matter. Only a lookup can answer otherwise than it did when the events were decided; such a record stays a reject of
@@ -208,7 +220,7 @@ def _classified_again(
 
 
 def _left_over(
-    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: Standing
+    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: CommittedSlices
 ) -> DataFrame:
     from pyspark.sql import functions as F
 
@@ -229,7 +241,7 @@ def _next_topic(stream: Stream, parked: Sequence[str] = ()) -> Column:
 
     Args:
         stream: its declaration.
-        parked: slices of which a person parks what held them.
+        parked: slices whose holding records a person parks.
     """
     from pyspark.sql import functions as F
 

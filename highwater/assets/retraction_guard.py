@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from highwater.resources.ledger.leases import Lease
 
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
-# So many are looked at before an error names some of them.
+# An error names some of at most this many.
 MOST_RETRACTED = 1_000
-# For so long nothing is sent after a run died as it committed a decision: Spark may go on with it. A Connect server
+# The time without sending after a run died during the commit of a decision: Spark may go on with it. A Connect server
 # notices within 120 s that a client is gone, and ends its query 300 s later (`detachedTimeout`) or 330 s. That
-# is 450 s, what is left at least of a term that was renewed a quarter of it ago.
+# is 450 s, the least that is left of a term that was renewed a quarter of it ago.
 ABANDONED_SECONDS = 600
 
 
-def ensure_kept(work: Work, keys: Sequence[str], accepted: DataFrame, refused: DataFrame) -> None:
+def ensure_no_retraction(work: Work, keys: Sequence[str], accepted: DataFrame, refused: DataFrame) -> None:
     """See that a new decision of slices accepts all that was sent of them, or may have been, before it is committed.
 
     Args:
         work: the connections.
         keys: slices that are about to be decided.
-        accepted: what is accepted of them now: slice and origin.
-        refused: what is rejected of them now, and was not left to the DLQ before: the same columns.
+        accepted: the currently accepted records: slice and origin.
+        refused: the currently rejected records that were not left to the DLQ before: the same columns.
 
     Raises:
         RetractionError: an event that was sent would be rejected, and nobody allows that (I6).
@@ -62,55 +62,55 @@ def _gone(work: Work, keys: Sequence[str], accepted: DataFrame) -> list[Row]:
     if not keys:
         return []
     columns = ["slice", *ORIGIN, "state", "published_at"]
-    # The batch before the table: what is settled between the two looks is in the table by then.
+    # The batch before the table: a batch that settles between the two reads is in the table by then.
     being_sent = under_way(work.lake, work.stream) & {*keys}
     rows = work.spark.read.format("delta").load(work.lake.path(work.stream.name, TABLE))
     if being_sent:
         sending = work.spark.read.format("delta").load(work.lake.path(work.stream.name, SENDING))
         rows = rows.select(*columns).union(sending.where("batch IS NULL").select(*columns))
     was = rows.where(F.col("slice").isin(*keys)).where(F.col("state") == State.SENT.value)
-    told = was.select("slice", *ORIGIN, F.unix_micros("published_at").alias("us"))
+    sent = was.select("slice", *ORIGIN, F.unix_micros("published_at").alias("us"))
     # The last that were sent first: a leave that covers them covers the rest.
-    gone = told.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti")
+    gone = sent.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti")
     return gone.orderBy(F.col("us").desc_nulls_first()).limit(MOST_RETRACTED).collect()
 
 
-def exposed(work: Work, standing: Mapping[str, Proof]) -> set[str]:
-    """Those of the slices of which events may be sent as they stand, until they are decided anew.
+def exposed(work: Work, committed: Mapping[str, Proof]) -> set[str]:
+    """The slices whose committed events may be sent until they are reprocessed.
 
-    Of a slice that was sent as it stands nothing follows but second deliveries, where their first one is retracted.
+    A slice that was sent unchanged is followed only by second deliveries, where their first one is retracted.
 
     Args:
         work: the connections.
-        standing: what stands of slices in events. What was never decided was never sent.
+        committed: the proofs of slices in events. A slice without a decision was never sent.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    if work.stream.publishes is None or not standing:
+    if work.stream.publishes is None or not committed:
         return set()
-    found = proofs(work.lake, work.stream, [*standing])
+    found = proofs(work.lake, work.stream, [*committed])
     return {
         key
-        for key, proof in standing.items()
+        for key, proof in committed.items()
         if key not in found or found[key].attempt != proof.attempt or found[key].counts.get("second_deliveries")
     }
 
 
 def alone(work: Work, seconds: float = LEASE_SECONDS) -> AbstractContextManager[Lease]:
-    """The lock between writing a batch down and committing a decision that may reject what is in it: one at a time."""
+    """The lock between writing a batch and committing a decision that may reject its events: one at a time."""
     return work.ledger.lease(f"sending {work.stream.name}", seconds=seconds, wait=2 * ABANDONED_SECONDS)
 
 
 @contextmanager
-def kept(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Keep batches from being written down while slices are committed, and see once more what was sent of them.
+def guarded(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Keep batches from being written down while slices are committed, and see again what was sent of them.
 
-    Whoever writes a batch down looks at events after it. So the batch is seen here, or the decision there.
+    Writing a batch is followed by a look at events. So this commit sees the batch, or the batch sees the decision.
 
     Args:
         work: the connections.
-        see: sees that what was sent of slices stays an event; of those of which events may be sent as they stand.
+        see: ensures that sent events stay events; for the slices whose committed events may be sent.
 
     Raises:
         RetractionError: an event that was sent would be rejected, and nobody allows that (I6).
@@ -119,7 +119,7 @@ def kept(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """
     with alone(work, ABANDONED_SECONDS) as lease:
         see()
-        lease.left = True  # a run that dies, or is told nothing of the outcome, leaves a query that may still commit
+        lease.left = True  # a run that dies, or gets no report of the outcome, leaves a query that may still commit
         try:
             yield lease.check
         except (SupersededAttemptError, LeaseHeldError):
@@ -129,10 +129,10 @@ def kept(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], None]]:
 
 
 def _reached(work: Work, keys: Sequence[str]) -> list[str]:
-    """Those of the slices of which anything was sent, or may have been, whatever stands in events of them."""
+    """The slices with sent events, or events that may have been sent, whatever events holds of them."""
     if work.stream.publishes is None:
         return []
-    # The batch before the table: what is settled between the two looks is in the table by then.
+    # The batch before the table: a batch that settles between the two reads is in the table by then.
     being_sent = under_way(work.lake, work.stream)
     table = open_table(work.lake.path(work.stream.name, TABLE))
     if table is None:

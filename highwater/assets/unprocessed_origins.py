@@ -45,7 +45,7 @@ def _undecided(work: Work, seen: Mapping[str, int]) -> Undecided | None:
     if not known:
         return None
     planned = Planned.of(known[-1], _last(work, known, generations), lost)
-    # Of what the lake lost in one of the tables the other one tells.
+    # If the lake lost a slice in one of the tables, the other one shows it.
     decided = _keys(work, "events", seen[EVENTS_SEEN]) | _keys(work, "dlq", seen[DLQ_SEEN])
     keys = [key for topic_id in {one.topic_id for one in known} for key in work.ledger.attempts_at(*where, topic_id)]
     waiting = work.ledger.get([key for key in keys if key not in decided])
@@ -66,7 +66,7 @@ def _keys(work: Work, table: str, version: int) -> set[str]:
 
 
 def _copied(work: Work) -> dict[int, int]:
-    """The main topic's ends when a lost lake was begun anew."""
+    """The main topic's ends when a lost lake was restarted."""
     table = work.lake.table(work.stream.name, dlq_copies.TABLE)
     ends = json.loads(table.metadata().description or "{}") if table is not None else {}
     return {int(partition): end for partition, end in ends.get(work.stream.topic, {}).items()}
@@ -82,7 +82,7 @@ def with_early(
 ) -> DataFrame:
     """Rows of tiers with `EARLY`.
 
-    What was parked as such stays so when its slice is decided anew: by then the origin is decided, and the record would
+    What was parked as such stays so when its slice is reprocessed: by then the origin is decided, and the record would
     have two ends.
 
     Args:
@@ -91,7 +91,7 @@ def with_early(
         named: the columns of the origin that an envelope names.
         tiers: the slices of tiers among those that the rows are of.
         seen: for each of them what its decision rests on.
-        sent: those of which something was published.
+        sent: the slices with published records.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -110,11 +110,13 @@ def with_early(
         & (F.col("to_offset").isNull() | (offset < F.col("to_offset")))
     )
     frame = work.spark.createDataFrame(spans, _SPAN)
-    told = rows.join(F.broadcast(frame), inside, "left")
+    rows_with_place = rows.join(F.broadcast(frame), inside, "left")
     beyond = [F.when(F.col("slice") == key, _beyond(found, named)) for key, found in undecided_of.items()]
     none = F.lit(False)  # noqa: FBT003 - a literal column
     early = (topic == work.stream.topic) & (F.col("in_slice").isNotNull() | F.coalesce(*beyond, none))
-    return _kept(work, told.withColumn(EARLY, F.coalesce(early, none)).drop(*frame.columns), sent)
+    return _with_early_in_slice(
+        work, rows_with_place.withColumn(EARLY, F.coalesce(early, none)).drop(*frame.columns), sent
+    )
 
 
 def _beyond(found: Undecided, named: Mapping[str, Column]) -> Column:
@@ -124,7 +126,7 @@ def _beyond(found: Undecided, named: Mapping[str, Column]) -> Column:
     return (generation > found.newest) | unplanned
 
 
-def _kept(work: Work, rows: DataFrame, sent: Sequence[str]) -> DataFrame:
+def _with_early_in_slice(work: Work, rows: DataFrame, sent: Sequence[str]) -> DataFrame:
     from pyspark.sql import functions as F
 
     if not sent:
@@ -142,5 +144,5 @@ def _kept(work: Work, rows: DataFrame, sent: Sequence[str]) -> DataFrame:
         & (F.col("partition") == F.col("in_partition"))
         & (F.col("offset") == F.col("in_offset"))
     )
-    told = rows.join(places, same, "left")
-    return told.withColumn(EARLY, F.col(EARLY) | F.col("in_slice").isNotNull()).drop(*places.columns)
+    rows_with_place = rows.join(places, same, "left")
+    return rows_with_place.withColumn(EARLY, F.col(EARLY) | F.col("in_slice").isNotNull()).drop(*places.columns)

@@ -28,7 +28,7 @@ def nothing() -> None:
 def uncollected() -> Iterator[None]:
     """Keep the collector of cycles from walking records on their way, whose hundred thousands of tuples hold none.
 
-    It was seen to take nearly half of the processor's time. What is not used any more is freed all the same.
+    It was seen to take nearly half of the processor's time. Unused objects are freed all the same.
     """
     was = gc.isenabled()
     gc.disable()
@@ -73,16 +73,16 @@ class SliceReport:
 
     Args:
         slice_: the slice.
-        attempt: the attempt whose commit stands in the table now.
+        attempt: the attempt whose commit is in the table now.
         rows: rows of the slice in the stage's table.
         counts: further numbers by name, for example rejects by reason.
-        delta_version: version of the table after the commit; where nothing was left to commit, the one in which the
-            slice stands; -1 without a table.
+        delta_version: version of the table after the commit; without a commit the version that holds the slice; -1
+            without a table.
         seconds: seconds by phase; of the whole run where slices are taken together.
         note: a sentence for the operator, when something out of the ordinary was done.
         samples: rows of the table for a person to see, for example its newest.
         plot: a drawing of them, in Markdown.
-        measures: further numbers that are no counts, each of which plots from slice to slice.
+        measures: further numbers that are no counts; each plots from slice to slice.
     """
 
     slice_: Slice

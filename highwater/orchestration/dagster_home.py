@@ -33,10 +33,10 @@ def ensure_home(home: str) -> None:
 
 
 @contextmanager
-def told(problem: str, kinds: type[Exception] = Exception) -> Iterator[None]:
+def translate_errors(problem: str, kinds: type[Exception] = Exception) -> Iterator[None]:
     """Say what Dagster raises in our words: whatever storage is configured raises its own.
 
-    Of an error only its name is told: texts may hold a password (I13).
+    Of an error only its name is sent: texts may hold a password (I13).
 
     Args:
         problem: what is wrong then.
@@ -83,17 +83,20 @@ def dagster_instance() -> Iterator[dg.DagsterInstance | None]:
     import dagster as dg
     from sqlalchemy.exc import SQLAlchemyError
 
-    with told(f"Dagster's instance, as {home} configures it, cannot be opened"):
+    with translate_errors(f"Dagster's instance, as {home} configures it, cannot be opened"):
         opened = dg.DagsterInstance.get()
     # Beside the instance much else is asked for: only errors of its storage are said so.
-    with opened as instance, told(f"Dagster's storage, as {home} configures it, does not answer", SQLAlchemyError):
+    with (
+        opened as instance,
+        translate_errors(f"Dagster's storage, as {home} configures it, does not answer", SQLAlchemyError),
+    ):
         yield instance
 
 
 def answer(opened: Opened, question: Callable[[dg.DagsterInstance], T]) -> tuple[T | None, HighwaterError | None]:
     """What the instance answers, and why it could not be asked; neither where there is none to ask."""
     try:
-        with told("Dagster could not be asked"), opened() as instance:
+        with translate_errors("Dagster could not be asked"), opened() as instance:
             return None if instance is None else question(instance), None
     except HighwaterError as error:
         return None, error

@@ -136,7 +136,9 @@ class Step:
                 parent_run.Run(run), parent_run.Job(_namespace(), job), producer=PRODUCER
             )
         if error is not None:
-            found["errorMessage"] = error_message_run.ErrorMessageRunFacet(_told(error), "python", producer=PRODUCER)
+            found["errorMessage"] = error_message_run.ErrorMessageRunFacet(
+                _safe_text(error), "python", producer=PRODUCER
+            )
         return found
 
     def _input(self, dataset: DatasetNaming) -> InputDataset:
@@ -198,7 +200,7 @@ def _plain(slices: Sequence[Slice], reports: dict[str, SliceReport]) -> tuple[li
     return found, sum(len(one.ranges) for one in slices) - (MOST_RANGES - room)
 
 
-def _told(error: BaseException) -> str:
+def _safe_text(error: BaseException) -> str:
     """The name of an error and its entry in the runbook: its text may repeat a value of a record."""
     name = type(error).__name__
     return f"{name}: see {entry_of(error)}" if isinstance(error, HighwaterError) else name

@@ -20,7 +20,7 @@ Line = MutableMapping[str, Any]
 def install(environment: Mapping[str, str]) -> None:
     """Let this process write JSON lines if `HIGHWATER_LOG_FORMAT` asks for them; else nothing changes.
 
-    Dagster makes the console logger of each run and each tick anew, of the class that `logging.getLoggerClass` names,
+    Dagster makes the console logger of each run and each tick again, of the class that `logging.getLoggerClass` names,
     and no setting of its reaches them: not `--log-format`, and loggers of the definitions only in runs whose
     configuration names them.
 
@@ -99,14 +99,14 @@ def _of_event(event: dg.DagsterEvent) -> Iterator[tuple[str, Any]]:
     error = getattr(data, "error", None)
     if error is not None:
         yield "error", error.to_string()
-    told = getattr(data, "materialization", data)
-    if isinstance(told, dg.AssetMaterialization | dg.AssetCheckEvaluation):
-        yield "asset", told.asset_key.to_user_string()
-        if told.partition is not None:
-            yield "slice", told.partition
-        yield from _numbers(told.metadata).items()
-    if isinstance(told, dg.AssetCheckEvaluation):
-        yield from {"check": told.check_name, "passed": told.passed, "found": told.description}.items()
+    subject = getattr(data, "materialization", data)
+    if isinstance(subject, dg.AssetMaterialization | dg.AssetCheckEvaluation):
+        yield "asset", subject.asset_key.to_user_string()
+        if subject.partition is not None:
+            yield "slice", subject.partition
+        yield from _numbers(subject.metadata).items()
+    if isinstance(subject, dg.AssetCheckEvaluation):
+        yield from {"check": subject.check_name, "passed": subject.passed, "found": subject.description}.items()
 
 
 def _numbers(metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

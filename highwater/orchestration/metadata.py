@@ -19,7 +19,7 @@ Metadata = dict[str, dg.MetadataValue]
 
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES = ("first_event_us", "last_event_us")
-# Dagster keeps what it is told: partitions that a table shows at the most. `highwater explain` shows all of a slice.
+# Dagster stores all metadata, so a table shows at most this many partitions; `highwater explain` shows all.
 MOST_SHOWN = 50
 
 
@@ -85,8 +85,8 @@ def _offsets(slice_: Slice) -> Metadata:
     """The ranges of a slice, how many there are, and that some are not shown, where that is so."""
     found: Metadata = {"offsets": offset_table(slice_), "partitions": dg.MetadataValue.int(len(slice_.ranges))}
     if len(slice_.ranges) > MOST_SHOWN:
-        told = f"the {MOST_SHOWN} with most offsets; highwater explain '{slice_.key}' shows all {len(slice_.ranges):,}"
-        found["partitions_shown"] = dg.MetadataValue.text(told)
+        note = f"the {MOST_SHOWN} with most offsets; highwater explain '{slice_.key}' shows all {len(slice_.ranges):,}"
+        found["partitions_shown"] = dg.MetadataValue.text(note)
     return found
 
 

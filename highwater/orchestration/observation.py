@@ -23,7 +23,7 @@ NOTHING: Mapping[int, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Position:
-    """Where planning stands in one Kafka partition; None where Kafka did not say.
+    """Where planning is in one Kafka partition; None where Kafka did not say.
 
     Args:
         partition: the Kafka partition.

@@ -104,7 +104,7 @@ class LedgerResource(dg.ConfigurableResource["Ledger"]):
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Begin to tell that the run's worker lives; in ticks there is no run.
 
-        A ledger that cannot be opened is told by the steps, which need it.
+        A ledger that cannot be opened is reported by the steps, which need it.
         """
         if context.run is not None:
             with suppress(HighwaterError):

@@ -12,7 +12,7 @@ PARTITION = "dagster/partition"
 ATTEMPT = "highwater/attempt"
 PURPOSE = "highwater/purpose"
 PRIORITY = "dagster/priority"
-# Runs of tiers stand behind what is new: however many are due, a new slice waits for one run at the most.
+# Runs of tiers follow what is new: however many are due, a new slice waits for one run at the most.
 TIER_PRIORITY = "-1"
 # Runs for records that retention is about to take start before all others.
 URGENT_PRIORITY = "1"

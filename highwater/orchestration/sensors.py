@@ -364,7 +364,7 @@ def alerts_sensor(
         name="alerts",
         minimum_interval_seconds=ticking.seconds(ALERT_SECONDS),
         default_status=ticking.status,
-        description="Measures all streams against their thresholds, and tells what begins and what ends.",
+        description="Measures all streams against their thresholds, and reports what begins and what ends.",
         required_resource_keys={"kafka", "ledger", "lake"},
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:

@@ -65,7 +65,7 @@ def _table_asset(stream: "Stream", table: Table) -> dg.AssetsDefinition:
 
 
 def materialise_slices(context: dg.AssetExecutionContext, stream: "Stream", table: Table) -> None:
-    """Take all slices of the run through one stage together, and tell Dagster of each.
+    """Take all slices of the run through one stage together, and report to Dagster of each.
 
     One result marks every slice of the run as materialised, so a stage commits all of them or raises.
     """

@@ -11,7 +11,7 @@ from highwater.orchestration.run_tags import STREAM_TAG
 if TYPE_CHECKING:
     import dagster as dg
 
-# The last sign of life counts for so long. Four beats fit in: a worker on a machine that stands still for 45 s lives.
+# The last sign of life counts for so long. Four beats fit in: a worker on a machine that hangs for 45 s lives.
 LEASE_SECONDS = 60.0
 # What the names of these leases begin with.
 KIND = "run "

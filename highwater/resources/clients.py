@@ -49,10 +49,10 @@ def opened(
     try:
         return kind(ready, **more)
     except KafkaException as error:
-        told = error.args[0].str()
+        message = error.args[0].str()
     secret = properties if given is None else given
     raise ConfigurationError(
         f"{name}: the client refuses its configuration",
-        found=without_values(told, {key: value for key, value in secret.items() if isinstance(value, str)}),
-        remedy=_NO_KERBEROS if _NO_PROVIDER in told else _REMEDY,
+        found=without_values(message, {key: value for key, value in secret.items() if isinstance(value, str)}),
+        remedy=_NO_KERBEROS if _NO_PROVIDER in message else _REMEDY,
     )

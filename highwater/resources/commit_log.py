@@ -463,7 +463,7 @@ def complete(
             return
         if log is None:
             create(log_path(opened), schema(), partition_by=["table"])
-        # A writer that stood still since its look does not add a record a second time.
+        # A writer that hung since its look does not add a record a second time.
         elif append_at(log, pa.Table.from_pylist(rows, schema())):
             _join_files(log, _name(opened))
             return

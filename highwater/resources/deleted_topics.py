@@ -1,6 +1,6 @@
 """Topics that are not there: those that were never planned or published to yet, and those that vanished (I11).
 
-A topic that vanished is never made anew by itself: what waited on it would be forgotten silently.
+A topic that vanished is never recreated by itself: what waited on it would be forgotten silently.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ def planned_topic_gone(stream: Stream, planned: Planned, absent: TopicAbsentErro
     if topic == stream.topic:
         found += f"; {absent.found}" if absent is not None and absent.found else ""
         remedy = (
-            "see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster, and restore the topic. Made anew it is "
-            f"another topic: only if the old one is given up create it, and then {accept} records what is lost"
+            "see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster, and restore the topic. Recreated it is "
+            f"another topic: create it only if the old one is lost for good, and then {accept} records what is lost"
         )
     elif topic in stream.tier_topics:
-        remedy = f"restore it; else {accept} makes it anew, and tells how what waited there is decided anew from raw"
+        remedy = f"restore it; else {accept} recreates it, and shows how what waited there is reprocessed from raw"
     else:
-        remedy = f"see that its owner restores it; if he makes it anew, {accept}; else take it out of the declaration"
+        remedy = f"see that its owner restores it; if he recreates it, {accept}; else take it out of the declaration"
     return TopicVanishedError(
         f"topic {topic} of stream {stream.name} is gone",
         stored=f"topic ID {planned.generation.topic_id}, planned to {ends}",
@@ -109,7 +109,7 @@ def _parked(stream: Stream) -> TopicVanishedError:
         stored="records were published to the topics of the DLQ",
         found="no such topic",
         remedy="restore it; else create it, as docs/dlq.md says it must be, and highwater reclaim "
-        f"{stream.name} --on {topic} takes back what was parked there",
+        f"{stream.name} --on {topic} reclaims what was parked there",
     )
 
 
@@ -148,7 +148,7 @@ def _parked_lost(stream: Stream, state: TopicState, waiting: int) -> OffsetsExpi
         f"topic {topic} of stream {stream.name} lost records that wait for a person",
         stored=f"{waiting:,} wait there by the tables",
         found=f"{held:,} offsets; its log holds {logs}",
-        remedy=f"highwater reclaim {stream.name} --on {topic} takes back what was parked there, to be decided anew "
+        remedy=f"highwater reclaim {stream.name} --on {topic} reclaims what was parked there, to be reprocessed "
         "from raw; see that nothing deletes from the topic: docs/dlq.md says how it must be set up",
     )
 
@@ -167,13 +167,13 @@ def is_there(kafka: Kafka, topic: str) -> bool:
 
 
 def as_made(kafka: Kafka, stream: Stream, topic: str) -> TopicState:
-    """What a tier will hold that is to be made anew: as many partitions as the main topic has, and nothing."""
+    """What a tier will hold that is to be recreated: as many partitions as the main topic has, and nothing."""
     partitions = kafka.topic_state(stream.topic).partitions
     return TopicState(topic, TO_BE_MADE, {p: PartitionState(0, 0, 0, None) for p in partitions})
 
 
 def recreate_topic(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> None:
-    """Make a tier anew that vanished.
+    """Make a tier again that vanished.
 
     Raises:
         TopicVanishedError: another of the stream's DLQ topics vanished too.

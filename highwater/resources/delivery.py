@@ -81,7 +81,7 @@ KINDS: Mapping[Kind, frozenset[str]] = MappingProxyType(
 # A report tells of the last attempt alone. These refusals each attempt meets: they lie in the record, in its request or
 # in the topic's name. Another may come after an attempt that was written and whose answer was lost: a permission was
 # taken away meanwhile, or the record grew too old for its topic. `_AUTHENTICATION` ends requests that are under way,
-# when the client has to log in once more. And one answer of a broker that wrongly lacks a topic or a partition ends all
+# when the client has to log in again. And one answer of a broker that wrongly lacks a topic or a partition ends all
 # that is queued for it, what goes back there without an answer included (rd_kafka_topic_set_notexists, and
 # RD_KAFKA_OP_PARTITION_LEAVE in rdkafka_broker.c).
 _ABSENT = frozenset({"_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART"})
@@ -90,7 +90,7 @@ _SURE = KINDS[Kind.LOCAL] - _ABSENT | frozenset(
     | {"TOPIC_EXCEPTION", "UNSUPPORTED_COMPRESSION_TYPE", "UNSUPPORTED_FOR_MESSAGE_FORMAT"}
 )
 # Our own words for a record that the client never got, and for one that it never told of.
-NOT_SENT, NEVER_TOLD = "NOT_SENT", "NEVER_TOLD"
+NOT_SENT, UNREPORTED = "NOT_SENT", "NEVER_TOLD"
 
 
 # What makes the client take a record that it refused.

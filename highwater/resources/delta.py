@@ -165,11 +165,11 @@ def add_actions(table: DeltaTable) -> pa.Table:
         raise _unreadable([str(table.table_uri)], error) from error
 
 
-def in_columns(told: Any) -> pa.Table:
+def in_columns(stream: Any) -> pa.Table:
     """What deltalake answers, as a table of Arrow's; `pa.table` would load pandas first, for half a second."""
     import pyarrow as pa
 
-    return pa.RecordBatchReader.from_stream(told).read_all()
+    return pa.RecordBatchReader.from_stream(stream).read_all()
 
 
 def rows_in(table: DeltaTable) -> int:

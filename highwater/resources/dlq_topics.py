@@ -24,7 +24,7 @@ REQUEST_SECONDS = 10.0
 LOOK_EVERY = 0.1
 # A retry that fails for a week is found by somebody; a tier must never lose what still waits.
 LEAST_RETENTION = timedelta(days=7)
-DELAYS_KEPT = 10
+RETAINED_DELAYS = 10
 FOR_EVER = -1
 ROOM = "max.message.bytes"
 
@@ -99,8 +99,8 @@ def ensure_accepted(kafka: Kafka, stream: Stream) -> Shape:
     topic, main, wanted = _accepted(kafka, stream)
     found = _grown(kafka, stream, main, [topic]).get(topic)
     if found is None:
-        kept = {name: main.config[name] for name in ("retention.ms", "retention.bytes")}
-        wanted = replace(wanted, config={"cleanup.policy": "delete", **kept, **wanted.config})
+        retention = {name: main.config[name] for name in ("retention.ms", "retention.bytes")}
+        wanted = replace(wanted, config={"cleanup.policy": "delete", **retention, **wanted.config})
         _create(kafka, topic, wanted)
         return wanted
     _ensure_no_drift(kafka, topic, wanted, found)
@@ -304,9 +304,9 @@ def _await_partitions(kafka: Kafka, topics: Iterable[str], wanted: int) -> None:
 def _wanted(stream: Stream, main: Shape, others: Iterable[Shape] = ()) -> dict[str, Shape]:
     sources = [main, *others]
     largest = max(source.room for source in sources)
-    kept = [max(LEAST_RETENTION, DELAYS_KEPT * delay) for delay in stream.tiers]
-    retention = [int(span.total_seconds() * 1000) for span in kept]
-    found = {topic: _like(main, ms, largest) for topic, ms in zip(stream.tier_topics, retention, strict=True)}
+    lifetimes = [max(LEAST_RETENTION, RETAINED_DELAYS * delay) for delay in stream.tiers]
+    milliseconds = [int(span.total_seconds() * 1000) for span in lifetimes]
+    found = {topic: _like(main, ms, largest) for topic, ms in zip(stream.tier_topics, milliseconds, strict=True)}
     return {**found, stream.parked_topic: _like(main, FOR_EVER, largest)}
 
 

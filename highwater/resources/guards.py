@@ -28,7 +28,7 @@ class LedgerStorage(pybreaker.CircuitBreakerStorage):
 
     pybreaker lets every caller pass that finds a breaker half-open, and any number of processes may find that it has
     cooled down. Here the one that changes it to half-open first makes the probe; the others see it open, since the
-    moment when the probe began. So a probe whose process died is made anew after another cool-down.
+    moment when the probe began. So a probe whose process died is recreated after another cool-down.
 
     Args:
         breakers: the ledger's.
@@ -161,7 +161,7 @@ def resting(row: Dependency, now: datetime) -> bool:
     return row.state != pybreaker.STATE_CLOSED and row.since is not None and now < row.since + COOL_DOWN
 
 
-def told(row: Dependency) -> str:
+def describe(row: Dependency) -> str:
     """The state of a dependency's breaker in a sentence."""
     if row.since is None or row.state == pybreaker.STATE_CLOSED:
         return f"the breaker of {row.name} is closed"
@@ -174,7 +174,8 @@ def told(row: Dependency) -> str:
 def open_error(row: Dependency) -> BreakerOpenError:
     """The error for a dependency that is left alone."""
     return BreakerOpenError(
-        f"{row.name} is not asked: {told(row)}", remedy="bring it back; the next tick or run after that moment asks it"
+        f"{row.name} is not asked: {describe(row)}",
+        remedy="bring it back; the next tick or run after that moment asks it",
     )
 
 
@@ -200,7 +201,7 @@ def guarded(*guards: Guard) -> Iterator[None]:
         _quietly(guard.answered)
 
 
-def _quietly(tell: Callable[[], None]) -> None:
+def _quietly(record: Callable[[], None]) -> None:
     """A ledger that is away cannot count; what became of the block matters more."""
     with suppress(HighwaterError):
-        tell()
+        record()

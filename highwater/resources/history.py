@@ -74,7 +74,7 @@ def compare(
         try:
             diverged[p] = _beginning(kafka, state, p, suspect[p], deadline)
         except HighwaterError as error:
-            unsure[p] = f"other records stand under planned offsets; from where could not be found: {error.problem}"
+            unsure[p] = f"other records occupy planned offsets; from where could not be found: {error.problem}"
     return History(diverged, unsure)
 
 
@@ -83,7 +83,7 @@ def parted(kafka: Kafka, topic: str, partition: int, sound: OffsetRange, marks: 
 
     After two elections that were not clean, records may stand below the place that epochs tell which no plan has seen:
     they are older than the plan that was held against them. Behind the newest mark that agrees, none is missed; what
-    stands there and was read before comes a second time, in the new generation.
+    is there and was read before comes a second time, in the new generation.
 
     Args:
         kafka: is read.
@@ -117,7 +117,7 @@ def _ensure_time(deadline: float) -> None:
 
 
 def _replaced_among(kafka: Kafka, state: TopicState, suspect: Mapping[int, Recorded]) -> list[int]:
-    """The partitions where other records stand under planned offsets, by the record at the mark and by the last one."""
+    """The partitions where other records occupy planned offsets, by the record at the mark and by the last one."""
     marks, wholes = {}, {}
     for p, was in suspect.items():
         seen = state.partitions[p]

@@ -146,7 +146,9 @@ def is_complete(place: Path, locked: Mapping[Module, str]) -> bool:
     One that was removed or cut short since would fail in the JVM, by a class that it does not find.
     """
     recorded = {"complete": _digest_of(locked), "sizes": _sizes(place, locked)}
-    return all((place / name).is_file() and (place / name).read_text() == told for name, told in recorded.items())
+    return all(
+        (place / name).is_file() and (place / name).read_text() == checksum for name, checksum in recorded.items()
+    )
 
 
 def _fetch(name: str, locked: Mapping[Module, str], tools: Path) -> None:
@@ -221,7 +223,7 @@ def verify(locked: Mapping[Module, str], fetched: Mapping[Module, Path], cache: 
     Args:
         locked: the modules and their SHA-256.
         fetched: the modules and their files.
-        cache: Ivy's; a jar that differs is dropped from it, so that the next call fetches it anew.
+        cache: Ivy's; a jar that differs is dropped from it, so that the next call fetches it again.
 
     Raises:
         DownloadError: a jar is missing.

@@ -335,7 +335,7 @@ class Kafka:
 
         With `committed` false also those of transactions that are open or were aborted.
 
-        The record at the end offset may not exist (a marker, or compacted), so the end is told by the consumer's
+        The record at the end offset may not exist (a marker, or compacted), so the end is reported by the consumer's
         position, never by a record.
 
         Raises:

@@ -15,7 +15,7 @@ from highwater.resources.kafka_logins import LOGINS, java_login, one_file
 from highwater.resources.producer_properties import ruled, weakness
 from highwater.settings import KAFKA_CONFIG
 
-# What readers are told, and what another value would do.
+# What readers are reported, and what another value would do.
 _READERS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "enable.auto.commit": ("false", "offsets are committed with the output, never by a client"),

@@ -2,7 +2,7 @@
 
 A process that is killed leaves records whose end nobody knows. They are not sent again blindly: each has a header with
 the name of its outbox and its number there, so the topic is read from where the outbox began to send, and what stands
-there is ticked. Where the topic forgets, what does not stand there may have: that is kept back, and a person decides.
+there is ticked. Where the topic forgets, what does not be there may have: that is kept back, and a person decides.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ CREATE TABLE IF NOT EXISTS positions (
 CREATE TABLE IF NOT EXISTS identity (name TEXT NOT NULL, unnamed INTEGER NOT NULL, handed_over INTEGER NOT NULL);
 """
 # Whether a record may have arrived and gone: nobody knows, or it is sure that it did not arrive.
-_KEPT_BACK, _NOT_ARRIVED = 1, 2
+_WITHHELD, _NOT_ARRIVED = 1, 2
 # Our own word, in an outcome, for a record that is kept back.
-KEPT_BACK = "KEPT_BACK"
+WITHHELD = "KEPT_BACK"
 
 OnOutcome = Callable[[str, Outcome], None]
 
@@ -84,7 +84,7 @@ class Outbox:
         self._ends: dict[tuple[str, int], int] = {}
         self._handed_over = 0  # the number of the last record that this process gave to a producer
         self._recovered = False
-        self._kept_back = set(self.kept_back())
+        self._withheld = set(self.withheld())
 
     def put(self, records: Iterable[tuple[str, Record]]) -> None:
         """Store records under their ids, all or none; they are safe when this returns.
@@ -117,10 +117,10 @@ class Outbox:
         rows = self._connection.execute('SELECT id, partition, "offset" FROM outbox WHERE "offset" IS NOT NULL')
         return {record_id: (partition, offset) for record_id, partition, offset in rows}
 
-    def kept_back(self) -> list[str]:
+    def withheld(self) -> list[str]:
         """Records that may have arrived and are gone from the topic since, by id; they wait for `settle`."""
         query = 'SELECT id FROM outbox WHERE "offset" IS NULL AND doubt = ? ORDER BY number'
-        return [record_id for (record_id,) in self._connection.execute(query, (_KEPT_BACK,))]
+        return [record_id for (record_id,) in self._connection.execute(query, (_WITHHELD,))]
 
     def settle(self, record_ids: Iterable[str], *, arrived: bool) -> None:
         """Say whether records that are kept back arrived: they are ticked then, and else sent by the next first `send`.
@@ -129,7 +129,7 @@ class Outbox:
             ConfigurationError: one of them is not kept back.
         """
         ids = set(record_ids)
-        if others := sorted(ids - self._kept_back):
+        if others := sorted(ids - self._withheld):
             raise ConfigurationError(
                 "records of the outbox are not kept back", found=", ".join(others), remedy="settle those of kept_back()"
             )
@@ -139,7 +139,7 @@ class Outbox:
                 open_.executemany(there, [(record_id,) for record_id in ids])
             else:
                 _doubt(open_, ids, _NOT_ARRIVED)
-        self._kept_back -= ids
+        self._withheld -= ids
 
     def recover(self, on_found: OnOutcome | None = None) -> int:
         """Tick what a process that died had sent; returns how many. The first `send` does it, if nobody did before.
@@ -157,7 +157,7 @@ class Outbox:
         for topic in sorted(self._topic_ids) if waiting else ():
             state = self._kafka.topic_state(topic)
             windows = self._windows(state)
-            for origin, outcome in self._standing(topic, windows):
+            for origin, outcome in self._unsettled(topic, windows):
                 record_id = waiting.get(origin)
                 if record_id is not None and record_id not in found:
                     found.add(record_id)
@@ -180,8 +180,8 @@ class Outbox:
             began = dict(rows.fetchall())
         return {p: _window(topic, p, began.get(p, 0), seen) for p, seen in state.partitions.items()}
 
-    def _standing(self, topic: str, windows: Mapping[int, _Window]) -> Iterable[tuple[bytes, Outcome]]:
-        """What tells where each record comes from, and where it stands."""
+    def _unsettled(self, topic: str, windows: Mapping[int, _Window]) -> Iterable[tuple[bytes, Outcome]]:
+        """What tells where each record comes from, and where it is."""
         for message in self._kafka.read(topic, {p: window.offsets for p, window in windows.items()}, committed=False):
             headers = dict(message.headers() or [])
             origin = headers.get(ORIGIN_HEADER, headers.get(ID_HEADER))
@@ -202,8 +202,8 @@ class Outbox:
 
     def _keep_back(self, record_ids: set[str]) -> None:
         with self._connection as open_:
-            _doubt(open_, record_ids, _KEPT_BACK)
-        self._kept_back |= record_ids
+            _doubt(open_, record_ids, _WITHHELD)
+        self._withheld |= record_ids
 
     def _keep_positions(self, topic: str, topic_id: str | None, offsets: Mapping[int, int]) -> None:
         """From where each partition is read after a crash: nothing of ours that still waits stands before."""
@@ -245,9 +245,9 @@ class Outbox:
     def _send(
         self, producer: ReliableProducer, number: int, record_id: str, record: Record, on_outcome: OnOutcome | None
     ) -> None:
-        if record_id in self._kept_back:
+        if record_id in self._withheld:
             producer.stop(record.topic, record.key, record_id)
-            self._ended(record_id, nowhere(record.topic, KEPT_BACK), on_outcome)
+            self._ended(record_id, nowhere(record.topic, WITHHELD), on_outcome)
             return
         origin = f"{self._name}:{number}".encode()
         headers = [*record.headers, (ID_HEADER, record_id.encode()), (ORIGIN_HEADER, origin)]
@@ -281,8 +281,8 @@ class Outbox:
 
     def _tick(self, record_id: str, outcome: Outcome) -> None:
         self._ticks.append((outcome.partition, outcome.offset, record_id))
-        self._kept_back.discard(record_id)
-        if outcome.offset >= 0:  # else the broker did not say where it stands
+        self._withheld.discard(record_id)
+        if outcome.offset >= 0:  # else the broker did not say where it is
             place = (outcome.topic, outcome.partition)
             self._ends[place] = max(self._ends.get(place, 0), outcome.offset + 1)
         if len(self._ticks) >= TICKS:
@@ -303,7 +303,7 @@ class Outbox:
     def forget(self, keep: int) -> int:
         """Delete what arrived, save the newest so many records; returns how many are gone.
 
-        A record that is forgotten may be put once more under its id, and would be sent once more.
+        A record that is forgotten may be put again under its id, and would be sent again.
 
         Args:
             keep: 1 or more: numbers of records are not given out twice.
@@ -349,7 +349,7 @@ class _Window(NamedTuple):
 def _window(topic: str, partition: int, began: int, seen: PartitionState) -> _Window:
     """From where to where a partition is read; what retention took cannot be looked at.
 
-    A position behind the end is of a log that was cut off: of what stands there now nothing is known.
+    A position behind the end is of a log that was cut off: of what is there now nothing is known.
     """
     if seen.log_start is None or seen.high_watermark is None:
         raise DependencyAwayError(
@@ -367,7 +367,7 @@ def _cleanup_policy(kafka: Kafka, topic: str) -> str:
 def _identity(connection: sqlite3.Connection) -> tuple[str, int, int]:
     """The name of an outbox, given once, and up to which number its records were sent without it, or sent at all.
 
-    A file from before has records that may stand in a topic with nothing but their id, and tells of none whether it was
+    A file from before has records that may be in a topic with nothing but their id, and tells of none whether it was
     sent.
     """
     with connection as open_:

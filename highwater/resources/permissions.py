@@ -32,13 +32,13 @@ def permitted(kafka: Kafka, topics: Sequence[str]) -> dict[str, frozenset[str]]:
     try:
         for topic, future in asked.items():
             try:
-                told: Any = future.result(REQUEST_SECONDS + 1)
+                answer: Any = future.result(REQUEST_SECONDS + 1)
             except KafkaException as error:
                 if error.args[0].code() not in hidden:
                     raise
             else:
-                if told.authorized_operations is not None:
-                    found[topic] = frozenset(one.name for one in told.authorized_operations)
+                if answer.authorized_operations is not None:
+                    found[topic] = frozenset(one.name for one in answer.authorized_operations)
     except (KafkaException, TimeoutError) as error:
         raise kafka.away(error) from error
     finally:

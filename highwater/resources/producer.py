@@ -14,7 +14,7 @@ from weakref import WeakMethod
 
 from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
 from highwater.resources.clients import opened
-from highwater.resources.delivery import NEVER_TOLD, NOT_SENT, End, end_of, remedy_of
+from highwater.resources.delivery import NOT_SENT, UNREPORTED, End, end_of, remedy_of
 from highwater.resources.several_clients import SeveralClients, client_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
 
     `error` is librdkafka's name of the fault, None when the record was delivered; only then are partition, offset and
     timestamp (milliseconds since 1970) those of the log. The offset is -1 where the broker had the record already and
-    no longer says where. The topic is empty where the client never told of the record. `refused` if the client never
+    no longer says where. The topic is empty where the client never reported the record. `refused` if the client never
     took it: then it is nowhere, whatever the same error would leave open in a delivery report.
     """
 
@@ -93,7 +93,7 @@ class OnFailure(Enum):
     """What happens to the later records of a key when one of them was not delivered, or perhaps not."""
 
     STOP_KEY = "stop the key"
-    """Those that were not under way yet are taken back, and no more are taken; other keys go on."""
+    """Those that were not under way yet are reclaimed, and no more are taken; other keys go on."""
     GO_ON = "go on"
     """They are sent all the same, and the failure is reported."""
 
@@ -200,15 +200,17 @@ class _Ticket:
                 self.places.popitem()
         return not self.left
 
-    def told(self, key: bytes | None) -> _Sent:
+    def take_reported(self, key: bytes | None) -> _Sent:
         """The record with this key, whose report has come."""
         if self.places is None:
             return _Sent(self.first, self.one, self.callbacks)
         return self._at(self.places.pop(key))
 
-    def untold(self) -> list[_Sent]:
+    def unreported(self) -> list[_Sent]:
         """Those whose end it does not know, where it lacks reports: of delivered ones it may only have the number."""
-        return [self.told(None)] if self.places is None else [self._at(place) for place in self.places.values()]
+        return (
+            [self.take_reported(None)] if self.places is None else [self._at(place) for place in self.places.values()]
+        )
 
     def _at(self, place: int) -> _Sent:
         return _Sent(self.first + place, self.ids[place], self.callbacks)
@@ -245,9 +247,9 @@ class ReliableProducer:
     """Sends records, waits instead of failing when its queue is full, and accounts for every one of them.
 
     Records wait in a queue of ours, and only so many are with the client at a time: what the client has may be on a
-    broker already, also when it says that it is still in its queue, so only ours can be taken back for sure.
+    broker already, also when it says that it is still in its queue, so only ours can be reclaimed for sure.
 
-    Use it as a context manager, or call `close`, which is where a loss is told. It belongs to one thread.
+    Use it as a context manager, or call `close`, which is where a loss is reported. It belongs to one thread.
 
     Args:
         properties: made by `producer_properties`.
@@ -495,7 +497,7 @@ class ReliableProducer:
         return self.counts.outstanding - len(self._queue)
 
     def _ticket(self) -> _Ticket:
-        """A free one, for as many records as it is told."""
+        """A free one, for as many records as it is reported."""
         if self._free:
             return self._free.pop()
         ticket = self._new_ticket().impersonate(0, (), {}, None)
@@ -578,7 +580,7 @@ class ReliableProducer:
         topic, key = message.topic() or "", message.key()
         outcome = _outcome(topic, error, message)
         # Only now: a client that broke down for good may report with its own error pending, which ends this above.
-        sent = ticket.told(key)
+        sent = ticket.take_reported(key)
         self._took_report(ticket)
         if self._late is not None and error is not None:
             self._late[topic] += 1
@@ -612,9 +614,9 @@ class ReliableProducer:
         if on_outcome is not None:
             self._call(on_outcome, outcome)
 
-    def _call(self, callback: Callable[..., None], told: str | Outcome) -> None:
+    def _call(self, callback: Callable[..., None], report: str | Outcome) -> None:
         try:
-            callback(told)
+            callback(report)
         except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised again
             self._raised.keep(raised)
 
@@ -700,16 +702,16 @@ class ReliableProducer:
                 self._client.poll(POLL_SECONDS)
         self._drop_free_tickets()
         for ticket in self._without_report():
-            self._end_untold(ticket)
+            self._end_unreported(ticket)
         return late
 
-    def _end_untold(self, ticket: _Ticket) -> None:
-        """End records without a report as unknown, and with them those of which it is not told apart who had one."""
-        untold = ticket.untold()
-        self.counts.delivered -= len(untold) - ticket.left
+    def _end_unreported(self, ticket: _Ticket) -> None:
+        """End records without a report as unknown, and with them those of which it is not distinguished who had one."""
+        unreported = ticket.unreported()
+        self.counts.delivered -= len(unreported) - ticket.left
         ticket.callbacks = NO_CALLBACKS
-        for sent in untold:
-            self._settle(sent, nowhere("", NEVER_TOLD))
+        for sent in unreported:
+            self._settle(sent, nowhere("", UNREPORTED))
 
     def _drop_free_tickets(self) -> None:
         """By themselves they would stay until the collector comes: a class like theirs keeps itself alive."""
@@ -720,8 +722,8 @@ class ReliableProducer:
     def _undelivered(self, seconds: float, late: Counter[str]) -> UndeliveredError:
         left = ", ".join(f"{number:,} of {topic}" for topic, number in sorted(late.items()))
         waited = f"; without a report after {seconds:g} s: {left}" if left else ""
-        never_told = self.counts.failed[NEVER_TOLD]
-        silent = f"; of {never_told:,} the client never told" if never_told else ""
+        unreported = self.counts.failed[UNREPORTED]
+        silent = f"; of {unreported:,} the client never reported" if unreported else ""
         ids = _named("not delivered", self.counts.not_delivered) + _named("unknown", self.counts.unknown)
         return UndeliveredError(
             "not every record was delivered",
@@ -733,7 +735,7 @@ class ReliableProducer:
         )
 
     def _without_report(self) -> list[_Ticket]:
-        """Of records that the client never told of, in the order in which they were sent; once the free are gone.
+        """Of records that the client never reported of, in the order in which they were sent; once the free are gone.
 
         What a callback sends meanwhile takes another ticket.
         """

@@ -66,7 +66,7 @@ def _at(
     kafka: Kafka, topic: str, logs: Mapping[int, OffsetRange], asked: Mapping[int, int], part: Part
 ) -> dict[tuple[int, int], Record]:
     """The first or the last records of each partition, as many as are asked for."""
-    kept: dict[int, list[Record]] = {}
+    by_partition: dict[int, list[Record]] = {}
     open_ = {partition: number for partition, number in asked.items() if number}
     for round_ in range(ROUNDS):
         windows = {p: window(logs[p], number * WIDER**round_, part) for p, number in open_.items()}
@@ -75,12 +75,12 @@ def _at(
             read[message.partition()].append(record_of(message))
         for partition, number in list(open_.items()):
             records = read[partition]
-            kept[partition] = records[:number] if part == "beginning" else records[-number:]
+            by_partition[partition] = records[:number] if part == "beginning" else records[-number:]
             if len(records) >= number or windows[partition] == logs[partition]:
                 del open_[partition]
         if not open_:
             break
-    return {(one.partition, one.offset): one for records in kept.values() for one in records}
+    return {(one.partition, one.offset): one for records in by_partition.values() for one in records}
 
 
 def record_of(message: Any) -> Record:

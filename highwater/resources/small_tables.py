@@ -96,7 +96,7 @@ def replace_partitions(
     """Replace the rows of some values of `slice` in one commit, which takes the version after the opened one, or fails.
 
     So whoever commits has read the whole table, and nobody comes in between. The version is taken in this process, by
-    the storage's own put-if-absent: a writer that stood still commits at its old place or not at all.
+    the storage's own put-if-absent: a writer that hung commits at its old place or not at all.
 
     Args:
         table: as it was opened before anything was read that the rows rest on.
@@ -207,7 +207,7 @@ def compact(table: DeltaTable, partitions: Sequence[tuple[str, str, str]]) -> No
 def rewrite_table(
     path: str, schema: pa.Schema, portions: Iterable[Sequence[Mapping[str, Any]]], description: str
 ) -> None:
-    """Write a table anew, portion by portion, each of which is held alone; one that was written in part is begun again.
+    """Write a table again, portion by portion; each is held alone, and a partly written one starts over.
 
     Raises:
         DependencyAwayError: the storage could not be written.

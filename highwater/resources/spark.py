@@ -31,14 +31,14 @@ STATIC_CONF: Mapping[str, str] = MappingProxyType(
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         # Spark keeps the last 100 classes that it compiled for queries. A slice goes through its tables by some 140 of
-        # them, in the same order each time: 107 were compiled anew for every slice, a quarter of its time.
+        # them, in the same order each time: 107 were compiled again for every slice, a quarter of its time.
         "spark.sql.codegen.cache.maxEntries": "2000",
         # Delta loads the class at the first commit to a table on S3, and reads no session's setting of it.
         LOG_STORE_SETTING: LOG_STORE,
     }
 )
 
-# Whether Spark plans the rest of a query anew behind each shuffle, which it does unless somebody set it up otherwise.
+# Whether Spark plans the rest of a query again behind each shuffle, which it does unless somebody set it up otherwise.
 ADAPTIVE = "spark.sql.adaptive.enabled"
 
 # As which type of Parquet Spark writes timestamps.
@@ -64,7 +64,7 @@ SESSION_CONF: Mapping[str, str] = MappingProxyType(
         # together, and deltalake takes a missing count for zero: `IS NULL` then finds no row of the file. So both are
         # cut: 2 * 1,024 < 4,096.
         "parquet.statistics.truncate.length": "1024",
-        # What we have Spark hold is read once more and let go; packing it took longer than making it.
+        # What we have Spark hold is read again and let go; packing it took longer than making it.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         # The pages of Spark would show the secrets of Kafka's client in clear (I13). A password may hold any character
         # and a key has many lines, so everything behind the first such name is hidden. Spark looks through the plan of
@@ -84,7 +84,7 @@ _SPARK_AWAY = re.compile(
     r"|INVALID_HANDLE\.|RETRIES_EXCEEDED|SESSION_NOT_FOUND|SESSION_CLOSED|OPERATION_NOT_FOUND|Stream removed"
     r"|incorrect server side session identifier"
 )
-# What a channel to a Connect server needs beyond PySpark's own options. A server that stands still, or a network that
+# What a channel to a Connect server needs beyond PySpark's own options. A server that hangs, or a network that
 # swallows packets, sends no error, and PySpark waits for ever (SPARK-58094): so a connection on which nothing came for
 # a minute while a call is under way is asked by a ping, and given up when that is not answered for 20 s. A server in
 # Java takes offence at the fourth ping within five minutes in which it sent nothing (gRPC's proposal A8); Connect's
@@ -161,7 +161,7 @@ def try_once(session: SparkSession) -> None:
 def close(session: SparkSession) -> None:
     """End a Connect session on its server; a session of this process stays for the next one who asks.
 
-    PySpark closes a session once more when it is collected, with the threads that all sessions of the process share.
+    PySpark closes a session again when it is collected, with the threads that all sessions of the process share.
     The collector runs in any thread: in one of those it ended the next query in an error, or waited for ever for the
     `stop` that waited for it. So a session that is closed has nothing left to close.
     """
@@ -207,7 +207,7 @@ def translated(what: str, text: str) -> HighwaterError | None:
     """The error of ours that a text of Spark's means; None if it is not known."""
     if found := _DIVERGED.search(text):
         return TopicTruncatedError(
-            f"{what}: another record stands where the plan saw the last one",
+            f"{what}: another record is where the plan saw the last one",
             found=found.group(),
             remedy="highwater status names the partition and the command that goes on as a new generation",
         )

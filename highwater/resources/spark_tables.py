@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Lock = Callable[[], AbstractContextManager[object]]
 # Runs that change a table at once: one that was too late finds the change at its second try.
 CHANGE_TRIES = 3
-# The catalog that Delta stands behind (`highwater.resources.spark.STATIC_CONF`).
+# The catalog that Delta follows (`highwater.resources.spark.STATIC_CONF`).
 CATALOG = "spark_catalog"
 # What is read is cut into this many tasks or more, so that one slice has work for as many cores.
 TASKS = 8
@@ -141,7 +141,7 @@ def name_of(column: str) -> str:
 def rows_at(spark: SparkSession, path: str, version: int) -> DataFrame:
     """One version of a Delta table, however often the query is computed.
 
-    Whatever Spark holds (`persist`) it computes anew when another session of the same server commits to one of its
+    Whatever Spark holds (`persist`) it computes again when another session of the same server commits to one of its
     tables, and when another run lets go of the same query; without a version it would then read the newest.
     """
     return spark.read.format("delta").option("versionAsOf", str(version)).load(path)
@@ -157,7 +157,7 @@ def known_rows(spark: SparkSession, columns: str, rows: Sequence[Sequence[str | 
         columns: their columns in SQL, of strings and integers.
         rows: their values, in the columns' order.
     """
-    return spark.sql(_known(columns), {"rows": _told(columns, rows)})
+    return spark.sql(_known(columns), {"rows": _json_rows(columns, rows)})
 
 
 def _known(columns: str) -> str:
@@ -168,7 +168,7 @@ def _known(columns: str) -> str:
     return f"SELECT inline(from_json(:rows, 'ARRAY<STRUCT<{fields}>>', {strict}))"
 
 
-def _told(columns: str, rows: Sequence[Sequence[str | int]]) -> str:
+def _json_rows(columns: str, rows: Sequence[Sequence[str | int]]) -> str:
     names = [name_of(column) for column in parts_of(columns)]
     return json.dumps([dict(zip(names, row, strict=True)) for row in rows])
 
@@ -217,7 +217,7 @@ def write_slices(
 def _as_planned(spark: SparkSession) -> Iterator[None]:
     """Queries of the block are not planned again between their shuffles.
 
-    To find out what a shuffle holds Spark makes a job of it and then plans the rest anew: a tenth of a small commit.
+    To find out what a shuffle holds Spark makes a job of it and then plans the rest again: a tenth of a small commit.
     Without that a shuffle that does not say how many tasks it wants gets hundreds, so this is not for every query.
     """
     if not _adapts(spark):
@@ -227,7 +227,7 @@ def _as_planned(spark: SparkSession) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # A server that is away would be waited for once more.
+        # A server that is away would be waited for again.
         if not isinstance(translated("", f"{type(error).__name__}: {error}"), DependencyAwayError):
             spark.conf.set(ADAPTIVE, "true")
         raise
@@ -241,7 +241,7 @@ def _adapts(spark: SparkSession) -> bool:
 
 
 def table_in_sql(path: str) -> str:
-    """A table by its path, in the catalog that Delta stands behind; the session may look into another by itself."""
+    """A table by its path, in the catalog that Delta follows; the session may look into another by itself."""
     return f"{CATALOG}.delta.`{path.replace('`', '``')}`"
 
 

@@ -42,7 +42,7 @@ IDLE_MS = 20_000
 LARGEST_BATCH = 1_000_000
 # A broker ends the connection of a larger request (socket.request.max.bytes, 100 MiB by default), and says nothing.
 LARGEST_RECORD = 100 * 1024 * 1024 - 64 * 1024
-# A topic may compress batches anew, which lets those grow that cannot be compressed: by 1 part in 1,000 at the most.
+# A topic may compress batches again, which lets those grow that cannot be compressed: by 1 part in 1,000 at the most.
 SPARE = 16
 PAUSE_SECONDS = 0.2
 REPORT_SECONDS = 5.0
@@ -111,13 +111,13 @@ class Transactions:
         self._topic = topic
         self.properties: Mapping[str, Any] = publishing_properties(kafka, name, most_bytes)
         self._refused: set[tuple[str | None, bytes, bytes]] = set()
-        self._producer = self._anew(tells=False)
+        self._producer = self._new_producer(reports_delivery=False)
         self._last: Mark | None = None
         self._meanwhile: Callable[[], object] = _nothing
         # Only names the group: it is never assigned anything.
         self._group = kafka.reader(**{"group.id": group or name})
 
-    def _anew(self, *, tells: bool) -> Producer:
+    def _new_producer(self, *, reports_delivery: bool) -> Producer:
         """A producer, which reports what was refused if it tells.
 
         A transaction in which a record failed cannot be committed, whether anybody hears of the record or not
@@ -128,8 +128,8 @@ class Transactions:
 
         # Bound to the set, not to this object: with a report that nobody took in, the client would live for ever.
         reports = {"delivery.report.only.error": True, "on_delivery": partial(_note, self._refused)}
-        self._tells = tells
-        return opened(Producer, {**self.properties, **(reports if tells else {})}, name=self._name)
+        self._reports_delivery = reports_delivery
+        return opened(Producer, {**self.properties, **(reports if reports_delivery else {})}, name=self._name)
 
     def __enter__(self) -> Self:
         try:
@@ -151,7 +151,7 @@ class Transactions:
         """
         from confluent_kafka import KafkaException
 
-        with suppress(KafkaException):  # what is wrong is told by the call that needs it
+        with suppress(KafkaException):  # what is wrong is reported by the call that needs it
             for _ in range(2):
                 self._producer.list_topics(self._topic, CONNECT_SECONDS)
 
@@ -177,8 +177,8 @@ class Transactions:
         found = self._trying(ask, CALL_SECONDS)
         if found.error is not None:
             raise self._kafka.away(found.error.str())
-        told = json.loads(found.metadata) if found.offset >= 0 else None
-        self._last = told and Mark(int(told["attempt"]), found.offset, str(told["identity"]))
+        stored = json.loads(found.metadata) if found.offset >= 0 else None
+        self._last = stored and Mark(int(stored["attempt"]), found.offset, str(stored["identity"]))
         return self._last
 
     def commit(self, records: Iterable[Record], mark: Mark, meanwhile: Callable[[], object] = _nothing) -> None:
@@ -211,12 +211,12 @@ class Transactions:
             if not self._may_be_too_large(records, error):
                 raise
             refused = self._too_large(records)
-            if refused is None and self._tells:
+            if refused is None and self._reports_delivery:
                 raise
             self._renew()
             if refused is not None:
                 raise refused from error
-            self._publish(records, mark)  # once more, by a producer that tells which
+            self._publish(records, mark)  # again, by a producer that tells which
 
     def _may_be_too_large(self, records: Iterable[Record], error: TemporaryError) -> bool:
         """Whether the transaction itself failed: of a record that is refused it may tell no more than that."""
@@ -240,7 +240,7 @@ class Transactions:
         The new one tells what is refused: a silent one would fail a transaction more at the next refusal.
         """
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-        self._producer, last = self._anew(tells=True), self._last
+        self._producer, last = self._new_producer(reports_delivery=True), self._last
         self._init()
         if self.mark() != last:
             raise SupersededAttemptError(
@@ -253,8 +253,8 @@ class Transactions:
     def _commit(self, records: Iterable[Record], mark: Mark) -> None:
         from confluent_kafka import KafkaException, TopicPartition
 
-        told = {"attempt": mark.attempt, "identity": mark.identity}
-        offsets = [TopicPartition(self._topic, 0, mark.sent, metadata=json.dumps(told))]
+        metadata = {"attempt": mark.attempt, "identity": mark.identity}
+        offsets = [TopicPartition(self._topic, 0, mark.sent, metadata=json.dumps(metadata))]
         try:
             self._producer.begin_transaction()
             self._produce(records)
@@ -268,7 +268,7 @@ class Transactions:
             raise self._ended(error) from error
 
     def _use_the_time(self) -> None:
-        """Call what was given for it, once: a transaction that is begun anew finds it done."""
+        """Call what was given for it, once: a transaction that is restarted finds it done."""
         meanwhile, self._meanwhile = self._meanwhile, _nothing
         try:
             meanwhile()
@@ -281,12 +281,12 @@ class Transactions:
 
         produce = self._producer.produce
         for topic, key, value, headers, partition, _ in records:
-            told = headers if isinstance(headers, list) else list(headers)
+            pairs = headers if isinstance(headers, list) else list(headers)
             to = ANY_PARTITION if partition is None else partition
             while True:
                 try:
                     # By place, since names cost each call time. The two in the middle are for reports.
-                    produce(topic, value, key, to, None, None, NOW, told)
+                    produce(topic, value, key, to, None, None, NOW, pairs)
                     break
                 except BufferError:
                     _called(lambda: self._producer.poll(POLL_SECONDS))
@@ -362,7 +362,7 @@ class Transactions:
         return self._kafka.away(f"{self._name}: {fault.name()}: {fault.str()}")
 
     def _cause(self, fault: KafkaError) -> KafkaError:
-        """What broke the client down for good: who hands it a record then is told no more than that it did."""
+        """What broke the client down for good: who hands it a record then learns no more than that it did."""
         refusal = self._abort() if fault.name() == "_FATAL" else None
         return fault if refusal is None else refusal
 

@@ -32,9 +32,9 @@ def post(url: str, plain: Mapping[str, object], seconds: float = SECONDS) -> Non
         ConfigurationError: the URL is none of HTTP, or the receiver refuses this one (4xx); it may take another.
         DependencyAwayError: nobody took it in time.
     """
-    remedy = "see that the receiver of HIGHWATER_ALERTS_URL runs; it is told again at the next tick"
+    remedy = "see that the receiver of HIGHWATER_ALERTS_URL runs; the next tick tries it again"
     if not url.startswith(("http://", "https://")):
-        raise ConfigurationError("the receiver of alerts is no HTTP address", remedy="set HIGHWATER_ALERTS_URL anew")
+        raise ConfigurationError("the receiver of alerts is no HTTP address", remedy="set HIGHWATER_ALERTS_URL again")
     request = urllib.request.Request(url, json.dumps(plain).encode(), {"Content-Type": "application/json"})
     try:
         with _OPENER.open(request, timeout=seconds):
@@ -55,5 +55,5 @@ def _refused(status: int) -> ConfigurationError:
     return ConfigurationError(
         "the receiver of alerts refused this one",
         found=f"status {status}",
-        remedy="see what the receiver of HIGHWATER_ALERTS_URL takes, and from whom; it is told again at the next tick",
+        remedy="see what the receiver of HIGHWATER_ALERTS_URL takes, and from whom; the next tick tries it again",
     )

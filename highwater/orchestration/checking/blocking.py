@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def ensure_not_blocked(instance: dg.DagsterInstance, stream: Stream, table: str, keys: Sequence[str]) -> None:
-    """See that no blocking check failed above a table, in what stands there of these slices now.
+    """See that no blocking check failed above a table, in what is there of these slices now.
 
     Raises:
         BlockedError: one did.
@@ -42,10 +42,10 @@ def ensure_not_blocked(instance: dg.DagsterInstance, stream: Stream, table: str,
         and not warned(instance, info.check_key, {info.partition_key})
     ]
     if failed:
-        told = sorted({f"{info.check_key.name} of {info.partition_key}" for info in failed})
+        failures = sorted({f"{info.check_key.name} of {info.partition_key}" for info in failed})
         raise BlockedError(
             f"{stream.name}/{table} is not committed: a check that blocks failed above it",
-            found=", ".join(told),
+            found=", ".join(failures),
             remedy=(
                 "read what the check says, and mend what it names; or declare another severity of it in "
                 "assets/streams/, and request the slices again"
@@ -54,7 +54,7 @@ def ensure_not_blocked(instance: dg.DagsterInstance, stream: Stream, table: str,
 
 
 def _still_true(info: AssetCheckPartitionInfo) -> bool:
-    """Whether the table was not materialised again since: what was decided anew is not judged by an older check."""
+    """Whether the table was not materialised again since: what was reprocessed is not judged by an older check."""
     materialised = info.latest_materialization_storage_id
     return materialised is None or info.latest_check_event_storage_id > materialised
 

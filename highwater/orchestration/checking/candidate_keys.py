@@ -27,7 +27,7 @@ class Trait(Enum):
     """Why a key is a suspect."""
 
     ODD = "a version is there twice, or lacking, or came back from the DLQ, or the first state is not the first"
-    FALLING = "a version stands behind a higher one"
+    FALLING = "a version follows a higher one"
     MISPLACED = "a state follows one that it may not follow"
 
 

@@ -107,7 +107,7 @@ CHECKS = (
         {
             "slices_tile": "The slice begins where the one before it ends, or behind a recorded loss.",
             "offsets_as_planned": (
-                "The commit names the offsets of the plan, and every row stands under one of them, which no other has."
+                "The commit names the offsets of the plan, and every row has one of them, which no other has."
             ),
             "gaps_explained": (
                 "Offsets without a row are aborted records, transaction markers, compacted records or accepted losses, "
@@ -132,7 +132,7 @@ CHECKS = (
     Checks(
         "events",
         ("raw",),
-        {contents.AS_RECORDED: "Every event has the fields that its record in raw tells, read by another parser."},
+        {contents.AS_RECORDED: "Every event has the fields that its record in raw has, read by another parser."},
         lambda ask, stream, keys: {
             contents.AS_RECORDED: contents.events_as_recorded(ask.ledger, ask.lake, stream, keys, ask.schemas)
         },
@@ -204,7 +204,7 @@ CHECKS = (
         ("events",),
         {
             metrics_checks.FOLLOWS: (
-                "The minutes that the slice touches stand there once, and are what one query over all events says."
+                "The minutes that the slice touches are there once, and are what one query over all events says."
             )
         },
         lambda ask, stream, keys: metrics_checks.metrics_follow_events(ask.ledger, ask.lake, stream, keys),

@@ -68,28 +68,28 @@ class Held:
 
 
 def hold_against_topic(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, slices: Iterable[Slice]) -> list[Held]:
-    """Compare slices that stand in raw; in memory is one slice's digests at a time.
+    """Compare slices that are in raw; in memory is one slice's digests at a time.
 
     Raises:
         DependencyAwayError: the lake or the ledger could not be read.
     """
     wanted = list(slices)
-    standing = lake.committed(stream.name, "raw", [slice_.key for slice_ in wanted])
+    proofs = lake.committed(stream.name, "raw", [slice_.key for slice_ in wanted])
     generations = {topic: ledger.generations(stream.name, topic) for topic in {slice_.topic for slice_ in wanted}}
     erased = ledger.erasures.slices([slice_.key for slice_ in wanted])
-    # What went by its age stands there again where it is compared.
+    # What went by its age is there again where it is compared.
     places = {
         key: {place for one in found if not one.by_age for place in places_in(one.places)}
         for key, found in erased.items()
     }
     return [
-        Held(slice_.key, skipped="other records stand under its offsets now, which was accepted")
+        Held(slice_.key, skipped="other records occupy its offsets now, which was accepted")
         if overtaken(slice_, generations[slice_.topic])
-        else Held(slice_.key, skipped=f"{aged(standing[slice_.key]):,} rows of raw went by their age")
-        if aged(standing[slice_.key])
+        else Held(slice_.key, skipped=f"{aged(proofs[slice_.key]):,} rows of raw went by their age")
+        if aged(proofs[slice_.key])
         else _held(kafka, lake, stream, slice_, places.get(slice_.key, set()))
         for slice_ in wanted
-        if slice_.key in standing
+        if slice_.key in proofs
     ]
 
 
@@ -134,8 +134,8 @@ def _served(kafka: Kafka, slice_: Slice, state: TopicState) -> dict[Place, str]:
         headers: Any = message.headers()
         # librdkafka numbers the types from 1 on, 0 is none; Spark from 0 on.
         kind, at = message.timestamp()
-        told = _whole(kind - 1, at, key, value, headers or ())
-        found[message.partition() or 0, message.offset() or 0] = told
+        digest = _whole(kind - 1, at, key, value, headers or ())
+        found[message.partition() or 0, message.offset() or 0] = digest
     return found
 
 

@@ -16,7 +16,7 @@ from highwater.decoding import Schemas, document_of_key, read_fields
 from highwater.decoding import document as document_of
 from highwater.envelope import ORIGIN, Origin
 from highwater.formats import Json
-from highwater.orchestration.checking.origin_checks import RECORD, SAMPLES, enveloped, told, tombstone_in_sql
+from highwater.orchestration.checking.origin_checks import RECORD, SAMPLES, enveloped, sample, tombstone_in_sql
 from highwater.orchestration.checking.verdicts import Verdict
 from highwater.reading import MisfitError, Record, UnreadableError, same, value_of
 from highwater.resources.commit_log import proofs_in
@@ -36,8 +36,8 @@ AS_RECORDED = "events_as_recorded"
 _ORIGIN = ", ".join(ORIGIN)
 
 
-class _Told(NamedTuple):
-    """A declared field, the column that it stands in, and whether events always had it."""
+class _EventColumn(NamedTuple):
+    """A declared field, the column that it is in, and whether events always had it."""
 
     declared: Field
     column: str
@@ -103,7 +103,7 @@ def _judged(events: int, unlike: Sequence[_Unlike]) -> Verdict:
     if not unlike:
         return Verdict(passed=True, text=f"{events:,} events have the fields of their records", numbers=numbers)
     samples = [
-        {**told("other fields than the record", one.origin), "fields": ", ".join(one.fields)}
+        {**sample("other fields than the record", one.origin), "fields": ", ".join(one.fields)}
         for one in sorted(unlike)[:SAMPLES]
     ]
     text = f"{len(unlike):,} of {events:,} events have other fields than their records in raw"
@@ -111,7 +111,7 @@ def _judged(events: int, unlike: Sequence[_Unlike]) -> Verdict:
 
 
 def _of_main(
-    raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_Told], slice_: Slice
+    raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_EventColumn], slice_: Slice
 ) -> tuple[int, list[_Unlike]]:
     """How many events of a slice were compared, and those that differ; a batch at a time."""
     mine = {f"{name}_slices": slice_is_one_of([slice_.key], f"{name}.slice") for name in "er"}
@@ -150,7 +150,7 @@ WHERE NOT ({{tombstone}}) AND {{e_slices}} AND {{r_slices}}
 
 
 def _of_tier(
-    raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_Told], slice_: Slice
+    raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_EventColumn], slice_: Slice
 ) -> tuple[int, list[_Unlike]]:
     """The same of a tier's slice: of several copies of an origin the event is like one at least."""
     stream, mine = reader.stream, f"{slice_is_one_of([slice_.key])}"
@@ -169,7 +169,7 @@ def _of_tier(
     return compared, unlike
 
 
-def _columns(stream: Stream, events: DeltaTable) -> list[_Told]:
+def _columns(stream: Stream, events: DeltaTable) -> list[_EventColumn]:
     """All that a record tells; a field that was added to the stream counts as soon as the table has it."""
     declared = {one.name: one for one in stream.fields} | {one.name: one for one in read_fields(stream)}
     there = {field.name for field in events.schema().fields}
@@ -179,7 +179,7 @@ def _columns(stream: Stream, events: DeltaTable) -> list[_Told]:
     pairs = [(name, column) for name, column in [*named, *roles] if declared[name].is_read]
     # A record that deletes has these at least.
     always = stream.required_fields
-    return [_Told(declared[name], column, name in always) for name, column in pairs]
+    return [_EventColumn(declared[name], column, name in always) for name, column in pairs]
 
 
 def _roles(stream: Stream) -> list[tuple[str | None, str]]:
@@ -198,7 +198,7 @@ def _deleted(stream: Stream, events: DeltaTable) -> str:
     return ", e.deleted AS deleted" if stream.deletes and has_column(events, "deleted") else ""
 
 
-def _held(events: DeltaTable, columns: Sequence[_Told], slice_: Slice) -> list[_Told]:
+def _held(events: DeltaTable, columns: Sequence[_EventColumn], slice_: Slice) -> list[_EventColumn]:
     """The columns in which the events of a slice must have something.
 
     One declaration decides a whole slice: a field that came to the stream later is null in all of its events. What a
@@ -209,21 +209,21 @@ def _held(events: DeltaTable, columns: Sequence[_Told], slice_: Slice) -> list[_
     return [one for at, one in enumerate(columns) if one.always or filled[f"c{at}"]]
 
 
-def _chosen(columns: Sequence[_Told]) -> str:
-    return ", ".join(["e.key AS event_key", *(f"{_as_told(one)} AS c{at}" for at, one in enumerate(columns))])
+def _chosen(columns: Sequence[_EventColumn]) -> str:
+    return ", ".join(["e.key AS event_key", *(f"{_as_stored(one)} AS c{at}" for at, one in enumerate(columns))])
 
 
-def _as_told(one: _Told) -> str:
+def _as_stored(one: _EventColumn) -> str:
     """A time as a number: a producer's clock may name a year that Python's times do not know."""
     is_time = one.declared.type in {"timestamp", "timestamp_ntz"}
     return f"arrow_cast({_quoted(one)}, 'Int64')" if is_time else _quoted(one)
 
 
-def _quoted(one: _Told) -> str:
+def _quoted(one: _EventColumn) -> str:
     return f"e.{quoted(one.column)}"
 
 
-def _suspects(stream: Stream, columns: Sequence[_Told], batch: pa.RecordBatch) -> list[int]:
+def _suspects(stream: Stream, columns: Sequence[_EventColumn], batch: pa.RecordBatch) -> list[int]:
     """The rows that are to be looked at one by one: Arrow's parser, five times as fast, calls them different.
 
     All of them where it cannot read the values: it knows fewer forms of times and numbers.
@@ -264,7 +264,7 @@ def _other_keys(stream: Stream, batch: pa.RecordBatch, read: pa.Table) -> pa.Arr
     return pc.invert(pc.fill_null(pc.equal(pc.cast(batch["event_key"], theirs.type), theirs), fill_value=False))
 
 
-def _read(columns: Sequence[_Told], values: Sequence[bytes]) -> pa.Table:
+def _read(columns: Sequence[_EventColumn], values: Sequence[bytes]) -> pa.Table:
     import pyarrow as pa
     from pyarrow import json as arrow
 
@@ -290,13 +290,13 @@ def _digits(kind: str) -> tuple[int, int]:
 _PLAIN = frozenset({"string", "timestamp", "boolean", "integer", "long", "decimal"})
 
 
-def _is_plain(one: _Told) -> bool:
+def _is_plain(one: _EventColumn) -> bool:
     """Whether a field is a required one of the value's outermost object, of a type that Arrow's parser reads."""
     bare = Field(one.field, one.declared.type, one.declared.one_of, one.declared.at_least)
     return one.declared == bare and one.declared.type.split("(")[0] in _PLAIN
 
 
-def _differing(reader: _Reader, columns: Sequence[_Told], row: Mapping[str, Any], record: Record) -> list[str]:
+def _differing(reader: _Reader, columns: Sequence[_EventColumn], row: Mapping[str, Any], record: Record) -> list[str]:
     """The fields that an event has otherwise than its record, or has not."""
     stream = reader.stream
     try:
@@ -310,9 +310,9 @@ def _differing(reader: _Reader, columns: Sequence[_Told], row: Mapping[str, Any]
     # Null in events from before the stream declared deletes.
     found = [] if row.get("deleted") in {None, deletes} else ["deleted"]
     found += _unlike_key(stream, row, record, document, key) + _unlike_version(stream, row, record, document, key)
-    told = [one if one.always or not deletes else one._replace(declared=_lenient(one.declared)) for one in columns]
-    same_ = (_is_same(one.declared, record, document, key, row[f"c{at}"]) for at, one in enumerate(told))
-    return found + [one.field for one, same in zip(told, same_, strict=True) if not same]
+    compared = [one if one.always or not deletes else one._replace(declared=_lenient(one.declared)) for one in columns]
+    same_ = (_is_same(one.declared, record, document, key, row[f"c{at}"]) for at, one in enumerate(compared))
+    return found + [one.field for one, same in zip(compared, same_, strict=True) if not same]
 
 
 def _unlike_key(

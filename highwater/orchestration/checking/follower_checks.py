@@ -10,7 +10,7 @@ from highwater.assets.evolution import stream_of
 from highwater.assets.parsing import PERMANENT, field_columns
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
-from highwater.orchestration.checking.origin_checks import told
+from highwater.orchestration.checking.origin_checks import sample
 from highwater.orchestration.checking.plan_checks import another_commit, another_plan
 from highwater.orchestration.checking.tie_break_check import IS_LATER
 from highwater.orchestration.checking.verdicts import Verdict
@@ -48,7 +48,7 @@ def rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence
     if dlq is not None:
         numbers = {"rejected": count_in(rejects, NUMBER), "sent": count_in(dlq, NUMBER)}
         for row in query_all({"rejects": rejects, "dlq": dlq}, _UNLIKE.format(slices=slice_is_one_of(keys), **numbers)):
-            wrong[row["slice"]].append(told(_unlike(row), Origin.of_row(row)))
+            wrong[row["slice"]].append(sample(_unlike(row), Origin.of_row(row)))
     return {key: _published(slices[key], decided.get(key), proofs.get(key), sent.get(key), wrong[key]) for key in keys}
 
 
@@ -112,7 +112,7 @@ def _unpublished(slice_: Slice, decided: Proof | None, proof: Proof | None, sent
     # What was published of an earlier decision is in dlq, and was not sent again.
     expected = proof.counts.get("sent", sent.sent)
     if sent.sent != expected or sent.sent > (proof.rows or 0):
-        return f"the ledger tells of {sent.sent:,} that were sent, the commit of dlq of {expected:,} of {proof.rows:,}"
+        return f"the ledger names {sent.sent:,} that were sent, the commit of dlq of {expected:,} of {proof.rows:,}"
     return another_commit(slice_, proof, "dlq", decided.rows)
 
 
@@ -140,7 +140,7 @@ def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> d
     )
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
     for row in [*query_all(tables, sql), *_revived(lake, stream, tables, keys)]:
-        wrong[row["slice"]].append({**told(row["problem"], Origin.of_row(row)), "key": row["key"]})
+        wrong[row["slice"]].append({**sample(row["problem"], Origin.of_row(row)), "key": row["key"]})
     return {key: _follows(decided.get(key), held.get(key), wrong[key]) for key in keys}
 
 
@@ -152,7 +152,7 @@ def _revived(lake: Lake, stream: Stream, tables: Mapping[str, DeltaTable], keys:
     rows = query_all(tables, sql)
     # A delete whose slice is not merged yet is merged in its turn.
     merged = lake.holds(stream.name, "current") if rows else set()
-    return [{**row, "slice": row["told"]} for row in rows if row["slice"] in merged]
+    return [{**row, "slice": row["group_name"]} for row in rows if row["slice"] in merged]
 
 
 def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
@@ -185,7 +185,7 @@ ORDER BY slice, key
 
 
 _REVIVED = f"""
-SELECT DISTINCT CASE WHEN {{mine}} THEN b.slice ELSE updated_by_slice END AS told, b.slice AS slice, b.key AS key,
+SELECT DISTINCT CASE WHEN {{mine}} THEN b.slice ELSE updated_by_slice END AS group_name, b.slice AS slice, b.key AS key,
        {", ".join(f"b.{name} AS {name}" for name in ORIGIN)},
        'in current, and deleted at a higher version' AS problem
 FROM c s JOIN (SELECT slice, key, version, {_ORIGIN}, origin_timestamp_ms FROM e WHERE deleted) b ON s.key = b.key

@@ -73,7 +73,7 @@ def gaps_explained(ledger: Ledger, kafka: Kafka, found: InRaw) -> dict[str, Verd
     Raises:
         DependencyAwayError: the ledger or, where gaps are met for the first time, Kafka could not be read.
     """
-    kept, erased = ledger.gaps([*found.proofs]), ledger.erasures.slices([*found.proofs])
+    recorded, erased = ledger.gaps([*found.proofs]), ledger.erasures.slices([*found.proofs])
     return {
         slice_.key: _but_erased(
             ledger,
@@ -81,7 +81,7 @@ def gaps_explained(ledger: Ledger, kafka: Kafka, found: InRaw) -> dict[str, Verd
             slice_,
             found.proofs[slice_.key],
             found.rows[slice_.key],
-            kept.get(slice_.key),
+            recorded.get(slice_.key),
             erased.get(slice_.key, ()),
         )
         if slice_.key in found.proofs
@@ -96,7 +96,7 @@ def _but_erased(
     slice_: Slice,
     proof: Proof,
     rows: Rows,
-    kept: Gaps | None,
+    recorded: Gaps | None,
     erased: Sequence[Erased],
 ) -> Verdict:
     """What explains the gaps beside those that an erasure left, or rows that went by their age: the ledger has both."""
@@ -108,21 +108,21 @@ def _but_erased(
     if gone < aged(proof):
         return _unrecorded(slice_, everything, aged(proof), gone)
     gaps = _without(whole, _places_of([one for one in erased if not one.by_age]))
-    found, lacking = _explained(ledger, kafka, slice_, proof, gaps, kept)
+    found, lacking = _explained(ledger, kafka, slice_, proof, gaps, recorded)
     if lacking and (out := _excluded(ledger, kafka, slice_, lacking)):
         gaps = _without(gaps, out)
-        found, _ = _explained(ledger, kafka, slice_, proof, gaps, kept)
+        found, _ = _explained(ledger, kafka, slice_, proof, gaps, recorded)
     count = offsets_in(whole) - offsets_in(gaps)
     left_out = [f"{count:,} offsets of erased records"] if count else []
     left_out += [f"{gone:,} of records whose rows went by their age"] if gone else []
     numbers = {name: it for name, it in (("erased", count), ("aged", gone)) if it}
-    told = f"; {', '.join(left_out)} are left out" if left_out else ""
-    return replace(found, text=found.text + told, numbers={**found.numbers, **numbers})
+    note = f"; {', '.join(left_out)} are left out" if left_out else ""
+    return replace(found, text=found.text + note, numbers={**found.numbers, **numbers})
 
 
-def _unrecorded(slice_: Slice, gaps: Ranges, tells: int, known: int) -> Verdict:
+def _unrecorded(slice_: Slice, gaps: Ranges, reported: int, known: int) -> Verdict:
     text = (
-        f"by the commit of raw {tells:,} rows went by their age, and the ledger knows of {known:,} of them. "
+        f"by the commit of raw {reported:,} rows went by their age, and the ledger knows of {known:,} of them. "
         f"highwater maintain {slice_.stream} --yes learns what the lake knows; else restore the table erasures"
     )
     return Verdict(passed=False, text=text, numbers={**_numbers(slice_, gaps), "aged": known}, samples=_samples(gaps))
@@ -152,14 +152,14 @@ def _excluded(ledger: Ledger, kafka: Kafka, slice_: Slice, lacking: Sequence[Pla
 
 
 def _explained(
-    ledger: Ledger, kafka: Kafka, slice_: Slice, proof: Proof, gaps: Ranges, kept: Gaps | None
+    ledger: Ledger, kafka: Kafka, slice_: Slice, proof: Proof, gaps: Ranges, recorded: Gaps | None
 ) -> tuple[Verdict, Sequence[Place]]:
     """The answer, and the records that raw lacks though Kafka serves them."""
-    if kept is not None:
-        if kept.digest == digest_of(gaps):
-            return _by_record(slice_, gaps, kept), ()
+    if recorded is not None:
+        if recorded.digest == digest_of(gaps):
+            return _by_record(slice_, gaps, recorded), ()
         seen = _look(ledger, kafka, slice_, gaps)
-        return _changed(slice_, gaps, kept, seen), seen.lacking
+        return _changed(slice_, gaps, recorded, seen), seen.lacking
     lost = _lost(ledger, slice_, proof, gaps)
     seen = _look(ledger, kafka, slice_, _without(gaps, lost))
     if seen.lacking:
@@ -195,7 +195,7 @@ def _without(gaps: Ranges, taken: Ranges) -> dict[int, list[OffsetRange]]:
 
 
 def _first(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges, lost: int, seen: Look) -> Gaps:
-    """What the first look comes to; what is told apart by compaction needs the topic's settings, now and before."""
+    """What the first look comes to; what is distinguished by compaction needs the topic's settings, now and before."""
     nobody = offsets_in(gaps) - lost - seen.aborted - seen.unseen
     policy = _cleanup_policy(kafka, slice_.topic) if nobody else None
     unclear = nobody and any(compacts(value) for value in {policy, *ledger.cleanup_policies(slice_.topic_id)})
@@ -225,7 +225,7 @@ def _look(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges) -> Look:
     if not gaps:
         return Look()
     if overtaken(slice_, ledger.generations(slice_.stream, slice_.topic)):
-        return Look(unseen=offsets_in(gaps), why="other records stand under its offsets now, which was accepted")
+        return Look(unseen=offsets_in(gaps), why="other records occupy its offsets now, which was accepted")
     try:
         state = kafka.topic_state(slice_.topic)
     except TopicAbsentError:
@@ -272,13 +272,15 @@ def _read(kafka: Kafka, topic: str, gaps: Ranges, *, committed: bool) -> set[Pla
     }
 
 
-def _by_record(slice_: Slice, gaps: Ranges, kept: Gaps, why: str = "") -> Verdict:
-    numbers = {**_numbers(slice_, gaps), **kept.counts}
+def _by_record(slice_: Slice, gaps: Ranges, recorded: Gaps, why: str = "") -> Verdict:
+    numbers = {**_numbers(slice_, gaps), **recorded.counts}
     if not gaps:
         return Verdict(passed=True, text=f"raw has a record for each of {slice_.offsets:,} offsets", numbers=numbers)
-    told = ", ".join(f"{count:,} {_NAMES[name]}" for name, count in kept.counts.items() if count)
-    text = f"{slice_.offsets:,} offsets, {numbers['gaps']:,} gaps: {told}, as seen {kept.looked_at:%Y-%m-%d %H:%M} UTC"
-    if kept.unseen:
+    note = ", ".join(f"{count:,} {_NAMES[name]}" for name, count in recorded.counts.items() if count)
+    text = (
+        f"{slice_.offsets:,} offsets, {numbers['gaps']:,} gaps: {note}, as seen {recorded.looked_at:%Y-%m-%d %H:%M} UTC"
+    )
+    if recorded.unseen:
         reason = why or "Kafka held them no more"
         text += f". Of the unseen nothing is known: {reason} when they were first looked at"
         return Verdict(passed=False, text=text, numbers=numbers, samples=_samples(gaps), warning=True)
@@ -303,14 +305,14 @@ def _lacking(slice_: Slice, gaps: Ranges, seen: Look) -> Verdict:
     return Verdict(passed=False, text=text, numbers=numbers, samples=_samples(ranges_of(seen.lacking)))
 
 
-def _changed(slice_: Slice, gaps: Ranges, kept: Gaps, seen: Look) -> Verdict:
+def _changed(slice_: Slice, gaps: Ranges, recorded: Gaps, seen: Look) -> Verdict:
     """The gaps are others than when they were first looked at: rows came or went since, whatever Kafka shows now."""
     if seen.lacking:
         return _lacking(slice_, gaps, seen)
-    before, now = sum(kept.counts.values()), offsets_in(gaps)
+    before, now = sum(recorded.counts.values()), offsets_in(gaps)
     text = (
-        f"{now:,} gaps that are others than the {before:,} of {kept.looked_at:%Y-%m-%d %H:%M} UTC, and Kafka serves no "
-        "record there now: rows of raw were removed, added or moved by something else than Highwater. Restore raw"
+        f"{now:,} gaps that are others than the {before:,} of {recorded.looked_at:%Y-%m-%d %H:%M} UTC, and Kafka "
+        "serves no record there now: something else than Highwater removed, added or moved rows of raw. Restore raw"
     )
     return Verdict(
         passed=False, text=text, numbers={**_numbers(slice_, gaps), "before": before}, samples=_samples(gaps)

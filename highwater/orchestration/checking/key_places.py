@@ -53,7 +53,7 @@ class KeyPlaces:
     """Where the keys of a stream's main topic are.
 
     Args:
-        keys: how many there are, counted anew in each generation.
+        keys: how many there are, counted again in each generation.
         several: those that are in more than one partition of a generation.
         why: of so many of these the reason.
         samples: examples of them, as rows of a table.
@@ -97,11 +97,11 @@ class KeyPlaces:
         """What was found, in sentences."""
         lines = [f"keys: {self.keys:,}, {self.several:,} of them in several partitions of a generation"]
         if self.why:
-            told = ", ".join(f"{count:,} {one.value}" for one, count in self.why.items())
-            lines.append(f"keys in several partitions: {told}")
+            parts = ", ".join(f"{count:,} {one.value}" for one, count in self.why.items())
+            lines.append(f"keys in several partitions: {parts}")
         if self.shares:
-            told = ", ".join(f"{share:.1%} {_named(one)}" for one, share in self.shares.items())
-            lines.append(f"partitioners, estimated from {self.sampled:,} records: {told}")
+            parts = ", ".join(f"{share:.1%} {_named(one)}" for one, share in self.shares.items())
+            lines.append(f"partitioners, estimated from {self.sampled:,} records: {parts}")
         return lines
 
     def to_plain(self) -> dict[str, Any]:
@@ -144,10 +144,10 @@ def key_places(lake: Lake, stream: Stream, eras: Sequence[Era]) -> KeyPlaces:
         why[reason] += 1
         if len(samples) < SAMPLES:
             samples.append({"key": _shown(key), "generation": generation, "why": reason.value, "places": _places(rows)})
-    told = KeyPlaces(keys, several, dict(why.most_common()), samples)
+    result = KeyPlaces(keys, several, dict(why.most_common()), samples)
     if keys < LEAST_KEYS or max(map(max, asked.counts.values())) == 1:
-        return told
-    return replace(told, **asked.shares())
+        return result
+    return replace(result, **asked.shares())
 
 
 def _binary(key: bytes) -> str:
@@ -168,12 +168,12 @@ def _shown(key: bytes) -> str:
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> str:
     """Where a key's records are: in each partition the first of them, and the partitioners that would put it there."""
-    told = []
+    places = []
     for row in sorted(rows, key=lambda one: (one["partition"], one["first"])):
         found = sorted({one.text for one in explaining(row["key"], _place(row), {row["partitions"]})})
         by = f", {' or '.join(found)}" if found else ""
-        told.append(f"{row['records']:,} in {row['partition']} from offset {row['first']} ({row['slice']}{by})")
-    return "; ".join(told)
+        places.append(f"{row['records']:,} in {row['partition']} from offset {row['first']} ({row['slice']}{by})")
+    return "; ".join(places)
 
 
 Key = tuple[int, bytes]

@@ -27,7 +27,7 @@ def left_over(tables: Mapping[str, DeltaTable], mine: str, *, more: Sequence[str
     `published`, and `published_at`. The last one is that of the highest number of reclaims; among those
     the one that is not published yet, else the one that was published last.
 
-    An origin that was accepted without a retry, and not taken back from the DLQ before, is in two places: it is among
+    An origin that was accepted without a retry, and not reclaimed from the DLQ before, is in two places: it is among
     them, and the ends sum to more than was produced.
 
     Args:
@@ -40,8 +40,8 @@ def left_over(tables: Mapping[str, DeltaTable], mine: str, *, more: Sequence[str
     at = "published_at" if "dlq" in tables else "CAST(NULL AS TIMESTAMP) AS published_at"
     events = "events" if "events" in tables else "rejects"
     # Bare, so that files are left unread by their statistics; null is no more than 0 to the comparison.
-    taken_back = f"{NUMBER} > 0" if has_column(tables[events], NUMBER) else "false"
-    accepted = f"{mine} AND (retries > 0 OR {taken_back})" if "events" in tables else "false"
+    reclaimed = f"{NUMBER} > 0" if has_column(tables[events], NUMBER) else "false"
+    accepted = f"{mine} AND (retries > 0 OR {reclaimed})" if "events" in tables else "false"
     wanted = ", ".join([*ORIGIN, "next_topic", *more])
     number = {name: f"{_number(tables, name)} AS {NUMBER}" for name in ("rejects", events, "dlq")}
     return (

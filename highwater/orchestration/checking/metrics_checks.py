@@ -45,7 +45,7 @@ def names(stream: Stream) -> list[str]:
 def metrics_follow_events(
     ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]
 ) -> dict[str, dict[str, Verdict]]:
-    """For each slice whether the minutes that it touches are what all events say of them, and stand there once.
+    """For each slice whether the minutes that it touches are what all events say of them, and are there once.
 
     A minute in which a slice has events that metrics do not follow yet is left out: that slice's run computes it.
 
@@ -56,7 +56,7 @@ def metrics_follow_events(
 
 
 def _followed(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
-    # Metrics first: events are then at least as new, and a slice that was decided in between is told by its attempt.
+    # Metrics first: events are then at least as new, and the attempt shows a slice that was decided in between.
     metrics, events = lake.table(stream.name, TABLE), lake.table(stream.name, "events")
     if metrics is None or events is None:
         return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of metrics"))
@@ -137,8 +137,8 @@ def _compared(stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: 
     """First among the events of those hours; where that differs, among all events of their keys and all slices."""
     if not minutes:
         return _Compared({})
-    standing = _standing(stream, metrics, minutes)
-    wrong = _unlike(stream, standing, _Asked(stream, minutes).answered(events), minutes)
+    stored = _stored_minutes(stream, metrics, minutes)
+    wrong = _unlike(stream, stored, _Asked(stream, minutes).answered(events), minutes)
     # Most often a slice was decided a moment ago, which its events in those hours tell.
     moving = _seeing(wrong, _unfollowed(metrics, events, wrong)) if wrong else set()
     left = wrong.keys() - moving
@@ -149,7 +149,7 @@ def _compared(stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: 
     late = [*decided.keys() - made.keys(), *again]
     said = _Asked(stream, left, whole=True, late=late).answered(events)
     more = _seeing(left, said.moving | (_said_before(metrics, again) if again else set()))
-    return _Compared(_unlike(stream, standing, said, left - more), moving | more)
+    return _Compared(_unlike(stream, stored, said, left - more), moving | more)
 
 
 def _seeing(minutes: Collection[int], unsettled: Collection[int]) -> set[int]:
@@ -171,7 +171,7 @@ def _unfollowed(metrics: DeltaTable, events: DeltaTable, minutes: Collection[int
 
 
 def _said_before(metrics: DeltaTable, keys: Sequence[str]) -> set[int]:
-    """The minutes of events that slices had before they were decided anew, and those with the same versions."""
+    """The minutes of events that slices had before they were reprocessed, and those with the same versions."""
     found = {minute for made in _made(metrics, keys).values() for minute in made.minutes}
     rows = query(metrics, f"SELECT arrow_cast(minute, 'Int64') AS us, {_LINKED} FROM t")
     return found | {row["us"] // _US for row in rows if any(us // _US in found for us in row["linked"] or ())}
@@ -243,20 +243,20 @@ def _within(minutes: Collection[int]) -> list[str]:
             ranges[-1][1] = minute + 1
         else:
             ranges.append([minute - HOUR_MINUTES + 1, minute + 1])
-    told = [f"(event_time >= {_time(start)} AND event_time < {_time(end)})" for start, end in ranges]
-    return [f"({' OR '.join(some)})" for some in portions(told, MOST_RANGES)]
+    conditions = [f"(event_time >= {_time(start)} AND event_time < {_time(end)})" for start, end in ranges]
+    return [f"({' OR '.join(some)})" for some in portions(conditions, MOST_RANGES)]
 
 
 def _time(minute: int) -> str:
     return f"arrow_cast({minute * _US}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 
 
-def _standing(stream: Stream, metrics: DeltaTable, minutes: Collection[int]) -> dict[int, list[Row]]:
+def _stored_minutes(stream: Stream, metrics: DeltaTable, minutes: Collection[int]) -> dict[int, list[Row]]:
     """The rows of these minutes."""
     days = sorted({day_of(minute) for minute in minutes})
     where = slice_is_one_of(days) if len(days) <= MOST_RANGES else "true"
-    told = [name for name in schema(stream).names if name not in {"slice", "minute", "linked"}]
-    columns = ", ".join(["slice", "arrow_cast(minute, 'Int64') AS us", *map(quoted, told)])
+    names = [name for name in schema(stream).names if name not in {"slice", "minute", "linked"}]
+    columns = ", ".join(["slice", "arrow_cast(minute, 'Int64') AS us", *map(quoted, names)])
     found: dict[int, list[Row]] = {minute: [] for minute in minutes}
     for row in query(metrics, f"SELECT {columns} FROM t WHERE {where}"):
         minute = row["us"] // _US
@@ -266,9 +266,9 @@ def _standing(stream: Stream, metrics: DeltaTable, minutes: Collection[int]) -> 
 
 
 def _unlike(
-    stream: Stream, standing: Mapping[int, Sequence[Row]], said: _Said, minutes: Collection[int]
+    stream: Stream, stored: Mapping[int, Sequence[Row]], said: _Said, minutes: Collection[int]
 ) -> dict[int, str]:
-    found = {minute: _problem(standing[minute], _expected(stream, said.sums, minute)) for minute in minutes}
+    found = {minute: _problem(stored[minute], _expected(stream, said.sums, minute)) for minute in minutes}
     return {minute: problem for minute, problem in found.items() if problem}
 
 

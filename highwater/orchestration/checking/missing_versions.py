@@ -39,14 +39,14 @@ class Gap:
     """Versions of a key that no event has, between two that events have, or below the first.
 
     Args:
-        told: the slice, or the stream, that it is told of.
+        group: the slice, or the stream, that it is told of.
         key: the key.
         since, until: the first and the last of them.
         topic, generation, partition, offset: the origin of the event above them.
         after: the offset of the event below them; -1 where there is none in the same partition.
     """
 
-    told: str
+    group: str
     key: str
     since: int
     until: int
@@ -70,7 +70,7 @@ class Reject:
         tier: whether it comes back by itself.
         due: when it does, at the earliest; None where it does not, or was not sent yet.
         origin: the record, for people.
-        taken_back: whether a person took it back from the DLQ since: its slice decides it anew, and no copy counts.
+        is_reclaimed: whether a person reclaimed it from the DLQ since: its slice reprocesses it, and no copy counts.
     """
 
     version: int | None
@@ -78,13 +78,13 @@ class Reject:
     tier: bool
     due: datetime | None
     origin: str
-    taken_back: bool = False
+    is_reclaimed: bool = False
 
     @property
     def kind(self) -> str:
         """What it is counted as."""
-        if self.taken_back:
-            return "may be taken back" if self.version is None else "is taken back"
+        if self.is_reclaimed:
+            return "may be reclaimed" if self.version is None else "is reclaimed"
         kinds = {
             (True, True): "waits in a tier",
             (True, False): "is parked",
@@ -96,9 +96,9 @@ class Reject:
     @property
     def text(self) -> str:
         """The record in words."""
-        if self.taken_back:
+        if self.is_reclaimed:
             may = "may be " if self.version is None else ""
-            return f"{may}{self.origin}, which its slice decides anew when it is materialised again"
+            return f"{may}{self.origin}, which its slice reprocesses when it is materialised again"
         due = "" if self.due is None else f", due at {self.due:%Y-%m-%d %H:%M:%S} UTC or a little later"
         return f"{'may be ' if self.version is None else ''}{self.origin}, on {self.where}{due}"
 
@@ -174,14 +174,14 @@ _WHERE = {
 
 
 def missing(
-    lake: Lake, stream: Stream, questions: Questions, taken_back: Mapping[Origin, int] | None = None
+    lake: Lake, stream: Stream, questions: Questions, reclaim_numbers: Mapping[Origin, int] | None = None
 ) -> dict[str, Found]:
     """The missing versions of each slice that is judged, or of the stream.
 
     Args:
         lake, stream: the tables.
         questions: what is judged, and by which events.
-        taken_back: how often origins were taken back from the DLQ.
+        reclaim_numbers: how often origins were reclaimed from the DLQ.
 
     Raises:
         DependencyAwayError: the lake could not be read.
@@ -198,13 +198,13 @@ def missing(
         if since is not None and any(_begins_before(gap, known) for gap in portion):
             since, known = None, _reaches(tables, stream, None)
         keys = {gap.key for gap in portion}
-        rejects = _rejects(tables, stream, keys, taken_back or {}) if "rejects" in tables else {}
+        rejects = _rejects(tables, stream, keys, reclaim_numbers or {}) if "rejects" in tables else {}
         for gap in portion:
-            told = found.setdefault(gap.told, Found())
+            group = found.setdefault(gap.group, Found())
             for kind, versions, where, count in explained(gap, rejects.get(gap.key, ()), known):
-                told.counts[kind] += count
+                group.counts[kind] += count
                 sample = {"key": gap.key, "versions": versions, "where": where, "above": _above(gap)}
-                told.keep({**sample, "class": kind})
+                group.keep({**sample, "class": kind})
     return found
 
 
@@ -229,7 +229,7 @@ def _begins_before(gap: Gap, known: Reaches) -> bool:
 
 
 def _gap(row: Mapping[str, Any]) -> Gap:
-    names = ("told", "key", "since", "until", "topic", "generation", "partition", "offset", "after")
+    names = ("group_name", "key", "since", "until", "topic", "generation", "partition", "offset", "after")
     return Gap(*[row[name] for name in names])
 
 
@@ -252,7 +252,7 @@ ORDER BY {origin}
 
 
 def _rejects(
-    tables: Mapping[str, DeltaTable], stream: Stream, keys: Iterable[str], taken_back: Mapping[Origin, int]
+    tables: Mapping[str, DeltaTable], stream: Stream, keys: Iterable[str], reclaim_numbers: Mapping[Origin, int]
 ) -> dict[str, list[Reject]]:
     """By key the records that were rejected and not accepted since."""
     sql = _OPEN.format(
@@ -268,17 +268,17 @@ def _rejects(
     )
     found: dict[str, list[Reject]] = {}
     for row in query_all(tables, sql):
-        found.setdefault(bytes(row["key"]).decode(), []).append(_reject(stream, row, taken_back))
+        found.setdefault(bytes(row["key"]).decode(), []).append(_reject(stream, row, reclaim_numbers))
     return found
 
 
-def _reject(stream: Stream, row: Mapping[str, Any], taken_back: Mapping[Origin, int]) -> Reject:
+def _reject(stream: Stream, row: Mapping[str, Any], reclaim_numbers: Mapping[Origin, int]) -> Reject:
     topic, published = row["next_topic"], row["published_at"]
     tier = topic in stream.tier_topics
     due = published + stream.tiers[stream.tier_topics.index(topic)] if tier and published is not None else None
     generation = f" of generation {row['origin_generation']}" if row["origin_generation"] else ""
     origin = f"{row['origin_topic']} partition {row['origin_partition']} offset {row['origin_offset']}{generation}"
-    again = stale(taken_back, Origin.of_row(row), row["reclaims"])
+    again = stale(reclaim_numbers, Origin.of_row(row), row["reclaims"])
     return Reject(version_in(row["value"], stream.version_fields[0]), topic, tier, due, origin, again)
 
 

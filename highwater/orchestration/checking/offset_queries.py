@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
     from highwater.slices import Slice
 
-# `dense_rank` and no row number: a row that stands there twice must not tear its stretch apart.
+# `dense_rank` and no row number: a row that is there twice must not tear its stretch apart.
 _STRETCHES = """
 SELECT slice, topic, generation, "partition", min("offset") AS first, max("offset") AS last, count(*) AS rows
 FROM (SELECT slice, topic, generation, "partition", "offset",
@@ -80,8 +80,8 @@ def rows_in_raw(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, Rows]:
     """
     planned = {slice_.key: slice_ for slice_ in slices}
     found = {key: Rows() for key in planned}
-    told = query_columns({"raw": raw}, _STRETCHES.format(slices=slice_is_one_of(planned)))
-    for key, topic, generation, partition, first, last, rows in zip(*told.values(), strict=True):
+    stretches = query_columns({"raw": raw}, _STRETCHES.format(slices=slice_is_one_of(planned)))
+    for key, topic, generation, partition, first, last, rows in zip(*stretches.values(), strict=True):
         mine, slice_ = found[key], planned[key]
         mine.rows += rows
         if first is None:

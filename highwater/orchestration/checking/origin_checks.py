@@ -45,8 +45,8 @@ def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequ
     if len(tables) < len(CONSERVED):
         return counted
     slices = {slice_.key: slice_ for slice_ in ledger.get(keys)}
-    given_up = {discard.origin for discard in ledger.discards(stream.name)}
-    wrong = _misplaced(tables, stream, slices, proofs, numbers(ledger.reclaims.of(stream.name)), given_up)
+    discarded_origins = {discard.origin for discard in ledger.discards(stream.name)}
+    wrong = _misplaced(tables, stream, slices, proofs, numbers(ledger.reclaims.of(stream.name)), discarded_origins)
     found = {}
     for key, verdict in counted.items():
         decision = proofs["events"].get(key)
@@ -58,10 +58,10 @@ def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequ
 def _accounted(counted: Verdict, problem: str | None, wrong: Sequence[Mapping[str, Any]]) -> Verdict:
     numbers = {**counted.numbers, "misplaced": len(wrong)}
     kinds = Counter(str(one["problem"]) for one in wrong)
-    told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
+    totals = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
     texts = [] if counted.passed else [counted.text]
     texts += [problem] if problem else []
-    texts += [f"origins: {told}"] if told else []
+    texts += [f"origins: {totals}"] if totals else []
     text = "; ".join(texts) if texts else f"{counted.text}, origin by origin"
     return Verdict(not texts, text, numbers, wrong[:SAMPLES])
 
@@ -71,36 +71,38 @@ def _misplaced(
     stream: Stream,
     slices: Mapping[str, Slice],
     proofs: Mapping[str, Mapping[str, Proof]],
-    taken_back: Mapping[Origin, int],
-    given_up: Collection[Origin],
+    reclaim_numbers: Mapping[Origin, int],
+    discarded_origins: Collection[Origin],
 ) -> dict[str, list[dict[str, Any]]]:
-    """For each slice the origins that are not in exactly one place, or stand there otherwise than in raw.
+    """For each slice the origins that are not in exactly one place, or are there otherwise than in raw.
 
-    Of a slice whose rows of raw went by their age it is told what stands in two places, or beyond what was planned.
+    Of a slice whose rows of raw went by their age it is told what is in two places, or beyond what was planned.
     """
     found: dict[str, list[dict[str, Any]]] = {key: [] for key in slices}
     decisions, gone = proofs["events"], {key for key, proof in proofs["raw"].items() if aged(proof)}
     for row in _asked(tables, _TWICE, gone):
-        found[row["slice"]].append(told("in two places", Origin.of_row(row)))
+        found[row["slice"]].append(sample("in two places", Origin.of_row(row)))
     for key in sorted(gone):
         found[key] += _unplanned(tables, stream, slices[key])
     main = [key for key, slice_ in slices.items() if slice_.topic == stream.topic and key not in gone]
     for tombstone in ("false", "value IS NULL"):
         mine = [key for key in main if _tombstones_of(decisions.get(key)) == tombstone]
         for row in _asked(tables, _MISPLACED, mine, tombstone=tombstone):
-            found[row["slice"]].append(told(_problem(row), Origin.of_row(row)))
+            found[row["slice"]].append(sample(_problem(row), Origin.of_row(row)))
     # Values are read of slices with rejects alone.
     rejected = [key for key in main if key in decisions and decisions[key].counts.get("rejects")]
     for name, question, keys in (("events", _ALTERED_EVENTS, main), ("rejects", _ALTERED_REJECTS, rejected)):
-        # What the main topic holds was never rejected before, also if it was taken back from the DLQ since.
+        # What the main topic holds was never rejected before, also if it was reclaimed from the DLQ since.
         tried = f"{count_in(tables[name], 'retries')} <> 0"
         other_key = _OTHER_KEY if stream.record_key == "strict" else "false"
         for row in _asked(tables, question, keys, tried=tried, other_key=other_key):
-            found[row["slice"]].append(told(f"in {name} otherwise than in raw", Origin.of_row(row)))
+            found[row["slice"]].append(sample(f"in {name} otherwise than in raw", Origin.of_row(row)))
     # Whose the records are that other systems sent rests on what was known when they were decided: the numbers tell.
     tiers = [key for key, slice_ in slices.items() if slice_.topic in stream.tier_topics and key not in gone]
     for key in tiers:
-        found[key] = _misplaced_of_tier(tables, stream, slices[key], decisions.get(key), taken_back, given_up)
+        found[key] = _misplaced_of_tier(
+            tables, stream, slices[key], decisions.get(key), reclaim_numbers, discarded_origins
+        )
     return found
 
 
@@ -112,7 +114,7 @@ def _unplanned(tables: Mapping[str, DeltaTable], stream: Stream, slice_: Slice) 
     where = f"{slice_is_one_of([slice_.key])} AND {in_none_of(spans)}"
     asked = f"SELECT {_ORIGIN} FROM t WHERE {where}"
     rows = [row for name in ("events", "rejects") for row in query(tables[name], asked)]
-    return [told("in events or rejects, and not planned", Origin.of_row(row)) for row in rows]
+    return [sample("in events or rejects, and not planned", Origin.of_row(row)) for row in rows]
 
 
 def tombstone_in_sql(stream: Stream, value: str = "value") -> str:
@@ -145,7 +147,7 @@ FROM (SELECT slice, topic AS origin_topic, generation AS origin_generation, "par
 GROUP BY slice, {_ORIGIN} HAVING sum(r) <> 1 OR sum(n) + sum(e) + sum(j) <> 1
 ORDER BY slice, origin_partition, origin_offset
 """
-# What is left to be told without raw.
+# What is left to be reported without raw.
 _TWICE = f"""
 SELECT slice, {_ORIGIN}
 FROM (SELECT slice, {_ORIGIN} FROM events WHERE {{slices}}
@@ -181,7 +183,7 @@ def _problem(row: Mapping[str, Any]) -> str:
     return "in no place" if not places else "in two places"
 
 
-def told(problem: str, origin: Origin) -> dict[str, Any]:
+def sample(problem: str, origin: Origin) -> dict[str, Any]:
     """An example for the check's page."""
     return {"problem": problem, **origin._asdict()}
 
@@ -191,13 +193,13 @@ def _misplaced_of_tier(
     stream: Stream,
     slice_: Slice,
     decision: Proof | None,
-    taken_back: Mapping[Origin, int],
-    given_up: Collection[Origin],
+    reclaim_numbers: Mapping[Origin, int],
+    discarded_origins: Collection[Origin],
 ) -> list[dict[str, Any]]:
-    """The same of a tier's slice, whose origins stand in the envelopes of its records.
+    """The same of a tier's slice, whose origins are in the envelopes of its records.
 
     Several records may have one origin: one counts, the others are superseded. All of them are where another slice
-    accepted it or a person gave it up, and those that were published before their origin was taken back from the DLQ.
+    accepted it or a person gave it up, and those that were published before their origin was reclaimed from the DLQ.
     """
     mine = f"{slice_is_one_of([slice_.key])}"
     asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE NOT ({_tombstones_of(decision)}) AND {mine}")
@@ -207,7 +209,7 @@ def _misplaced_of_tier(
     tries = defaultdict[Origin, set[int | None]](lambda: {None})  # a row that does not tell is no error
     for one, times in copies.items():
         read[one.origin] += times
-        counting |= set() if stale(taken_back, one.origin, one.taken_back) else {one.origin}
+        counting |= set() if stale(reclaim_numbers, one.origin, one.reclaims) else {one.origin}
         contents[one.origin] |= {one.as_event, one.as_reject}
         tries[one.origin].add(one.retries)
     placed, altered = Counter[Origin](), list[tuple[Origin, str]]()
@@ -218,15 +220,15 @@ def _misplaced_of_tier(
             placed[origin] += 1
             same = _digest(row) in contents[origin] and row["retries"] in tries[origin]
             altered += [(origin, name)] if origin in read and not same else []
-    found = [told("in two places", origin) for origin, times in sorted(placed.items()) if times > 1]
-    found += [told(f"in {name} otherwise than in raw", origin) for origin, name in sorted(altered)]
-    found += [told("in events or rejects, and not in raw", origin) for origin in sorted(placed.keys() - read.keys())]
-    left = counting.difference(placed, given_up)
-    found += [told("in no place", origin) for origin in sorted(left - _elsewhere(tables, stream, slice_, left))]
+    found = [sample("in two places", origin) for origin, times in sorted(placed.items()) if times > 1]
+    found += [sample(f"in {name} otherwise than in raw", origin) for origin, name in sorted(altered)]
+    found += [sample("in events or rejects, and not in raw", origin) for origin in sorted(placed.keys() - read.keys())]
+    left = counting.difference(placed, discarded_origins)
+    found += [sample("in no place", origin) for origin in sorted(left - _elsewhere(tables, stream, slice_, left))]
     superseded = sum(read.values()) - len(read.keys() & placed.keys())
     decided = decision.counts.get("superseded", 0) if decision else superseded
     if superseded != decided and not found:
-        found = [told(f"among {superseded:,} superseded, and {decided:,} were decided", o) for o in sorted(read)[:1]]
+        found = [sample(f"among {superseded:,} superseded, and {decided:,} were decided", o) for o in sorted(read)[:1]]
     return found
 
 
@@ -246,13 +248,13 @@ class _Copy(NamedTuple):
 
     Args:
         origin: the record's identity.
-        taken_back: how often it had been taken back from the DLQ when this copy was published.
+        reclaims: how often it had been reclaimed from the DLQ when this copy was published.
         retries: how often it was rejected by then.
         as_event, as_reject: digests of what events and rejects hold of it unchanged.
     """
 
     origin: Origin
-    taken_back: int
+    reclaims: int
     retries: int
     as_event: str
     as_reject: str
@@ -266,18 +268,18 @@ def _named_early(rejects: DeltaTable, slice_: Slice, mine: str) -> set[tuple[int
 
 
 def _copy_of(stream: Stream, slice_: Slice, row: Mapping[str, Any], early: Collection[tuple[int, int]]) -> _Copy:
-    told = {**row, "headers": None} if (row["partition"], row["offset"]) in early else row
-    origin, taken_back, retries, ms = enveloped(stream, slice_, told)
+    mapped = {**row, "headers": None} if (row["partition"], row["offset"]) in early else row
+    origin, reclaims, retries, ms = enveloped(stream, slice_, mapped)
     whole = {**row, "ms": ms}
     as_event = {"ms": ms, "key": row["key"]} if stream.record_key == "strict" else {"ms": ms}
-    return _Copy(origin, taken_back, retries, _digest(as_event), _digest(whole))
+    return _Copy(origin, reclaims, retries, _digest(as_event), _digest(whole))
 
 
 def enveloped(stream: Stream, slice_: Slice, row: Mapping[str, Any]) -> tuple[Origin, int, int, int]:
     """What a row of raw, of a tier's slice, is a copy of: of itself if it has no envelope.
 
     Returns:
-        The record's identity, how often it had been taken back from the DLQ when this copy was published, how often it
+        The record's identity, how often it had been reclaimed from the DLQ when this copy was published, how often it
         was rejected by then, and its timestamp in milliseconds since 1970.
     """
     envelope = opened(headers_of(row), stream.is_origin)
@@ -288,14 +290,14 @@ def enveloped(stream: Stream, slice_: Slice, row: Mapping[str, Any]) -> tuple[Or
 
 
 def _digest(row: Mapping[str, Any]) -> str:
-    told = [row[name] for name in ("ms", "key", "value", "headers") if name in row]
-    return hashlib.sha256(repr(told).encode()).hexdigest()
+    values = [row[name] for name in ("ms", "key", "value", "headers") if name in row]
+    return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
 def _elsewhere(
     tables: Mapping[str, DeltaTable], stream: Stream, slice_: Slice, origins: Collection[Origin]
 ) -> set[Origin]:
-    """Those of the origins that another slice accepted, or accepted once and has decided anew since.
+    """Those of the origins that another slice accepted, or accepted once and has reprocessed since.
 
     That one holds it as a reject then: another slice of a tier, or one of the main topic that rejected it later than
     this slice was planned.

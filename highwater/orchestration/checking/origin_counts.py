@@ -41,7 +41,7 @@ class Ends:
     """How the origins of a stream's main topic ended.
 
     Args:
-        produced: records of the main topic that stand in raw, or stood there until they went by their age.
+        produced: records of the main topic that are in raw, or stood there until they went by their age.
         accepted: origins in events.
         twice: rows in events beyond one for each origin; anything but 0 is an error.
         tombstones: records without a value.
@@ -50,7 +50,7 @@ class Ends:
             without any are left out.
         parked: origins that wait for a person.
         discarded: origins that a person gave up; none of them is accepted later.
-        reclaimed: origins that were taken back from the DLQ, and are not decided anew yet.
+        reclaimed: origins that were reclaimed from the DLQ, and are not reprocessed yet.
         unpublished: rejected, and not published yet.
         undecided: in raw, and not decided yet.
     """
@@ -78,7 +78,7 @@ class Ends:
     def error(self) -> str | None:
         """What is wrong with the numbers; None if they agree."""
         if self.twice:
-            return f"{self.twice:,} rows of events are of an origin that stands there already"
+            return f"{self.twice:,} rows of events are of an origin that is there already"
         if self.sum != self.produced:
             return f"the ends sum to {self.sum:,}, produced were {self.produced:,}"
         return None
@@ -90,10 +90,10 @@ class Ends:
             "accepted": self.accepted,
             "tombstones": self.tombstones,
             **{f"waiting on {tier}": count for tier, count in self.waiting.items()},
-            **{f"lost with {tier}, to be taken back": count for tier, count in self.stranded.items()},
+            **{f"lost with {tier}, to be reclaimed": count for tier, count in self.stranded.items()},
             "parked": self.parked,
             "discarded": self.discarded,
-            "taken back, not decided anew yet": self.reclaimed,
+            "reclaimed, not reprocessed yet": self.reclaimed,
             "rejected, not published yet": self.unpublished,
             "not decided yet": self.undecided,
             "sum": self.sum,
@@ -121,15 +121,15 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     open_slices = [proof.slice_ for key, proof in decided["events"].items() if key not in settled]
     counted = _Counted(tables, stream, open_slices, ledger.losses(stream.name, stream.topic))
     rows, accepted = counted.accepted()
-    given_up = {discard.origin for discard in ledger.discards(stream.name)}
-    taken_back = numbers(ledger.reclaims.of(stream.name))
-    reclaimed = counted.reclaimed(taken_back, given_up)
-    discarded = counted.discarded(given_up)
+    discarded_origins = {discard.origin for discard in ledger.discards(stream.name)}
+    reclaim_numbers = numbers(ledger.reclaims.of(stream.name))
+    reclaimed = counted.reclaimed(reclaim_numbers, discarded_origins)
+    discarded = counted.discarded(discarded_origins)
     rejected = Counter(counted.left_over())
     rejected.subtract(reclaimed)
     rejected.subtract(discarded)
     lost = lost_until(ledger, stream, settled, datetime.now(UTC))
-    stranded = counted.stranded(lost, taken_back, given_up)
+    stranded = counted.stranded(lost, reclaim_numbers, discarded_origins)
     return Ends(
         produced=sum(map(records, read.values())),
         accepted=accepted,
@@ -150,7 +150,7 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
 
 
 def count_parked(ledger: Ledger, lake: Lake, stream: Stream, *, published: bool = False) -> int:
-    """Origins that were rejected for good, and neither accepted, given up nor taken back since.
+    """Origins that were rejected for good, and neither accepted, discarded nor reclaimed since.
 
     Args:
         ledger, lake: the connections.
@@ -162,10 +162,10 @@ def count_parked(ledger: Ledger, lake: Lake, stream: Stream, *, published: bool 
     """
     tables = _opened(lake, stream, "dlq", "rejects", "events")
     counted = _Counted(tables, stream, [], ledger.losses(stream.name, stream.topic))
-    given_up = {discard.origin for discard in ledger.discards(stream.name)}
+    discarded_origins = {discard.origin for discard in ledger.discards(stream.name)}
     found = Counter(counted.left_over())
-    found.subtract(counted.reclaimed(numbers(ledger.reclaims.of(stream.name)), given_up))
-    found.subtract(counted.discarded(given_up))
+    found.subtract(counted.reclaimed(numbers(ledger.reclaims.of(stream.name)), discarded_origins))
+    found.subtract(counted.discarded(discarded_origins))
     if published:
         return found[stream.parked_topic, True]
     return sum(count for (topic, _), count in found.items() if topic == stream.parked_topic)
@@ -240,30 +240,32 @@ class _Counted:
         )
         return {(str(row["next_topic"]), bool(row["published"])): int(row["n"]) for row in found}
 
-    def discarded(self, given_up: Collection[Origin]) -> Counter[tuple[str, bool]]:
+    def discarded(self, discarded_origins: Collection[Origin]) -> Counter[tuple[str, bool]]:
         """Of `left_over` those that a person gave up, counted alike: one may have been sent back before that."""
-        if not given_up or "rejects" not in self._tables:
+        if not discarded_origins or "rejects" not in self._tables:
             return Counter()
         rows = self._ask(f"{self._left_over} SELECT {_ORIGIN}, next_topic, published FROM left_over")
         return Counter(
-            (str(row["next_topic"]), bool(row["published"])) for row in rows if Origin.of_row(row) in given_up
+            (str(row["next_topic"]), bool(row["published"])) for row in rows if Origin.of_row(row) in discarded_origins
         )
 
-    def reclaimed(self, taken_back: Mapping[Origin, int], given_up: Collection[Origin]) -> Counter[tuple[str, bool]]:
-        """Of `left_over` those that were taken back since they were rejected, counted alike."""
-        if not taken_back or "rejects" not in self._tables:
+    def reclaimed(
+        self, reclaim_numbers: Mapping[Origin, int], discarded_origins: Collection[Origin]
+    ) -> Counter[tuple[str, bool]]:
+        """Of `left_over` those that were reclaimed since they were rejected, counted alike."""
+        if not reclaim_numbers or "rejects" not in self._tables:
             return Counter()
         rows = self._ask(f"{self._left_over} SELECT {_ORIGIN}, next_topic, published, {NUMBER} FROM left_over")
         return Counter(
             (str(row["next_topic"]), bool(row["published"]))
             for row in rows
-            if stale(taken_back, origin := Origin.of_row(row), row[NUMBER]) and origin not in given_up
+            if stale(reclaim_numbers, origin := Origin.of_row(row), row[NUMBER]) and origin not in discarded_origins
         )
 
     def stranded(
-        self, lost: Mapping[str, datetime], taken_back: Mapping[Origin, int], given_up: Collection[Origin]
+        self, lost: Mapping[str, datetime], reclaim_numbers: Mapping[Origin, int], discarded_origins: Collection[Origin]
     ) -> dict[str, int]:
-        """By tier the origins of `left_over` that it lost: published there before the moment, and not taken back."""
+        """By tier the origins of `left_over` that it lost: published there before the moment, and not reclaimed."""
         if not lost or "rejects" not in self._tables:
             return {}
         found: Counter[str] = Counter()
@@ -273,7 +275,9 @@ class _Counted:
                 f"'{topic}' AND arrow_cast(published_at, 'Int64') < {microseconds(moment)}"
             )
             origins = ((Origin.of_row(row), row[NUMBER]) for row in rows)
-            found[topic] = sum(one not in given_up and not stale(taken_back, one, number) for one, number in origins)
+            found[topic] = sum(
+                one not in discarded_origins and not stale(reclaim_numbers, one, number) for one, number in origins
+            )
         return {topic: count for topic, count in found.items() if count}
 
     @property

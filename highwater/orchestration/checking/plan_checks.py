@@ -100,9 +100,9 @@ def _as_planned(slice_: Slice, proof: Proof, rows: Rows) -> Verdict:
     numbers = {"rows": rows.rows, "doubled": rows.doubled, "stretches_outside": len(rows.outside)}
     problem = another_plan(slice_, proof, "raw")
     if problem is None and rows.doubled:
-        problem = f"{rows.doubled:,} rows stand under an offset that has one already"
+        problem = f"{rows.doubled:,} rows have an offset that has one already"
     if problem is None and rows.outside:
-        problem = f"rows stand under offsets that were not planned: {rows.outside[0]}"
+        problem = f"rows have offsets that were not planned: {rows.outside[0]}"
     if problem is None:
         gone = f"; {aged(proof):,} went by their age" if aged(proof) else ""
         text = f"{rows.rows:,} rows, each under a planned offset of its own{gone}"
@@ -129,9 +129,9 @@ def another_commit(slice_: Slice, proof: Proof, table: str, rows: int | None) ->
     Args:
         slice_: the plan.
         proof: what the commit says.
-        table: where it stands.
+        table: where it is.
         rows: how many the commit must tell of; None if nobody knows.
     """
     if (problem := another_plan(slice_, proof, table)) or None in {rows, proof.rows} or rows == proof.rows:
         return problem
-    return f"the commit of {table} tells of {proof.rows:,} rows, and should of {rows:,}"
+    return f"the commit of {table} names {proof.rows:,} rows, and should of {rows:,}"

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 # What a broker does not tell of those who write to a topic.
 OTHERS = "others"
-NOT_TOLD = Finding(
+NOT_SHOWN = Finding(
     "all of them",
     Level.UNKNOWN,
-    "brokers tell neither who writes to a topic nor how those are set",
+    "brokers show neither who writes to a topic nor how those are set",
     "",
     "highwater audit --producer FILE holds a producer's configuration against the rules",
 )
@@ -47,7 +47,7 @@ def judged_producers(
         one.name: judge_producer(replace(one, replica_lag_ms=times[0], longest_transaction_ms=times[1]))
         for one in [*own, *others]
     }
-    return found if others else {**found, OTHERS: [NOT_TOLD]}, problems
+    return found if others else {**found, OTHERS: [NOT_SHOWN]}, problems
 
 
 def _times(facts: TopicFacts | None) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from highwater.assets import event_json
 from highwater.assets.copies import fields_of
 from highwater.assets.publication_log import TABLE, complete, last_in, last_published
 from highwater.envelope import ORIGIN, Origin
-from highwater.orchestration.checking.origin_checks import SAMPLES, told
+from highwater.orchestration.checking.origin_checks import SAMPLES, sample
 from highwater.orchestration.checking.plan_checks import another_plan
 from highwater.orchestration.checking.verdicts import Verdict
 from highwater.publishing import State
@@ -51,7 +51,7 @@ def names(stream: Stream) -> list[str]:
 def events_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, dict[str, Verdict]]:
     """For each slice whether its events were sent or are second deliveries, and nothing else was sent of it.
 
-    A slice that waits for its turn, or was decided anew since, passes: the sensor sends what is to be sent.
+    A slice that waits for its turn, or was reprocessed since, passes: the sensor sends what is to be sent.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -62,18 +62,18 @@ def events_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[
     if events is None or published is None:
         waits = Verdict(passed=True, text="nothing is published yet")
         return {PUBLISHED: dict.fromkeys(keys, waits)}
-    decided, standing = proofs_in(events, keys), proofs_in(published, keys)
-    sent = complete(standing)
+    decided, sent_proofs = proofs_in(events, keys), proofs_in(published, keys)
+    sent = complete(sent_proofs)
     settled = [key for key in keys if key in sent and key in decided and sent[key].attempt == decided[key].attempt]
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in settled}
     there: dict[str, Counter[str]] = {key: Counter() for key in settled}
     if settled:
         mine = slice_is_one_of(settled)
         for row in query_all({"events": events, "published": published}, _UNLIKE.format(slices=mine)):
-            wrong[row["slice"]].append(told(_problem(row), Origin.of_row(row)))
+            wrong[row["slice"]].append(sample(_problem(row), Origin.of_row(row)))
         for key in settled:  # one at a time: its values are held
             wrong[key] += [
-                told("sent with another value", origin) for origin in _altered(stream, events, published, key)
+                sample("sent with another value", origin) for origin in _altered(stream, events, published, key)
             ]
         for row in query(published, _THERE.format(slices=mine)):
             key, rows = row["slice"], Counter({"rows": row["rows"], _COUNTED.get(row["state"], ""): row["rows"]})
@@ -81,7 +81,7 @@ def events_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[
             there[key]["newest"] = max(there[key]["newest"], row["newest"] or 0)
     plans = {slice_.key: slice_ for slice_ in ledger.get(settled)}
     others = {key: _unlike_commit(plans[key], sent[key], there[key]) for key in settled}
-    bare = [key for key in keys if key not in standing]
+    bare = [key for key in keys if key not in sent_proofs]
     waiting = [key for key in keys if key in decided and key not in sent]
     lost = {**_passed_over(stream, published, waiting), **_without_commit(published, bare)}
     return {
@@ -133,7 +133,7 @@ def _unlike_commit(slice_: Slice, sent: Proof, there: Mapping[str, int]) -> list
     names = [name for name in (*_COUNTED.values(), "late", "revisions", "rows") if name in said]
     if any(said[name] != there[name] for name in names):
         counts = ", ".join(f"{said[name]:,} {name}" for name in names)
-        found.append(f"the commit tells of {counts}, and other numbers are there")
+        found.append(f"the commit names {counts}, and other numbers are there")
     if there["newest"] > sent.attempt:
         found.append(f"the commit is of attempt {sent.attempt}, and rows are of attempt {there['newest']}")
     return found
@@ -174,7 +174,7 @@ def _problem(row: Mapping[str, Any]) -> str:
 def _waiting(before: bool, lost: str | None) -> Verdict:  # noqa: FBT001 - a value, no mode
     if lost:
         return Verdict(passed=False, text=f"the slice {lost}: restore the table")
-    text = "was decided anew since it was published, or what it repeats was" if before else "is not published yet"
+    text = "was reprocessed since it was published, or what it repeats was" if before else "is not published yet"
     return Verdict(passed=True, text=f"the slice {text}: its turn comes")
 
 
@@ -193,7 +193,7 @@ def _settled(
     return Verdict(passed=True, text=text, numbers=numbers)
 
 
-def standing_line(lake: Lake, stream: Stream) -> str:
+def publication_line(lake: Lake, stream: Stream) -> str:
     """How far a stream is published, in a sentence; empty for one that publishes nothing.
 
     Raises:

@@ -79,7 +79,7 @@ def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, 
             row["keys"],
             row["absent"],
             row["behind"],
-            [*samples.get(key, ()), *_told(later.get(key, Found()))],
+            [*samples.get(key, ()), *_examples(later.get(key, Found()))],
             stream.name,
             later=later.get(key, Found()).counts[CLASS],
         )
@@ -87,7 +87,7 @@ def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, 
     }
 
 
-def _told(later: Found) -> list[dict[str, object]]:
+def _examples(later: Found) -> list[dict[str, object]]:
     return [{name: cell for name, cell in row.items() if name != "class"} for row in later.samples]
 
 
@@ -115,9 +115,9 @@ SELECT slice, count(*) AS keys,
        sum(CASE WHEN standing = version AND NOT followed THEN 1 ELSE 0 END) AS late
 FROM held GROUP BY slice
 """
-# A delete is a version too: it stands in events alone.
+# A delete is a version too: it is in events alone.
 _DELETES = "UNION ALL SELECT key, version, {rule} FROM e WHERE deleted"
-_STANDING = f"""
+_COMMITTED_VERSIONS = f"""
      wanted AS (SELECT DISTINCT key FROM brought),
      standing AS (SELECT c.key, max(c.version) AS version FROM (SELECT key, version, {_RULE} FROM c {{deletes}}) c
                   JOIN wanted ON c.key = wanted.key GROUP BY c.key)
@@ -128,7 +128,7 @@ WITH brought AS (SELECT * FROM (SELECT slice, key, version, origin_topic, origin
                                   origin_offset, row_number() OVER (PARTITION BY slice, key
                                     ORDER BY version DESC, origin_timestamp_ms, origin_partition, origin_offset,
                                              origin_generation) AS place
-                                FROM e WHERE {{slices}}) WHERE place = 1), {_STANDING},
+                                FROM e WHERE {{slices}}) WHERE place = 1), {_COMMITTED_VERSIONS},
      wrong AS (SELECT b.*, s.version AS in_current, row_number() OVER (PARTITION BY b.slice ORDER BY b.key) AS rank
                FROM brought b LEFT JOIN standing s ON b.key = s.key WHERE s.version IS NULL OR s.version < b.version)
 SELECT slice, key, version AS in_events, in_current, origin_topic, origin_generation, origin_partition, origin_offset
@@ -180,13 +180,13 @@ WHERE rank <= CASE WHEN class = '' THEN 1 ELSE {samples} END
 """
 
 
-def highest_versions(lake: Lake, stream: Stream, standing: Attempts, *, conflicts: bool) -> Compared:
+def highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflicts: bool) -> Compared:
     """Hold the version of each key in `current` against the highest one in events, over the whole stream.
 
     Args:
         lake: the tables.
         stream: the stream.
-        standing: what stands in its tables, read before: what was committed since is left out.
+        attempts: what is in its tables, read before: what was committed since is left out.
         conflicts: whether a version has several contents; only then `current` may hold the wrong one of them.
 
     Raises:
@@ -196,7 +196,7 @@ def highest_versions(lake: Lake, stream: Stream, standing: Attempts, *, conflict
     if events is None or current is None:
         return Compared(0, Found())
     decided = {key: proof.attempt for key, proof in proofs_in(events).items()}
-    followed = standing.current or {}
+    followed = attempts.current or {}
     moving = [key for key, attempt in decided.items() if followed.get(key) != attempt]
     # After a RESTORE of events `current` holds slices that events lack.
     moving += followed.keys() - decided.keys()
@@ -231,7 +231,7 @@ Proofs = Mapping[str, Mapping[str, Proof]]
 
 
 def committed(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> Proofs:
-    """For each table with a proof a slice the proofs that stand in it, of these slices or of all.
+    """For each table with a proof a slice the proofs that are in it, of these slices or of all.
 
     Raises:
         DependencyAwayError: the lake could not be read; a table that was never created is empty.
@@ -240,7 +240,7 @@ def committed(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> 
 
 
 def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> Attempts:
-    """What stands in the stream's tables, of these slices or of all.
+    """What is in the stream's tables, of these slices or of all.
 
     Raises:
         DependencyAwayError: the lake could not be read; a table that was never created is empty.

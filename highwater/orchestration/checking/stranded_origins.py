@@ -2,7 +2,7 @@
 
 An acceptance of a loss of a tier says which offsets are gone, not whose origins they were. But when every slice of the
 tier is decided that may hold what was published before the acceptance, an origin that was published there before, and
-still waits, is one of those that are gone. Telling it too early does no harm: what is taken back is accepted once.
+still waits, is one of those that are gone. Telling it too early does no harm: what is reclaimed is accepted once.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def _accepted(
 ) -> tuple[datetime, datetime] | None:
     """When a loss of a tier was accepted last, and until when slices are planned of what was published before.
 
-    None if none ever was. Of a topic that was made anew nothing from before is planned.
+    None if none ever was. Of a topic that was recreated nothing from before is planned.
     """
-    anew = [later.opened_at for one, later in pairwise(generations) if one.topic_id != later.topic_id]
+    recreated_at = [later.opened_at for one, later in pairwise(generations) if one.topic_id != later.topic_id]
     others = [later.opened_at for one, later in pairwise(generations) if one.topic_id == later.topic_id]
     # What is lost with a topic is recorded at the moment of its new generation.
-    others += [loss.recorded_at for loss in losses if loss.recorded_at not in anew]
+    others += [loss.recorded_at for loss in losses if loss.recorded_at not in recreated_at]
     waits = delay * (1 + JITTER) + PLANNED_WITHIN
-    moments = [(at, at) for at in anew] + [(at, at + waits) for at in others]
+    moments = [(at, at) for at in recreated_at] + [(at, at + waits) for at in others]
     return max(moments, default=None)

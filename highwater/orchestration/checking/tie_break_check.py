@@ -37,13 +37,13 @@ class Among:
     """Which events are held against `current`, in SQL.
 
     Args:
-        told: what an answer is told of.
+        group: what an answer is told of.
         mine: the condition of the events.
         keys: the query of their keys.
         settled: the condition of the rows of `current` that are judged.
     """
 
-    told: str
+    group: str
     mine: str
     keys: str
     settled: str = "true"
@@ -81,16 +81,17 @@ WITH wanted AS ({{keys}}),
                               row_number() OVER (PARTITION BY key ORDER BY version DESC, {_RULE}) AS "#place"
                             FROM c LEFT SEMI JOIN wanted ON c.key = wanted.key)
              WHERE "#place" = 1 AND {{settled}}),
-     late AS (SELECT b."#told" AS told, b.key AS key, b.version AS in_events, s.version AS in_current,
+     late AS (SELECT b."#group" AS group_name, b.key AS key, b.version AS in_events, s.version AS in_current,
                 {", ".join(f"b.{name} AS {name}" for name in ORIGIN)},
-                row_number() OVER (PARTITION BY b."#told", b.key
+                row_number() OVER (PARTITION BY b."#group", b.key
                                    ORDER BY {", ".join(f"b.{name}" for name in RULE)}) AS "#place"
-              FROM (SELECT {{told}} AS "#told", {{columns}} FROM e WHERE {{mine}}) b
+              FROM (SELECT {{group}} AS "#group", {{columns}} FROM e WHERE {{mine}}) b
               JOIN won s ON b.key = s.key AND b.version = s.version
               WHERE {IS_LATER} AND ({_ANOTHER}) AND ({{differs}}))
-SELECT * FROM (SELECT told, key, in_events, in_current, {", ".join(ORIGIN)}, count(*) OVER (PARTITION BY told) AS found,
-                      row_number() OVER (PARTITION BY told ORDER BY key) AS rank FROM late WHERE "#place" = 1)
-WHERE rank <= {SAMPLES} ORDER BY told, key
+SELECT * FROM (SELECT group_name, key, in_events, in_current, {", ".join(ORIGIN)},
+                      count(*) OVER (PARTITION BY group_name) AS found,
+                      row_number() OVER (PARTITION BY group_name ORDER BY key) AS rank FROM late WHERE "#place" = 1)
+WHERE rank <= {SAMPLES} ORDER BY group_name, key
 """
 
 
@@ -110,7 +111,7 @@ def later_origins(tables: Mapping[str, DeltaTable], stream: Stream, among: Among
     contents = columns_in_all(both, ["event_time", *[field.name for field in fields]])
     columns = columns_in_all(both, ["key", "version", *ORIGIN, "origin_timestamp_ms"]) + contents
     sql = _SQL.format(
-        told=among.told,
+        group=among.group,
         mine=among.mine,
         keys=among.keys,
         settled=among.settled,
@@ -119,8 +120,8 @@ def later_origins(tables: Mapping[str, DeltaTable], stream: Stream, among: Among
     )
     found: dict[str, Found] = {}
     for row in query_all(tables, sql):
-        told = found.setdefault(row.pop("told"), Found())
+        group = found.setdefault(row.pop("group_name"), Found())
         count, rank = row.pop("found"), row.pop("rank")
-        told.counts[CLASS] += count if rank == 1 else 0
-        told.keep({**row, "class": CLASS})
+        group.counts[CLASS] += count if rank == 1 else 0
+        group.keep({**row, "class": CLASS})
     return found

@@ -37,7 +37,7 @@ class Copy(NamedTuple):
     Args:
         origin: of the record.
         sent_by: the slice that sent it to the DLQ; empty on the topic of accepted events.
-        number: how often it had been taken back from the DLQ, or there its revision.
+        number: how often it had been reclaimed from the DLQ, or there its revision.
     """
 
     origin: Origin
@@ -73,7 +73,7 @@ class OnTopic:
     def error(self) -> str | None:
         """What is wrong, in a sentence; None if nothing is."""
         parts = [
-            f"{len(copies):,} records {what}: {', '.join(_told(copy) for copy in copies[:SAMPLES])}"
+            f"{len(copies):,} records {what}: {', '.join(_described(copy) for copy in copies[:SAMPLES])}"
             for copies, what in ((self.lacking, "were sent and are not there"), (self.doubled, "are there twice"))
             if copies
         ]
@@ -88,7 +88,7 @@ class OnTopic:
         return self.error or f"{self.topic}: {self.records:,} records were sent of these slices, {some}"
 
 
-def _told(copy: Copy) -> str:
+def _described(copy: Copy) -> str:
     origin = copy.origin
     by = f" by {copy.sent_by}" if copy.sent_by else ""
     return f"{origin.topic} partition {origin.partition} offset {origin.offset}{by}"
@@ -98,7 +98,7 @@ def held_on_topics(kafka: Kafka, lake: Lake, stream: Stream, slices: Sequence[Sl
     """Count what was sent of slices, topic by topic, from an hour before the first of them was planned on.
 
     Raises:
-        DependencyAwayError: the lake could not be read; a topic that could not be is told as such.
+        DependencyAwayError: the lake could not be read; a topic that could not be is reported as such.
     """
     if not slices:
         return []
@@ -144,11 +144,11 @@ def _of_dlq(headers: Sequence[Header]) -> Copy | None:
 
 
 def _of_accepted(headers: Sequence[Header]) -> Copy | None:
-    told = {name: (value or b"").decode(errors="replace") for name, value in headers}
+    texts = {name: (value or b"").decode(errors="replace") for name, value in headers}
     try:
-        _, *numbers = (told[f"highwater.origin.{name}"] for name in Origin._fields)
-        origin = Origin(told["highwater.origin.topic"], *map(int, numbers))
-        return Copy(origin, "", int(told.get(REVISION, "0")))
+        _, *numbers = (texts[f"highwater.origin.{name}"] for name in Origin._fields)
+        origin = Origin(texts["highwater.origin.topic"], *map(int, numbers))
+        return Copy(origin, "", int(texts.get(REVISION, "0")))
     except (KeyError, ValueError):
         return None  # no record of ours
 

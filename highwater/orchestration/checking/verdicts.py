@@ -133,7 +133,7 @@ def in_order(
         text = (
             f"of {keys:,} keys {absent:,} are absent and {behind:,} behind in current{more}: materialise current of "
             "the slice again; if it stays, somebody changed the table, and highwater rebuild-current "
-            f"{stream} computes it anew"
+            f"{stream} recomputes it"
         )
         return Verdict(passed=False, text=text, numbers=numbers, samples=samples)
     return Verdict(passed=True, text=f"current is at or above the slice's version for all {keys} keys", numbers=numbers)
@@ -153,10 +153,10 @@ def is_highest(keys: int, classes: Mapping[str, int], samples: Sequence[Mapping[
     numbers["of_a_later_origin"] = classes.get("of a later origin", 0)
     text = f"current is at the highest version in events for all {keys:,} keys"
     if classes:
-        told = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
+        counts_text = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
         text = (
-            f"of {keys:,} keys {told} in current: materialise current again for the slices that hold these keys; if it "
-            "stays, somebody changed the table"
+            f"of {keys:,} keys {counts_text} in current: materialise current again for the slices that hold these keys"
+            "; if it stays, somebody changed the table"
         )
     return Verdict(not classes, text, numbers, samples)
 
@@ -167,16 +167,20 @@ def versions_rise(
     """Whether every version that falls along the offsets of its key is explained.
 
     Args:
-        totals: events, and keys that moved: they stand in several partitions, between which no order is claimed.
+        totals: events, and keys that moved: they are in several partitions, between which no order is claimed.
         classes: falls by their explanation.
         samples: some of them.
     """
     falls, events = sum(classes.values()), totals.get("events", 0)
     moved = totals.get("keys_in_several_partitions", 0)
-    told = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
+    counts_text = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
     spread = f"; {moved:,} keys moved to other partitions, between which no order is claimed" if moved else ""
     numbers = {"events": events, "falls": falls, "keys_in_several_partitions": moved, **_named(classes)}
-    text = f"{falls:,} versions fall along the offsets of {events:,} events" + (f": {told}" if falls else "") + spread
+    text = (
+        f"{falls:,} versions fall along the offsets of {events:,} events"
+        + (f": {counts_text}" if falls else "")
+        + spread
+    )
     if classes.get("unexplained"):
         text += (
             ". The unexplained happened after the higher version before it: look at its producer. current has the "
@@ -231,8 +235,8 @@ def none_missing(
     numbers = {"events": events, "missing": missing, **_named(classes)}
     if not missing:
         return Verdict(passed=True, text=f"no version is missing below those of {events:,} events", numbers=numbers)
-    told = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
-    text = f"{missing:,} versions are missing below those of {events:,} events: {told}"
+    counts_text = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
+    text = f"{missing:,} versions are missing below those of {events:,} events: {counts_text}"
     if any(name.endswith("parked") for name in classes):
         text += f". highwater redrive-parked {stream} sends parked ones back once they can be accepted"
     if nowhere:
@@ -243,9 +247,9 @@ def none_missing(
 
 @dataclass(frozen=True)
 class Attempts:
-    """For each table the slices that stand in it, with the attempt that they belong to.
+    """For each table the slices that are in it, with the attempt that they belong to.
 
-    A slice without rejects has nothing to publish: it stands in `dlq` as soon as it stands in `rejects`.
+    A slice without rejects has nothing to publish: it is in `dlq` as soon as it is in `rejects`.
     `current` and `metrics` are None for a stream that has no such table.
     """
 

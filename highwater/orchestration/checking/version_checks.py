@@ -61,17 +61,19 @@ def version_checks(lake: Lake, stream: Stream, keys: Sequence[str]) -> Verdicts:
 
 
 def missing_checks(
-    lake: Lake, stream: Stream, keys: Sequence[str], taken_back: Mapping[Origin, int] | None = None
+    lake: Lake, stream: Stream, keys: Sequence[str], reclaim_numbers: Mapping[Origin, int] | None = None
 ) -> Verdicts:
-    """The verdict of `no_version_missing` on each slice, with how often origins were taken back from the DLQ.
+    """The verdict of `no_version_missing` on each slice, with how often origins were reclaimed from the DLQ.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    return _judged(lake, stream, keys, counted_names(stream), taken_back)
+    return _judged(lake, stream, keys, counted_names(stream), reclaim_numbers)
 
 
-def over_the_stream(lake: Lake, stream: Stream, taken_back: Mapping[Origin, int] | None = None) -> dict[str, Verdict]:
+def over_the_stream(
+    lake: Lake, stream: Stream, reclaim_numbers: Mapping[Origin, int] | None = None
+) -> dict[str, Verdict]:
     """The verdict of each check of versions on all that the stream's tables hold; `taken_back` as above.
 
     Raises:
@@ -79,10 +81,10 @@ def over_the_stream(lake: Lake, stream: Stream, taken_back: Mapping[Origin, int]
     """
     if not stream.versioned:
         return {}
-    found = _judged(lake, stream, None, [*names(stream), *counted_names(stream)], taken_back)
-    told = {name: by[STREAM] for name, by in found.items()}
-    conflicts = bool(told[ONE_CONTENT].numbers.get("conflicts"))
-    return {**told, IN_ORDER: _current(lake, stream, conflicts=conflicts)}
+    found = _judged(lake, stream, None, [*names(stream), *counted_names(stream)], reclaim_numbers)
+    verdicts = {name: by[STREAM] for name, by in found.items()}
+    conflicts = bool(verdicts[ONE_CONTENT].numbers.get("conflicts"))
+    return {**verdicts, IN_ORDER: _current(lake, stream, conflicts=conflicts)}
 
 
 def _judged(
@@ -90,32 +92,32 @@ def _judged(
     stream: Stream,
     keys: Sequence[str] | None,
     wanted: Sequence[str],
-    taken_back: Mapping[Origin, int] | None = None,
+    reclaim_numbers: Mapping[Origin, int] | None = None,
 ) -> Verdicts:
-    told = [STREAM] if keys is None else keys
+    groups = [STREAM] if keys is None else keys
     events = lake.table(stream.name, "events")
     if events is None:
         # A stream that was never decided has no slice to fail; a slice that is asked for has.
         nothing = Verdict(passed=keys is None, text="there is no table of events")
-        return {name: dict.fromkeys(told, nothing) for name in wanted}
+        return {name: dict.fromkeys(groups, nothing) for name in wanted}
     questions = Questions(events, stream, Scope.of(stream, keys))
     totals = questions.totals()
-    found = {name: _ask(lake, stream, questions, name, taken_back) for name in wanted}
+    found = {name: _ask(lake, stream, questions, name, reclaim_numbers) for name in wanted}
     return {
-        name: {one: _verdict(stream, name, totals.get(one, Counter()), by.get(one, Found())) for one in told}
+        name: {one: _verdict(stream, name, totals.get(one, Counter()), by.get(one, Found())) for one in groups}
         for name, by in found.items()
     }
 
 
 def _ask(
-    lake: Lake, stream: Stream, questions: Questions, name: str, taken_back: Mapping[Origin, int] | None
+    lake: Lake, stream: Stream, questions: Questions, name: str, reclaim_numbers: Mapping[Origin, int] | None
 ) -> dict[str, Found]:
     if name == MISSING:
-        found = missing(lake, stream, questions, taken_back)
+        found = missing(lake, stream, questions, reclaim_numbers)
         if questions.scope.whole or not any(one.counts[NOWHERE] for one in found.values()):
             return found
         # What is nowhere among the slices around may be further away.
-        return missing(lake, stream, questions.widened(), taken_back)
+        return missing(lake, stream, questions.widened(), reclaim_numbers)
     asked: dict[str, Callable[[], dict[str, Found]]] = {
         ALONG_OFFSETS: questions.falls,
         ONE_CONTENT: questions.conflicts,

@@ -79,7 +79,7 @@ class Scope:
         return "true" if self.judged is None else slice_is_one_of(self.judged)
 
     @property
-    def told(self) -> str:
+    def group(self) -> str:
         """What an answer is told of, in SQL: its slice, or the stream."""
         return text(STREAM) if self.judged is None else "slice"
 
@@ -105,7 +105,7 @@ class Found:
 _HISTORY = """
 history AS (SELECT slice, e.key AS key, version, event_time, coalesce(retries, 0) AS retries, origin_topic,
                    origin_generation AS generation, origin_partition AS partition, origin_offset AS "offset",
-                   origin_timestamp_ms, {content} AS content, {state} AS state, {mine} AS mine, {told} AS told,
+                   origin_timestamp_ms, {content} AS content, {state} AS state, {mine} AS mine, {group} AS group_name,
                    concat(origin_partition, ':', origin_offset, CASE WHEN origin_generation > 0
                           THEN concat(' of generation ', origin_generation) ELSE '' END) AS origin
             FROM (SELECT * FROM t WHERE {among} AND {portion}) e
@@ -118,15 +118,15 @@ _TOTALS = f"""
 WITH {TOUCHED_KEYS},
      moved AS (SELECT key FROM (SELECT key, origin_partition FROM t WHERE {{among}} AND {{portion}}) e
                {{joined}} GROUP BY key HAVING min(origin_partition) <> max(origin_partition))
-SELECT {{told}} AS told, count(*) AS events, count(DISTINCT moved.key) AS keys_in_several_partitions
+SELECT {{group}} AS group_name, count(*) AS events, count(DISTINCT moved.key) AS keys_in_several_partitions
 FROM (SELECT slice, key FROM t WHERE {{mine}} AND {{portion}}) e LEFT JOIN moved ON e.key = moved.key
-GROUP BY told
+GROUP BY group_name
 """
 _COPIES = f"""
 WITH {{history}},
      counted AS (SELECT *, row_number() OVER (PARTITION BY key, version, content ORDER BY {_RULE}) AS copy
                  FROM history)
-SELECT told, count(*) AS second_deliveries FROM counted WHERE mine AND copy > 1 GROUP BY told
+SELECT group_name, count(*) AS second_deliveries FROM counted WHERE mine AND copy > 1 GROUP BY group_name
 """
 # A fall is explained by evidence alone: it came back through a tier, it is the copy of a record before it, it
 # contradicts one, or its producer sent it late: it happened before what stands before it. What comes back through a
@@ -148,7 +148,7 @@ WITH {{history}},
                 FROM seen
                 WINDOW before AS (PARTITION BY key, origin_topic, generation, partition ORDER BY "offset"
                                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
-SELECT told, key, version, higher AS highest, generation, partition, "offset",
+SELECT group_name, key, version, higher AS highest, generation, partition, "offset",
        CASE WHEN version < highest THEN behind END AS behind,
        CASE WHEN retries > 0 THEN 'returns from the DLQ' WHEN copy > 1 THEN 'second deliveries'
             WHEN of_version > 1 THEN 'conflicts' WHEN event_time < latest THEN 'reordered by their producer'
@@ -161,8 +161,8 @@ WITH {{history}},
      several AS (SELECT key, version, count(DISTINCT content) AS contents,
                         string_agg(CASE WHEN number <= {SAMPLES} THEN origin END, ', ') AS origins
                  FROM numbered GROUP BY key, version HAVING count(DISTINCT content) > 1),
-     judged AS (SELECT DISTINCT told, key, version FROM history WHERE mine)
-SELECT told, s.key AS key, s.version AS version, contents, origins, 'conflicts' AS class
+     judged AS (SELECT DISTINCT group_name, key, version FROM history WHERE mine)
+SELECT group_name, s.key AS key, s.version AS version, contents, origins, 'conflicts' AS class
 FROM several s JOIN judged j ON s.key = j.key AND s.version = j.version
 """
 # One event a version, the one that wins, beside that of the version before it.
@@ -170,7 +170,7 @@ _NEIGHBOURS = f"""
      firsts AS (SELECT *, row_number() OVER (PARTITION BY key, version ORDER BY {_RULE}) AS of_version FROM history),
      neighbours AS (SELECT *,
                       lag(version) OVER of_key AS version_before, lag(state) OVER of_key AS state_before,
-                      lag(mine) OVER of_key AS mine_before, lag(told) OVER of_key AS told_before,
+                      lag(mine) OVER of_key AS mine_before, lag(group_name) OVER of_key AS group_before,
                       lag(origin) OVER of_key AS origin_before, lag("offset") OVER of_key AS offset_before,
                       lag(partition) OVER of_key AS partition_before,
                       lag(generation) OVER of_key AS generation_before, lag(origin_topic) OVER of_key AS topic_before
@@ -178,25 +178,26 @@ _NEIGHBOURS = f"""
 """
 _STATES = f"""
 WITH {{history}}, {_NEIGHBOURS}
-SELECT CASE WHEN mine THEN told ELSE told_before END AS told, key, version, state_before, state, origin_before, origin,
+SELECT CASE WHEN mine THEN group_name ELSE group_before END AS group_name, key, version, state_before, state,
+       origin_before, origin,
        'not allowed' AS class
 FROM neighbours WHERE (mine OR mine_before)
   AND ((version = {{begin}} AND state <> {{first}}) OR (version_before = version - 1 AND NOT ({{allowed}})))
 """
 _GAPS = f"""
 WITH {{history}}, {_NEIGHBOURS}
-SELECT CASE WHEN mine THEN told ELSE told_before END AS told, key, version,
+SELECT CASE WHEN mine THEN group_name ELSE group_before END AS group_name, key, version,
        coalesce(version_before, {{floor}}) + 1 AS since, version - 1 AS until, origin_topic AS topic, generation,
        partition, "offset",
        CASE WHEN partition_before = partition AND generation_before = generation AND topic_before = origin_topic
             THEN offset_before ELSE -1 END AS after
 FROM neighbours WHERE (mine OR mine_before) AND version > coalesce(version_before, {{floor}}) + 1
-ORDER BY told, key, version
+ORDER BY group_name, key, version
 """
 _RANKED = f"""
-SELECT * FROM (SELECT *, count(*) OVER (PARTITION BY told, class) AS found,
-                      row_number() OVER (PARTITION BY told, class ORDER BY key, version) AS rank FROM ({{body}}))
-WHERE rank <= {SAMPLES} ORDER BY told, class, rank
+SELECT * FROM (SELECT *, count(*) OVER (PARTITION BY group_name, class) AS found,
+                      row_number() OVER (PARTITION BY group_name, class ORDER BY key, version) AS rank FROM ({{body}}))
+WHERE rank <= {SAMPLES} ORDER BY group_name, class, rank
 """
 
 
@@ -225,15 +226,15 @@ class Questions:
         return Questions(self.events, self._stream, self.scope.widened())
 
     def totals(self) -> dict[str, Counter[str]]:
-        """Events, second deliveries, and keys that stand in several partitions."""
+        """Events, second deliveries, and keys that are in several partitions."""
         found: dict[str, Counter[str]] = {}
         for scope in self._scopes:
             joined = "" if scope.judged is None else TOUCHED
-            names = {"mine": scope.mine, "told": scope.told, "among": scope.among, "portion": scope.portion}
+            names = {"mine": scope.mine, "group": scope.group, "among": scope.among, "portion": scope.portion}
             counted = query(self.events, _TOTALS.format(joined=joined, **names))
             for row in [*counted, *self._ask(_COPIES, scope)]:
-                told = found.setdefault(row.pop("told"), Counter())
-                told.update({name: int(count) for name, count in row.items()})
+                group = found.setdefault(row.pop("group_name"), Counter())
+                group.update({name: int(count) for name, count in row.items()})
         return found
 
     def falls(self) -> dict[str, Found]:
@@ -259,11 +260,11 @@ class Questions:
         found: dict[str, Found] = {}
         for scope in self._scopes:
             for row in self._ask(template, scope, around=_RANKED):
-                told = found.setdefault(row.pop("told"), Found())
+                group = found.setdefault(row.pop("group_name"), Found())
                 count, rank = row.pop("found"), row.pop("rank")
                 if rank == 1:
-                    told.counts[row["class"]] += count
-                told.keep(row)
+                    group.counts[row["class"]] += count
+                group.keep(row)
         return found
 
     def _ask(self, template: str, scope: Scope, *, around: str = "{body}", floor: str = "") -> Iterator[dict[str, Any]]:
@@ -280,7 +281,7 @@ class Questions:
             content=_content(self._stream, self.events),
             state=rules["state"],
             mine=scope.mine,
-            told=scope.told,
+            group=scope.group,
             among=scope.among,
             portion=scope.portion,
         )

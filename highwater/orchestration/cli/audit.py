@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--client",
     type=click.Choice([client.name.lower() for client in Client]),
-    help="The client that --producer is for, where its names do not tell.",
+    help="The client that --producer is for, where its names do not show it.",
 )
 @click.option("--client-version", help="The version of that client; defaults depend on it.")
 @as_json_option
@@ -60,7 +60,7 @@ def audit(
     """Account for every offset and origin of the named STREAMS or all, and hold their topics against the rules.
 
     With DAGSTER_HOME set it counts failing checks as well. With --records N it reads the newest N slices of each stream
-    from Kafka once more and compares them with raw, record by record. With --versions it looks for versions that fall,
+    from Kafka again and compares them with raw, record by record. With --versions it looks for versions that fall,
     contradict each other, or are missing, over all slices. With --keys it tells which keys are in several partitions,
     and whether producers hash differently. Exit status 2 if something has to be mended, 75 if all that is wrong is that
     a service is away.

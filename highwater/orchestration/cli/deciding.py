@@ -65,7 +65,7 @@ def retry_slice(deployment: Deployment, log: _Log, **asked: Any) -> dict[str, An
     """Let SLICE be requested again that failed all its attempts, by repair or by publication."""
     wanted = retrying_slices.Asked(**asked)
     found = retrying_slices.act(deployment.ledger(), deployment.streams(), wanted, datetime.now(UTC), log)
-    return {"given_up": found and found.to_plain()}
+    return {"exhausted_slice": found and found.to_plain()}
 
 
 @click.command("accept-rejects", cls=OperatorCommand)

@@ -33,11 +33,11 @@ from highwater.orchestration.cli.terminal import (
     by_option,
     deployment_of,
     error_plain,
+    error_text,
     exit_status,
     print_json,
     print_lines,
     print_table,
-    told,
     with_dry_run_note,
 )
 from highwater.orchestration.cli.tracing import explain, locate
@@ -55,7 +55,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except HighwaterError as error:
-            click.echo(told(error), err=True)
+            click.echo(error_text(error), err=True)
             ctx.exit(exit_status(error))
 
 
@@ -112,7 +112,9 @@ def plan(deployment: Deployment, stream: str, commit: bool, as_json: bool) -> No
 @click.argument("stream")
 @click.option("--topic", help="Only slices of this topic.")
 @click.option("--after", help="Only slices planned after the one with this key.")
-@click.option("--last", "newest", type=click.IntRange(min=1), default=20, show_default=True, help="The newest so many.")
+@click.option(
+    "--last", "newest", type=click.IntRange(min=1), default=20, show_default=True, help="At most N, newest first."
+)
 @as_json_option
 @deployment_of
 def slices(
@@ -174,10 +176,10 @@ def accept_loss(deployment: Deployment, /, **asked: Any) -> None:
 @_acceptance_options
 @deployment_of
 def accept_divergence(deployment: Deployment, /, **asked: Any) -> None:
-    """Accept that other records stand under planned offsets of STREAM's topic than before.
+    """Accept that other records occupy planned offsets of STREAM's topic than before.
 
-    An unclean leader election does that. Planning goes on where the log parts from what was planned, as a new
-    generation; rows of the old history that are in the lake stay, and are told apart by their generation. Offsets that
+    generation; rows of the old history in the lake stay, and their generation distinguishes them. Offsets that expired
+    are left to accept-loss.
     expired are left to accept-loss.
     """
     _accept(deployment, divergence=True, **asked)
@@ -230,8 +232,8 @@ def status(deployment: Deployment, streams: Sequence[str], as_json: bool) -> Non
             print_lines(one.lines)
             if one.partitions:
                 print_table(*one.table)
-    told = [error for one in found for error in (*one.errors, *(dlq.error for dlq in one.dlq), one.accepted)]
-    if errors := [error for error in told if error is not None]:
+    all_errors = [error for one in found for error in (*one.errors, *(dlq.error for dlq in one.dlq), one.accepted)]
+    if errors := [error for error in all_errors if error is not None]:
         # What a person has to mend comes before what mends itself.
         raise min(errors, key=exit_status)
 

@@ -48,8 +48,8 @@ def maintain(
         keys = None if report.keys is None else {"live": report.keys.live, "retired": [*report.keys.retired]}
         tables = [{**one.row, "notes": [*one.notes]} for one in report.tables]
         retained = None if report.retained is None else report.retained.to_plain()
-        told = {"tables": tables, "retention": retained, "keys": keys, "lines": report.lines}
-        print_json({"stream": stream, "done": sure, **told})
+        found = {"tables": tables, "retention": retained, "keys": keys, "lines": report.lines}
+        print_json({"stream": stream, "done": sure, **found})
         return
     if report.tables:
         print_table([*_NAMES], [_row(one.row) for one in report.tables])

@@ -31,7 +31,7 @@ _MOMENT = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"])
 
 
 def _slice_keys(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """A text that is no slice key is told; it would mean no record, which looks like success."""
+    """A text that is no slice key is reported; it would mean no record, which looks like success."""
     try:
         return tuple(str(SliceKey.parse(text)) for text in texts)
     except UnknownSliceError as error:
@@ -59,7 +59,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         as_json_option,
         by_option,
         sure_option,
-        click.option("--limit", "most", type=click.IntRange(min=1), help="The oldest so many of those that are meant."),
+        click.option("--limit", "most", type=click.IntRange(min=1), help="At most N matching records, oldest first."),
         click.option("--until", type=_MOMENT, help="Published before this moment, in UTC."),
         click.option("--since", type=_MOMENT, help="Published at this moment or later, in UTC."),
         click.option("--key", "keys", multiple=True, help="Only records with this key; repeatable."),
@@ -85,7 +85,7 @@ def redrive_parked(deployment: Deployment, /, **asked: Any) -> None:
 
 
 @click.command("discard-parked", cls=OperatorCommand)
-@click.option("--because", default="", help="Why they are given up; goes into the record. Needed with --yes.")
+@click.option("--because", default="", help="Why they are discarded; goes into the record. Needed with --yes.")
 @_options
 @deployment_of
 def discard_parked(deployment: Deployment, /, **asked: Any) -> None:
@@ -95,11 +95,11 @@ def discard_parked(deployment: Deployment, /, **asked: Any) -> None:
 
 @click.command("reclaim", cls=OperatorCommand)
 @click.option("--on", multiple=True, help="Only what was published to this topic last; repeatable.")
-@click.option("--because", default="", help="Why they are taken back; goes into the record. Needed with --yes.")
+@click.option("--because", default="", help="Why they are reclaimed; goes into the record. Needed with --yes.")
 @_options
 @deployment_of
 def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: Choice, **asked: Any) -> None:
-    """Take published records of STREAM back from its DLQ, so that a backfill of their slices decides them anew.
+    """Take published records of STREAM back from its DLQ, so that a backfill of their slices decides them again.
 
     --slice also means the slice of the main topic that read them. Copies on the tiers and the parked topic count no
     more from then on.

@@ -63,7 +63,7 @@ def rebuild_current(
     sure: bool,  # noqa: FBT001 - click's flag
     as_json: bool,  # noqa: FBT001 - click's flag
 ) -> None:
-    """Compute the table `current` of STREAM anew from its events, while runs go on.
+    """Compute the table `current` of STREAM again from its events, while runs go on.
 
     For a table that was deleted or changed. Needs Spark, as runs do: SPARK_REMOTE, or a session in this process.
     """
@@ -89,7 +89,7 @@ def rebuild_current(
 @click.argument("stream")
 @click.option("--yes", "sure", is_flag=True, help="Write it. Without it only what would be written is shown.")
 @by_option
-@click.option("--accepted-again", "again", is_flag=True, help="The topic of accepted events gets them once more.")
+@click.option("--accepted-again", "again", is_flag=True, help="The topic of accepted events gets them again.")
 @as_json_option
 @deployment_of
 def rebuild_all(
@@ -100,7 +100,7 @@ def rebuild_all(
     again: bool,  # noqa: FBT001 - click's flag
     as_json: bool,  # noqa: FBT001 - click's flag
 ) -> None:
-    """Begin STREAM anew from what Kafka holds, where ledger and lake were lost both.
+    """Begin STREAM again from what Kafka holds, where ledger and lake were lost both.
 
     What tiers, the parked topic and the topic of accepted events hold is read first, and published no second time. What
     the topic no longer holds is recorded as lost. Let no sensor and no run of before go on. Set DAGSTER_HOME, if that

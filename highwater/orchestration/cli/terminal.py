@@ -34,7 +34,7 @@ def exit_status(error: HighwaterError) -> int:
     return TEMPORARY if isinstance(error, TemporaryError) else PERMANENT
 
 
-def told(error: HighwaterError) -> str:
+def error_text(error: HighwaterError) -> str:
     """An error as a person reads it, one value a line."""
     lines = [f"error: {error.problem}"]
     lines += [f"  stored: {error.stored}"] if error.stored is not None else []

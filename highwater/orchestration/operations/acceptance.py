@@ -1,4 +1,4 @@
-"""Accepting what cannot be mended: offsets that are gone, and topics that were cut off or made anew (I11)."""
+"""Accepting what cannot be mended: offsets that are gone, and topics that were cut off or recreated (I11)."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ def _recreated(case: _Case) -> Acceptance:
         if len(offsets)
     ]
     starts = {p: seen.log_start for p, seen in case.state.partitions.items()}
-    told = f"{reason}; what stood in it beyond its plan is not known"
-    return Acceptance(case.planned.generation, tuple(losses), case.opened(starts), (told,))
+    cause = f"{reason}; what stood in it beyond its plan is not known"
+    return Acceptance(case.planned.generation, tuple(losses), case.opened(starts), (cause,))
 
 
 def _same_topic(
@@ -182,10 +182,10 @@ def _same_topic(
     losses = [*_unplanned(case, errors), *_unread(case, partitions, cut_off, removed)]
     opened = None
     if cut_off or removed:
-        kept = {p: end for p, end in case.planned.ends.items() if p not in removed}
+        remaining = {p: end for p, end in case.planned.ends.items() if p not in removed}
         undecided: dict[int, int | None] = dict.fromkeys(case.planned.undecided)
         skipped = {loss.partition: loss.offsets.end for loss in losses if _is_unplanned(case, loss)}
-        opened = case.opened(undecided | kept | skipped | cut_off)
+        opened = case.opened(undecided | remaining | skipped | cut_off)
     reasons = tuple(str(error) for error in errors.values())
     return Acceptance(case.planned.generation, tuple(losses), opened, reasons)
 
@@ -290,7 +290,7 @@ def accept_loss(
         partitions: the only ones that are meant; None means all.
         dry: record nothing.
         divergence: whether it is accepted that history was replaced (I16), and not that offsets expired; without it
-            partitions in which other records stand under planned offsets stay as they are.
+            partitions in which other records occupy planned offsets stay as they are.
         state: what the topic holds, for a dry run; it is looked at if None.
 
     Raises:

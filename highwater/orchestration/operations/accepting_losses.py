@@ -25,8 +25,8 @@ class Asked:
     Args:
         topic: the tier, or another system's topic, that is meant; the main topic if None.
         partitions: the only ones that are meant; None means all.
-        divergence: accept that other records stand under planned offsets than before (I16).
-        sure: record it; without it only what would be recorded is told.
+        divergence: accept that other records occupy planned offsets than before (I16).
+        sure: record it; without it only what would be recorded is reported.
         by: the person's name.
     """
 
@@ -40,9 +40,9 @@ class Asked:
 def act(
     ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, now: datetime
 ) -> tuple[Acceptance, list[str]]:
-    """Accept what is gone of a topic, or tell what would be recorded; returns it, and the same in sentences.
+    """Accept what is gone of a topic, or report what would be recorded; returns it, and the same in sentences.
 
-    A tier that is not there any more is made anew first. Whoever dies behind that finds a topic that was recreated, and
+    A tier that is not there any more is recreated first. Whoever dies behind that finds a topic that was recreated, and
     accepts it by the same command.
 
     Raises:
@@ -50,7 +50,7 @@ def act(
         As `accept_loss` and `recreate_topic`.
     """
     view = named(stream, asked.topic)
-    state, made = _anew(ledger, kafka, stream, view.topic, sure=asked.sure)
+    state, made = _accept_losses(ledger, kafka, stream, view.topic, sure=asked.sure)
     found = accept_loss(
         ledger,
         kafka,
@@ -66,10 +66,10 @@ def act(
     return found, [*made, *found.lines, *_next(stream, view.topic, found, now)]
 
 
-def _anew(
+def _accept_losses(
     ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, *, sure: bool
 ) -> tuple[TopicState | None, list[str]]:
-    """The topic as it will be, of one that vanished and nobody is sure yet to make anew; and what is done of it."""
+    """The topic as it will be, of one that vanished and nobody is sure yet to make again; and what is done of it."""
     if is_there(kafka, topic):
         return None, []
     gone = vanished(ledger, stream, topic)
@@ -78,15 +78,15 @@ def _anew(
     if topic not in stream.tier_topics:
         raise gone
     if not sure:
-        return as_made(kafka, stream, topic), [f"{topic} is gone, and would be made anew"]
+        return as_made(kafka, stream, topic), [f"{topic} is gone, and would be recreated"]
     recreate_topic(ledger, kafka, stream, topic)
-    return None, [f"{topic} was gone, and is made anew"]
+    return None, [f"{topic} was gone, and is recreated"]
 
 
 def _next(stream: Stream, topic: str, found: Acceptance, now: datetime) -> list[str]:
-    """What becomes of records that waited on a tier: they stand in raw and in rejects."""
+    """What becomes of records that waited on a tier: they are in raw and in rejects."""
     if found.nothing or topic not in stream.tier_topics:
         return []
-    until = now + timedelta(seconds=1)  # the option takes whole seconds; what came since is decided anew in vain, once
-    told = f"highwater reclaim {stream.name} --on {topic} --until {until:%Y-%m-%dT%H:%M:%S} tells which records"
-    return [f"what waited on {topic} and is gone stands in raw: {told}, and takes them back to be decided anew"]
+    until = now + timedelta(seconds=1)  # the option takes whole seconds; what came since is reprocessed in vain, once
+    next_command = f"highwater reclaim {stream.name} --on {topic} --until {until:%Y-%m-%dT%H:%M:%S} shows which records"
+    return [f"what waited on {topic} and is gone is still in raw: {next_command}, and reclaims them to be reprocessed"]

@@ -24,7 +24,7 @@ class Asked:
 
     Args:
         slices: the keys.
-        sure: record it; without it only what would be recorded is told.
+        sure: record it; without it only what would be recorded is reported.
         by: the person's name.
         because: why.
     """
@@ -36,7 +36,7 @@ class Asked:
 
 
 def act(ledger: Ledger, streams: Collection[str], asked: Asked, now: datetime, log: Callable[[str], object]) -> int:
-    """Let slices through, or tell what is known of them; returns how many were not let through before.
+    """Let slices through, or report what is known of them; returns how many were not let through before.
 
     Args:
         ledger: holds plans and judgements.
@@ -56,7 +56,7 @@ def act(ledger: Ledger, streams: Collection[str], asked: Asked, now: datetime, l
         raise ConfigurationError("no slice is named", remedy="name the slices whose rejects are accepted")
     judgements, known = ledger.breakers.judgements([*asked.slices]), ledger.breakers.accepted([*asked.slices])
     for slice_ in slices:
-        log(_told(slice_.key, judgements.get(slice_.key)))
+        log(_acceptance_line(slice_.key, judgements.get(slice_.key)))
     fresh = [slice_.key for slice_ in slices if slice_.key not in known]
     log(f"{len(fresh):,} of {len(slices):,} slices are not let through yet")
     if asked.sure:
@@ -68,7 +68,7 @@ def act(ledger: Ledger, streams: Collection[str], asked: Asked, now: datetime, l
     return len(fresh)
 
 
-def _told(key: str, judged: Judgement | None) -> str:
+def _acceptance_line(key: str, judged: Judgement | None) -> str:
     if judged is None:
         return f"{key}: never judged; its rejects, however many, would be published"
     state = "refused" if judged.refused else "not refused"

@@ -42,7 +42,7 @@ class Asked:
 
     Args:
         digest: SHA-256 of the key's bytes, in hexadecimal.
-        sure: do it; else only what would be erased is told.
+        sure: do it; else only what would be erased is reported.
         by: who decides it.
         because: why.
     """
@@ -88,7 +88,7 @@ class Outcome:
 
 
 def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: datetime) -> Outcome:
-    """Erase a key, or tell what that would come to. The same again finishes what was left.
+    """Erase a key, or report what that would come to. The same again finishes what was left.
 
     Args:
         work: the connections; its slices do not matter. Its `log` gets the sentences.

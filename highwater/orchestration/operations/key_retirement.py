@@ -46,28 +46,28 @@ class Retirement:
     Args:
         live: how many there were.
         retired: those that are retired, the oldest first.
-        kept: how many were to be retired and stay, by reason.
+        retained: how many were to be retired and stay, by reason.
     """
 
     live: int
     retired: Sequence[str] = ()
-    kept: Mapping[str, int] = field(default_factory=dict)
+    retained: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
         """The same in sentences."""
         ends = f": {self.retired[0]} .. {self.retired[-1]}" if self.retired else ""
         lines = [f"keys: {len(self.retired):,} of {self.live:,} live ones are retired{ends}"]
-        return [*lines, *[f"keys: {count:,} stay, {why}" for why, count in self.kept.items()]]
+        return [*lines, *[f"keys: {count:,} stay, {why}" for why, count in self.retained.items()]]
 
 
 def retire(
     instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, now: datetime, *, sure: bool
 ) -> Retirement:
-    """Retire the keys that the stream's `Upkeep` does not keep, or tell which.
+    """Retire the keys that the stream's `Upkeep` does not keep, or report which.
 
     Raises:
-        DependencyAwayError: the ledger or the lake is away, or what names keys cannot be told; no key was retired.
+        DependencyAwayError: the ledger or the lake is away, or what names keys is unknown; no key was retired.
     """
     live = list(instance.get_dynamic_partitions(stream.partitions_name))
     planned, recalled = ledger.planned_at(live), ledger.retired.recalled(stream.name)
@@ -75,7 +75,7 @@ def retire(
     keys = [Key(key, at, recalled.get(key)) for key, at in planned.items() if key not in half_done]
     wanted = candidates(keys, stream.upkeep.live_slices, stream.upkeep.live_for, now)[:MOST_KEYS]
     named = named_keys(instance, stream, live, now)
-    found, kept = to_retire(wanted, complete(lake, stream, wanted), named)
+    found, retained = to_retire(wanted, complete(lake, stream, wanted), named)
     gone = [*sorted(half_done - named), *found]
     if sure and gone:
         ledger.retired.retire(stream.name, found, now)
@@ -85,12 +85,12 @@ def retire(
         if late:
             bring_back(instance, ledger, stream, late, now)
             gone = [key for key in gone if key not in late]
-            kept = {**kept, "named while they were retired": len(late)}
-    return Retirement(len(live), gone, kept)
+            retained = {**retained, "named while they were retired": len(late)}
+    return Retirement(len(live), gone, retained)
 
 
 def complete(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
-    """Those of the slices that stand whole in all tables and, of a stream that publishes its events, are sent.
+    """Those of the slices that are complete in all tables and, of a stream that publishes its events, are sent.
 
     Raises:
         DependencyAwayError: the lake could not be read.
@@ -112,7 +112,7 @@ def named_keys(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str
         now: in UTC.
 
     Raises:
-        DependencyAwayError: Dagster has something unfinished of which this cannot be told.
+        DependencyAwayError: Dagster has something unfinished of which this is unknown.
     """
     from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
@@ -136,7 +136,7 @@ def _unfinished_backfills(instance: dg.DagsterInstance) -> list[PartitionBackfil
 
 def _of_backfill(stream: Stream, backfill: PartitionBackfill) -> frozenset[str]:
     if backfill.serialized_asset_backfill_data is not None:  # the form of old versions, which names no keys
-        raise _unclear(stream, f"the backfill {backfill.backfill_id} does not tell which keys it names")
+        raise _unclear(stream, f"the backfill {backfill.backfill_id} does not name which keys it names")
     if backfill.asset_backfill_data is None:
         return frozenset(backfill.partition_names or ())
     subsets = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key

@@ -158,7 +158,7 @@ class _Task:
 
 
 def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure: bool) -> Report:
-    """Maintain a stream, or tell what that would come to.
+    """Maintain a stream, or report what that would come to.
 
     Args:
         work: the connections; its slices do not matter. Its `log` gets progress.

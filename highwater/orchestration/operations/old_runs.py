@@ -1,7 +1,7 @@
 """Deleting old runs: their events and logs are the last that a retired slice costs Dagster.
 
 A run that names a slice whose key is live stays: Dagster's page of the slice is made of its events. What people did,
-and what became of every slice, stands in ledger and lake.
+and what became of every slice, is in ledger and lake.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class OldRuns:
     Args:
         older_than: runs that ended longer ago.
         deleted: how many of them name no live key.
-        kept: how many of them name one.
+        retained: how many of them name one.
         more: whether later ones were left to the next maintenance.
     """
 
     older_than: timedelta
     deleted: int
-    kept: int
+    retained: int
     more: bool = False
 
     @property
@@ -52,11 +52,11 @@ class OldRuns:
         """The same in a sentence."""
         text = f"runs: {self.deleted:,} that ended over {self.older_than.days} days ago are deleted with their logs"
         text += "; those behind them are looked at next time" if self.more else ""
-        return f"{text}; {self.kept:,} stay, slices with a live key were made by them" if self.kept else text
+        return f"{text}; {self.retained:,} stay, slices with a live key were made by them" if self.retained else text
 
 
 def delete_runs(instance: dg.DagsterInstance, stream: Stream, now: datetime, *, sure: bool) -> OldRuns | None:
-    """Delete the stream's runs that its `Upkeep` does not keep, or tell how many; None if it keeps them all.
+    """Delete the stream's runs that its `Upkeep` does not keep, or report how many; None if it keeps them all.
 
     The keys that are live now decide, so it comes after they were retired.
     """
@@ -65,18 +65,18 @@ def delete_runs(instance: dg.DagsterInstance, stream: Stream, now: datetime, *, 
         return None
     live = _ordinals(instance.get_dynamic_partitions(stream.partitions_name))
     gone: list[str] = []
-    kept, more = 0, False
+    retained, more = 0, False
     for run in _ended_before(instance, stream, now - age):
         if more := len(gone) == MOST_RUNS:
             break
         if _names_live(run.tags, live):
-            kept += 1
+            retained += 1
         else:
             gone.append(run.run_id)
     for run_id in gone if sure else ():
         instance.compute_log_manager.delete_logs(prefix=[run_id])
         instance.delete_run(run_id)
-    return OldRuns(age, len(gone), kept, more)
+    return OldRuns(age, len(gone), retained, more)
 
 
 def _ended_before(instance: dg.DagsterInstance, stream: Stream, before: datetime) -> Iterator[dg.DagsterRun]:

@@ -97,7 +97,7 @@ class Parked:
     Args:
         waiting: those that are meant, by their origin.
         others: how many wait beside them.
-        settled: how many of the topic's records were accepted, given up, taken back or erased, since.
+        settled: how many of the topic's records were accepted, discarded, reclaimed or erased, since.
         strange: records of the topic without an envelope that can be believed; nobody touches them.
         ends: to where the topic was read.
         missing: how many wait by the tables beyond those that the topic holds.
@@ -114,15 +114,15 @@ class Parked:
     def lines(self) -> list[str]:
         """What was found, in sentences."""
         reasons = Counter(one.reason for one in self.waiting.values())
-        told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common()) or "none"
-        lines = [f"{len(self.waiting):,} parked records are meant: {told}"]
+        reasons_text = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common()) or "none"
+        lines = [f"{len(self.waiting):,} parked records are meant: {reasons_text}"]
         referred = sum(bool(one.left_out) for one in self.waiting.values())
-        lines += [f"{referred:,} of them are parked by reference: all of them stands in raw"] if referred else []
+        lines += [f"{referred:,} of them are parked by reference: raw holds all of them"] if referred else []
         lines += [f"{self.others:,} others wait"] if self.others else []
-        lines += [f"{self.settled:,} were accepted, given up, taken back or erased before"] if self.settled else []
+        lines += [f"{self.settled:,} were accepted, discarded, reclaimed or erased before"] if self.settled else []
         lines += [f"{self.strange:,} have no envelope of ours and are left alone"] if self.strange else []
         lost = f"{self.missing:,} more wait by the tables, and the topic does not hold them: highwater reclaim"
-        lines += [f"{lost} --on this topic takes back what was parked there"] if self.missing else []
+        lines += [f"{lost} --on this topic reclaims what was parked there"] if self.missing else []
         return lines
 
     @property
@@ -155,9 +155,9 @@ class Asked:
     Args:
         choice: which ones.
         most: the oldest so many of them; all if None.
-        sure: do it; without it only what would be done is told.
+        sure: do it; without it only what would be done is reported.
         by: the person's name.
-        because: why they are given up; None sends them back instead.
+        because: why they are discarded; None sends them back instead.
     """
 
     choice: Choice = field(default_factory=Choice)
@@ -174,7 +174,7 @@ def act(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, 
         ConfigurationError: it is to be done and nobody is named, no reason is given, or there is no tier.
         RecordTooLargeError: the first tier does not take some of them, which stay parked; the others are sent.
         UnbalancedError: raw does not hold some that are parked by reference; the others are sent.
-        LeaseHeldError: retries are being decided for minutes; nothing was given up.
+        LeaseHeldError: retries are being decided for minutes; nothing was discarded.
         DependencyAwayError: Kafka, the ledger or the lake is away.
     """
     if asked.sure and not asked.by:
@@ -194,9 +194,9 @@ def act(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, 
             log(f"{sent:,} of {len(parked.waiting):,} sent back to {stream.tier_topics[0]}")
     else:
         count, late = _give_up(ledger, lake, stream, parked, asked)
-        log(f"{count:,} given up by {asked.by}: {asked.because}")
+        log(f"{count:,} discarded by {asked.by}: {asked.because}")
         if late:
-            log(f"{late:,} were accepted, given up or taken back meanwhile")
+            log(f"{late:,} were accepted, discarded or reclaimed meanwhile")
     return parked
 
 
@@ -222,15 +222,15 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
         if seen.log_start is not None and seen.last_stable is not None
     }
     waiting: dict[Origin, tuple[Waiting, bool]] = {}
-    taken_back, gone = numbers(ledger.reclaims.of(stream.name)), set[Origin]()
+    reclaim_numbers, gone = numbers(ledger.reclaims.of(stream.name)), set[Origin]()
     erased = until(ledger.erasures.of(stream.name))
     strange = 0
     for message in kafka.read(stream.parked_topic, ends):
         envelope = opened(headers_of(message), stream.is_origin)
         if envelope is None:
             strange += 1
-        elif stale(taken_back, envelope.origin, envelope.reclaims):
-            gone.add(envelope.origin)  # its main slice decides it anew; what that publishes carries another number
+        elif stale(reclaim_numbers, envelope.origin, envelope.reclaims):
+            gone.add(envelope.origin)  # its main slice reprocesses it; what that publishes carries another number
         elif _is_erased(message, envelope, erased):
             gone.add(envelope.origin)
         else:
@@ -270,14 +270,14 @@ def _waiting(message: Message, envelope: Envelope) -> Waiting:
 
 
 def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Origin]) -> set[Origin]:
-    """Those of the origins that stand in events, or that a person gave up."""
+    """Those of the origins that are in events, or that a person gave up."""
     if not origins:
         return set()
     found = {discard.origin for discard in ledger.discards(stream.name)}
     events = lake.table(stream.name, "events")
     if events is not None:
         ensure_all_rows_seen(events)  # a missed event would be sent back, or discarded
-        # What was published is left to the DLQ: it became an event in a retry, or after it was taken back.
+        # What was published is left to the DLQ: it became an event in a retry, or after it was reclaimed.
         since = f"(retries > 0 OR {count_in(events, NUMBER)} > 0)"
         accepted = query(events, f"SELECT {', '.join(ORIGIN)} FROM t WHERE {since}")
         found |= {Origin.of_row(row) for row in accepted}
@@ -287,15 +287,17 @@ def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Ori
 def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, asked: Asked) -> tuple[int, int]:
     """Give the records up, in the ledger and then in the lake; returns how many, and how many have another end by now.
 
-    Meanwhile no retry is decided: what one accepted before is not given up, and what is given up none accepts after,
-    also where it was sent back. The records stay on the topic, and are told as given up.
+    Meanwhile no retry is decided: what one accepted before is not exhausted, and what is discarded none accepts after,
+    also where it was sent back. The records stay on the topic, and are reported as given up.
     """
     ensure_lake_there(ledger, lake)
     with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
         discards_table.keep(ledger, lake, stream.name)  # a ledger from a backup learns of those since
-        taken_back = numbers(ledger.reclaims.of(stream.name))
+        reclaim_numbers = numbers(ledger.reclaims.of(stream.name))
         ended = _settled(ledger, lake, stream, parked.waiting)
-        meant = [o for o, one in parked.waiting.items() if o not in ended and not stale(taken_back, o, one.reclaims)]
+        meant = [
+            o for o, one in parked.waiting.items() if o not in ended and not stale(reclaim_numbers, o, one.reclaims)
+        ]
         # Decisions tell by the time which acts they saw.
         last, now = ledger.discarded_until(stream.name), datetime.now(UTC)
         now = now if last is None else max(now, last + timedelta(microseconds=1))
@@ -306,11 +308,11 @@ def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, asked: 
 
 
 def only(parked: Parked, most: int | None) -> Parked:
-    """The oldest so many of those that are meant."""
+    """At most N matching records, oldest first."""
     if most is None or most >= len(parked.waiting):
         return parked
     ordered: Sequence[tuple[Origin, Waiting]] = sorted(
         parked.waiting.items(), key=lambda item: (item[1].parked_ms, item[1].partition, item[1].offset)
     )
-    kept = dict(ordered[:most])
-    return replace(parked, waiting=kept, others=parked.others + len(parked.waiting) - len(kept))
+    chosen = dict(ordered[:most])
+    return replace(parked, waiting=chosen, others=parked.others + len(parked.waiting) - len(chosen))

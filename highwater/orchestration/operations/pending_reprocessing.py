@@ -1,4 +1,4 @@
-"""Slices whose records were taken back from the DLQ, and that nobody has materialised since.
+"""Slices whose records were reclaimed from the DLQ, and that nobody has materialised since.
 
 Nothing decides such a slice by itself: repair takes it for whole. A decision keeps how many acts of taking back it saw
 (`highwater.assets.reclaims`), so the slices that wait are those of an act that their decision did not see.
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 # The lake is asked for so many slices at once.
 PAGE = 500
-# A command names so many slices; when they are done it is told anew for the rest.
+# A command names so many slices; when they are done it is told again for the rest.
 NAMED = 20
 
 
 @dataclass(frozen=True)
-class TakenBack:
-    """A slice that waits to be decided anew.
+class ReclaimedRecords:
+    """A slice that waits to be reprocessed.
 
     Args:
         slice_key: the slice.
-        records: how many of its records were taken back and not decided since.
+        records: how many of its records were reclaimed and not decided since.
         since: when the first of them was, in UTC.
         by: who took the first of them back.
         retired: whether the slice has no key in Dagster.
@@ -51,10 +51,10 @@ class TakenBack:
         return {**vars(self), "since": self.since.isoformat()}
 
 
-def waiting(ledger: Ledger, lake: Lake, stream: Stream) -> list[TakenBack]:
-    """The slices of a stream that are to be decided anew, the first that were taken back first.
+def waiting(ledger: Ledger, lake: Lake, stream: Stream) -> list[ReclaimedRecords]:
+    """The slices of a stream that are to be reprocessed, the first that were reclaimed first.
 
-    It costs one question to the ledger, and where anything was ever taken back a look at the proofs of those slices.
+    It costs one question to the ledger, and where anything was ever reclaimed a look at the proofs of those slices.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -64,16 +64,16 @@ def waiting(ledger: Ledger, lake: Lake, stream: Stream) -> list[TakenBack]:
     unseen = {key: [act for act in mine if act.number > seen.get(key, 0)] for key, mine in acts.items()}
     unseen = {key: mine for key, mine in unseen.items() if mine}
     retired = ledger.retired.among(sorted(unseen))
-    # No origin is taken back a second time before it was decided anew: the acts' counts are those of different records.
+    # No origin is reclaimed a second time before it was reprocessed: the acts' counts are those of different records.
     found = [
-        TakenBack(key, sum(act.records for act in mine), mine[0].at, mine[0].by, key in retired)
+        ReclaimedRecords(key, sum(act.records for act in mine), mine[0].at, mine[0].by, key in retired)
         for key, mine in unseen.items()
     ]
     return sorted(found, key=lambda one: (one.since, one.slice_key))
 
 
 def _seen(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, int]:
-    """How many acts the decisions of slices saw that stand in events."""
+    """How many acts the decisions of slices saw that are in events."""
     table = lake.table(stream.name, EVENTS)
     if table is None:
         return {}
@@ -81,17 +81,17 @@ def _seen(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, int]:
     return {proof.key: proof.counts.get(SEEN, 0) for proof in proofs}
 
 
-def told_of(found: Sequence[TakenBack]) -> str:
+def summary(found: Sequence[ReclaimedRecords]) -> str:
     """Slices that wait, one or more, in a sentence."""
     records = sum(one.records for one in found)
     return (
-        f"{records:,} records of {len(found):,} slices were taken back from the DLQ and not decided anew, the first "
+        f"{records:,} records of {len(found):,} slices were reclaimed from the DLQ and not reprocessed, the first "
         f"by {found[0].by} at {found[0].since:%Y-%m-%d %H:%M} UTC"
     )
 
 
-def remedy(stream: Stream, found: Sequence[TakenBack]) -> str:
-    """The command that decides slices anew, for a shell; first the one that brings their keys back, if it needs to.
+def remedy(stream: Stream, found: Sequence[ReclaimedRecords]) -> str:
+    """The command that decides slices again, for a shell; first the one that brings their keys back, if it needs to.
 
     Where it is not for all of them, how many are left stands before it in brackets.
     """
@@ -106,7 +106,7 @@ def remedy(stream: Stream, found: Sequence[TakenBack]) -> str:
     materialise = f'.venv/bin/dagster asset materialize -m orchestration.definitions --select "{asked}" --partition'
     keys = [one.slice_key for one in first]
     command = f"{materialise} {keys[0]}" if len(keys) == 1 else _loop(keys, materialise)
-    rest = f"({len(found) - NAMED:,} more are told when these are done) " if len(found) > NAMED else ""
+    rest = f"({len(found) - NAMED:,} more are named when these are done) " if len(found) > NAMED else ""
     return rest + " && ".join([*back, command])
 
 

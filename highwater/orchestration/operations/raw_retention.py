@@ -51,7 +51,7 @@ class Retained:
     Args:
         age: how long the stream keeps them.
         rows: for each slice that lost its rows how many these were, the oldest slice first.
-        kept: how many slices that were planned long enough ago keep theirs, by reason; no slice is looked at beyond
+        retained: how many slices that were planned long enough ago keep theirs, by reason; no slice is looked at beyond
             those that one maintenance takes.
         back: slices whose rows were put back, since a run began to work on them.
         notes: further sentences.
@@ -59,17 +59,17 @@ class Retained:
 
     age: timedelta
     rows: Mapping[str, int] = field(default_factory=dict)
-    kept: Mapping[str, int] = field(default_factory=dict)
+    retained: Mapping[str, int] = field(default_factory=dict)
     back: Sequence[str] = ()
     notes: Sequence[str] = ()
 
     @property
     def lines(self) -> list[str]:
         """The same in sentences."""
-        keys, told = [*self.rows], f"kept for {hours(self.age)}"
+        keys, age_text = [*self.rows], f"kept for {hours(self.age)}"
         ends = f": {keys[0]} .. {keys[-1]}" if keys else ""
-        lines = [f"raw, {told}: {len(keys):,} slices lose {sum(self.rows.values()):,} rows{ends}"]
-        lines += [f"raw: {count:,} slices keep their rows, {why}" for why, count in self.kept.items()]
+        lines = [f"raw, {age_text}: {len(keys):,} slices lose {sum(self.rows.values()):,} rows{ends}"]
+        lines += [f"raw: {count:,} slices keep their rows, {why}" for why, count in self.retained.items()]
         lines += [f"raw: a run began to work on {', '.join(self.back)}: the rows were put back"] if self.back else []
         return [*lines, *[f"raw: {note}" for note in self.notes]]
 
@@ -79,7 +79,7 @@ class Retained:
         return {
             "aged_slices": len(self.rows),
             "aged_rows": sum(self.rows.values()),
-            "kept_slices": sum(self.kept.values()),
+            "retained_slices": sum(self.retained.values()),
         }
 
     def to_plain(self) -> dict[str, Any]:
@@ -88,13 +88,13 @@ class Retained:
             **self.numbers,
             "raw_seconds": self.age.total_seconds(),
             "slices": [*self.rows],
-            "kept": dict(self.kept),
+            "retained": dict(self.retained),
             "put_back": [*self.back],
         }
 
 
 def retain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure: bool) -> Retained | None:
-    """Take the rows of slices that are old enough, or tell which; None of a stream that keeps them forever.
+    """Take the rows of slices that are old enough, or report which; None of a stream that keeps them forever.
 
     Args:
         work: the connections; its slices do not matter.
@@ -103,7 +103,7 @@ def retain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, su
         sure: do it.
 
     Raises:
-        DependencyAwayError: Spark, the ledger or the lake is away, or what names slices cannot be told; what was taken
+        DependencyAwayError: Spark, the ledger or the lake is away, or what names slices is unknown; what was taken
             by then is recorded.
     """
     age = work.stream.retention.raw
@@ -130,16 +130,16 @@ def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
     if not wanted:
         return Retained(age)
     needed = replace(_needed(work, instance, now), in_dlq=in_dlq(work.ledger, work.lake, stream))
-    old, kept = dict[str, int](), Counter[str]()
+    old, retained = dict[str, int](), Counter[str]()
     for some in portions(wanted, PAGE):
         found, stay = free(some, replace(needed, whole=complete(work.lake, stream, some)))
-        kept.update(stay)
+        retained.update(stay)
         times, rows = _newest(table, found) if found else ({}, {})
         old |= {key: rows[key] for key in old_enough(found, times, age, now)}
         if len(old) > MOST_SLICES:
             break
     more = [f"{MOST_SLICES:,} slices are what one maintenance takes: the next one goes on"]
-    return Retained(age, dict([*old.items()][:MOST_SLICES]), kept, notes=more if len(old) > MOST_SLICES else ())
+    return Retained(age, dict([*old.items()][:MOST_SLICES]), retained, notes=more if len(old) > MOST_SLICES else ())
 
 
 def _newest(table: DeltaTable, keys: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
@@ -156,12 +156,12 @@ def _needed(work: Work, instance: dg.DagsterInstance, now: datetime) -> Needed:
     live = list(instance.get_dynamic_partitions(stream.partitions_name))
     return Needed(
         named=named_keys(instance, stream, live, now),
-        taken_back={one.slice_key for one in waiting(ledger, lake, stream)},
+        reclaimed_slices={one.slice_key for one in waiting(ledger, lake, stream)},
     )
 
 
 def in_dlq(ledger: Ledger, lake: Lake, stream: Stream) -> set[str]:
-    """The slices that rejected a record which was neither accepted nor given up since; the one that read it among them.
+    """The slices with a rejected record that was neither accepted nor discarded; also the slice that read it.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -178,20 +178,20 @@ def in_dlq(ledger: Ledger, lake: Lake, stream: Stream) -> set[str]:
         f"{left_over(opened, mine)} SELECT DISTINCT r.slice, {origin} "
         f"FROM (SELECT * FROM rejects WHERE {mine}) r JOIN left_over l ON {same('r', 'l')}",
     )
-    given_up = {discard.origin for discard in ledger.discards(stream.name)}
-    return {row["slice"] for row in rows if Origin.of_row(row) not in given_up}
+    discarded_origins = {discard.origin for discard in ledger.discards(stream.name)}
+    return {row["slice"] for row in rows if Origin.of_row(row) not in discarded_origins}
 
 
 def _done(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetime) -> Retained:
     """What was begun and not done is looked at first; then what is old enough now goes."""
     stream, erasures = work.stream, work.ledger.erasures
     back = _settle(work, instance, _open(work, now), now)
-    told = _look(work, instance, age, now)
+    preview = _look(work, instance, age, now)
     # A run that began and ended since then may have rejected records of them.
-    late = in_dlq(work.ledger, work.lake, stream) if told.rows else set()
-    wanted = [key for key in told.rows if key not in late]
+    late = in_dlq(work.ledger, work.lake, stream) if preview.rows else set()
+    wanted = [key for key in preview.rows if key not in late]
     if not wanted:
-        return replace(told, rows={}, back=back)
+        return replace(preview, rows={}, back=back)
     reason = f"raw is kept for {hours(age)}"
     number = erasures.add(Erasure(stream.name, BY_AGE, reason, BY, now))
     gone: dict[str, int] = {}
@@ -207,7 +207,7 @@ def _done(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
         back = [*back, *returned]
         work.log(f"raw: {len(gone):,} of {len(wanted):,} slices lost their rows")
     erasures_table.keep(work.ledger, work.lake, stream.name)
-    return replace(told, rows=gone, back=back)
+    return replace(preview, rows=gone, back=back)
 
 
 def _recorded(work: Work, keys: Sequence[str]) -> dict[str, Erased]:

@@ -3,10 +3,10 @@
 What was erased, and who gave up which parked record, is read from the tables `erasures` and `discards` of the lake, and
 which keys were retired follows from what Dagster and the lake hold.
 
-What a rebuilt ledger cannot know: what was planned and never read (it is planned anew, under the same key where the
+What a rebuilt ledger cannot know: what was planned and never read (it is planned again, under the same key where the
 slices around it are there), who accepted a loss and why, who took a record back, and whether anybody did where its
-slice was not decided anew since. The epochs and fingerprints by which replaced history is noticed
-stand in the proofs of `raw`; those that an older version wrote lack them.
+slice was not reprocessed since. The epochs and fingerprints by which replaced history is noticed
+are in the proofs of `raw`; those that an older version wrote lack them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Rebuilt:
         unknown: what cannot be worked out, in sentences.
         attempts: for each slice the highest attempt that was seen.
         publications: for each slice what was published of it.
-        reclaims: origins that were taken back from the DLQ, and decided anew since.
+        reclaims: origins that were reclaimed from the DLQ, and reprocessed since.
         erasures: with what they took from these slices.
         retired: slices whose keys were retired, the oldest first.
         discards: how many records a person gave up.
@@ -91,15 +91,15 @@ class Rebuilt:
             f"a hole in generation {loss.generation}, partition {loss.partition}: {loss.offsets} is recorded as lost"
             for loss in self.losses
         ]
-        lines += [f"{len(self.reclaims):,} records were taken back from the DLQ"] if self.reclaims else []
-        lines += [f"{self.discards:,} records were given up"] if self.discards else []
+        lines += [f"{len(self.reclaims):,} records were reclaimed from the DLQ"] if self.reclaims else []
+        lines += [f"{self.discards:,} records were discarded"] if self.discards else []
         return [*lines, *self._unmarked, *self._erased, *self._retired, *self.unknown]
 
     @property
     def _unmarked(self) -> list[str]:
         bare = [slice_.key for slice_ in self.slices if not slice_.epochs]
-        told = "no leader epochs stand in the proofs: other records under their offsets would not be noticed"
-        return [f"of {len(bare):,} slices {told}: {', '.join(bare[:5])}"] if bare else []
+        warning = "the proofs hold no leader epochs: other records under their offsets would not be noticed"
+        return [f"of {len(bare):,} slices {warning}: {', '.join(bare[:5])}"] if bare else []
 
     @property
     def _erased(self) -> list[str]:
@@ -241,8 +241,8 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
     marked = [one.slice_key for one in parse_groups(kafka.groups()).values()]
     highest_seen = highest([*raw, *known, *marked])
     found = rebuilt(stream, [proof.slice_ for proof in raw.values()], highest_seen, now)
-    standing = attempts_of(lake, stream, proofs)
-    tables = standing.tables().values()
+    attempts = attempts_of(lake, stream, proofs)
+    tables = attempts.tables().values()
     numbers = {slice_.key: max(table.get(slice_.key, 0) for table in tables) for slice_ in found.slices}
     published = {
         key: Publication(proof.attempt, proof.counts.get(SENT, proof.rows or 0), now)
@@ -255,7 +255,7 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
         publications=published,
         reclaims=_reclaims(lake, stream),
         erasures=_erasures(lake, stream, numbers),
-        retired=_retired(lake, stream, found.slices, standing, known, now),
+        retired=_retired(lake, stream, found.slices, attempts, known, now),
         discards=len(discards_table.read(lake, stream.name)),
     )
 
@@ -267,9 +267,9 @@ def _erasures(lake: Lake, stream: Stream, slices: Collection[str]) -> list[Recor
 
 
 def _retired(
-    lake: Lake, stream: Stream, some_slices: Sequence[Slice], standing: Attempts, known: Sequence[str], now: datetime
+    lake: Lake, stream: Stream, some_slices: Sequence[Slice], attempts: Attempts, known: Sequence[str], now: datetime
 ) -> list[str]:
-    """The keys that maintenance would retire and Dagster has not: it has retired them, or would have to once more."""
+    """The keys that maintenance would retire and Dagster has not: it has retired them, or would have to again."""
     live = {*known}
     wanted = candidates(
         [Key(slice_.key, slice_.planned_at) for slice_ in some_slices],
@@ -277,21 +277,21 @@ def _retired(
         stream.upkeep.live_for,
         now,
     )
-    whole = [key for key in wanted if key not in live and not standing.lacking(key)]
+    whole = [key for key in wanted if key not in live and not attempts.lacking(key)]
     return [
-        key for some in portions(whole, PAGE) for key in publication_log.as_decided(lake, stream, some, standing.events)
+        key for some in portions(whole, PAGE) for key in publication_log.as_decided(lake, stream, some, attempts.events)
     ]
 
 
 def _reclaims(lake: Lake, stream: Stream) -> list[Reclaim]:
-    """What was taken back, by what its slices of the main topic decided since: by whom and why is not known."""
+    """What was reclaimed, by what its slices of the main topic decided since: by whom and why is not known."""
     topic = stream.topic.replace("'", "''")
     found: dict[Origin, Reclaim] = {}
     for name in ("events", "rejects"):
         table = lake.table(stream.name, name)
         number = "0" if table is None else count_in(table, NUMBER)
         if table is None or number == "0":
-            continue  # from before anything could be taken back
+            continue  # from before anything could be reclaimed
         ensure_all_rows_seen(table)
         where = f"starts_with(slice, '{topic}@') AND {number} > 0"
         for row in query(table, f"SELECT slice, {', '.join(ORIGIN)}, {number} AS {NUMBER} FROM t WHERE {where}"):
@@ -322,7 +322,7 @@ def act(
     *,
     sure: bool,
 ) -> Rebuilt:
-    """Rebuild the ledger of a stream, or tell what that would come to.
+    """Rebuild the ledger of a stream, or report what that would come to.
 
     Raises:
         ConfigurationError: the ledger holds slices of the stream: nothing is written over them.

@@ -1,6 +1,6 @@
-"""What the topic of accepted events holds, read once when a stream begins anew, so that none of it is sent again.
+"""What the topic of accepted events holds, read once when a stream begins again, so that none of it is sent again.
 
-Whoever begins anew opens the name of the topic's transactions first: a run of before that still goes on is fenced, and
+Whoever begins again opens the name of the topic's transactions first: a run of before that still goes on is fenced, and
 what it had under way is settled. Then the topic is read, and the mark handed to the new table.
 """
 
@@ -36,7 +36,7 @@ class OnAccepted:
     """What was seen while the topic was read; the records themselves are not held.
 
     Args:
-        log: what the topic holds, by partition; empty of a stream that publishes nothing, or publishes all anew.
+        log: what the topic holds, by partition; empty of a stream that publishes nothing, or publishes all again.
         count: records that the topic holds.
         first: by generation and partition of the main topic the lowest offset of what is there in its order.
         since: by partition whose log does not begin at 0 the time of its first record, in milliseconds; None without.
@@ -78,7 +78,7 @@ class OnAccepted:
             log: what it holds.
         """
         if self.first and number not in {generation for generation, _ in self.first}:
-            return {}  # other records stand there now
+            return {}  # other records are there now
         found = {}
         for p, held in log.items():
             cut = bool(self.log) and self.log[p % len(self.log)].start
@@ -103,7 +103,7 @@ def keep(
     Args:
         see: takes note of each record.
         sure: write it.
-        again: nothing is kept, so that all is sent once more.
+        again: nothing is kept, so that all is sent again.
 
     Raises:
         ConfigurationError: the topic holds what this stream did not send, or is compacted.

@@ -1,4 +1,4 @@
-"""Ledger, lake and Dagster's instance lost together: the stream begun anew from what Kafka holds.
+"""Ledger, lake and Dagster's instance lost together: the stream restarted from what Kafka holds.
 
 The topic is planned again from where its log begins, under ordinals that nobody saw, and what its log lacks is recorded
 as lost. What tiers and the parked topic hold is read first, and kept in the table `dlq_copies`: the main slices leave
@@ -49,7 +49,7 @@ class Copies:
 
     Args:
         count: copies by the topic that holds them.
-        strange: records without an envelope that can be believed; they are told by their own place.
+        strange: records without an envelope that can be believed; they are reported by their own place.
         slices: the highest ordinal of each topic whose slices sent them.
         newest: by generation and partition of the main topic the copy whose origin has the highest offset.
     """
@@ -75,7 +75,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Begun:
-    """How a stream begins anew.
+    """How a stream begins again.
 
     Args:
         generations: one for each topic that is there.
@@ -97,7 +97,7 @@ class Begun:
     def lines(self) -> list[str]:
         """What it comes to, in sentences."""
         lines = [
-            f"{one.topic}: generation {one.number}, {_offsets(self.log[one.topic]):,} offsets are planned anew, from "
+            f"{one.topic}: generation {one.number}, {_offsets(self.log[one.topic]):,} offsets are planned again, from "
             f"ordinal {one.first_ordinal} on"
             for one in self.generations
         ]
@@ -119,12 +119,12 @@ class Begun:
             yield f"{found.count:,} accepted events are sent, and are not sent again while their content stays the same"
         for p, offsets in sorted(found.unknown(main.number, self.log[main.topic]).items()):
             yield (
-                f"partition {p}: {offsets} may be sent once more: what was accepted of these {len(offsets):,} offsets "
+                f"partition {p}: {offsets} may be sent again: what was accepted of these {len(offsets):,} offsets "
                 "is no longer on the topic of accepted events"
             )
         for topic, count in sorted(found.older.items()):
             yield (
-                f"{topic}: {count:,} records may be sent once more: what was accepted of so old ones is no longer on "
+                f"{topic}: {count:,} records may be sent again: what was accepted of so old ones is no longer on "
                 "the topic of accepted events"
             )
 
@@ -138,7 +138,7 @@ def begun(
 ) -> tuple[list[Generation], list[Loss]]:
     """The generations with which the topics begin, and what the main topic lacks.
 
-    What a tier lacks is no loss: its main slice decides it anew, if the topic still has it; else it is lost there.
+    What a tier lacks is no loss: its main slice reprocesses it, if the topic still has it; else it is lost there.
 
     Args:
         stream: the stream.
@@ -217,14 +217,14 @@ def act(
     by: str = "",
     again: bool = False,
 ) -> Begun:
-    """Begin a stream anew from Kafka, or tell what that would come to. It may be repeated until the ledger is written.
+    """Restart a stream from Kafka, or report what that would do. It may be repeated until the ledger is written.
 
     Args:
         known: the keys that Dagster holds; empty where it cannot be asked.
         log: gets the sentences.
         sure: write it.
         by: the person's name.
-        again: the topic of accepted events gets all of them once more.
+        again: the topic of accepted events gets all of them again.
 
     Raises:
         ConfigurationError: ledger or lake hold something of the stream, which accepted events were sent before cannot
@@ -259,8 +259,8 @@ def act(
         for _ in portions:
             pass  # read to be counted
     # Its slices are gone, and the keys are not to come back: the table may be restored without the rest of the lake.
-    kept = erasures_table.read(lake, stream.name)
-    taken = [key for one in kept for key in one.slices]
+    stored = erasures_table.read(lake, stream.name)
+    taken = [key for one in stored for key in one.slices]
     ordinals = highest(
         [*known, *_marked(kafka, stream, logs), *[str(SliceKey(*one)) for one in seen.slices.items()], *taken]
     )
@@ -269,15 +269,15 @@ def act(
     found = Begun(generations, losses, dict(seen.count), seen.strange, logs, accepted)
     for line in found.lines:
         log(line)
-    erasures = [replace(one, slices={}) for one in kept if not one.erasure.by_age]
+    erasures = [replace(one, slices={}) for one in stored if not one.erasure.by_age]
     if erasures:
         log(f"{len(erasures):,} erasures of keys are known from the table {erasures_table.TABLE}")
-    if given_up := len(discards_table.read(lake, stream.name)):
-        log(f"{given_up:,} records that were given up are known from the table {discards_table.TABLE}")
+    if discarded := len(discards_table.read(lake, stream.name)):
+        log(f"{discarded:,} records that were discarded are known from the table {discards_table.TABLE}")
     if sure:
         discards_table.keep(ledger, lake, stream.name)
         ledger.restore(generations, [], {}, losses, {}, erasures=erasures)
-    log("begun anew: start the sensors" if sure else "a dry run: nothing was written")
+    log("restarted: start the sensors" if sure else "a dry run: nothing was written")
     return found
 
 
@@ -294,7 +294,7 @@ def ensure_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
             f"the ledger knows {stream.name}",
             stored=f"{slices:,} slices, plans of {', '.join(planned) or 'no topic'}",
             found="a rebuild from Kafka is for a ledger and a lake that were lost",
-            remedy="nothing is to be done; if both shall be given up, point HIGHWATER_LEDGER_URL at an empty database",
+            remedy="nothing is to be done; to discard both, point HIGHWATER_LEDGER_URL at an empty database",
         )
     proven = {table: len(proofs) for table, proofs in committed(lake, stream).items() if proofs}
     if published := lake.holds(stream.name, publication_log.TABLE):

@@ -18,7 +18,7 @@ def act(work: Work, *, sure: bool) -> Differences:
 
     Args:
         work: the connections; its slices do not matter. Its `log` gets the sentences.
-        sure: write it; without it only what differs is told. Where nothing differs nothing is written.
+        sure: write it; without it only what differs is reported. Where nothing differs nothing is written.
 
     Raises:
         ConfigurationError: there are no events to compute from.

@@ -1,7 +1,7 @@
-"""Taking records back from the DLQ, so that a backfill decides them anew: `reclaim`, as a command and as a job.
+"""Taking records back from the DLQ, so that a backfill decides them again: `reclaim`, as a command and as a job.
 
 A record that was published belongs to the DLQ, and a slice of the main topic that is materialised again leaves it
-there. Taken back, it is its slice's again: the copies on the tiers and the parked topic count no more. Nothing is sent,
+there. Reclaimed, it is its slice's again: the copies on the tiers and the parked topic count no more. Nothing is sent,
 and nothing is decided before the slice is materialised again.
 """
 
@@ -52,7 +52,7 @@ class Published:
         reason: why.
         key: the record's key.
         published_at: when it was published the last time, in UTC.
-        number: how often it was taken back before.
+        number: how often it was reclaimed before.
     """
 
     home: str
@@ -71,15 +71,15 @@ class Found:
     Args:
         meant: those that are meant, by their origin.
         others: how many there are beside them.
-        taken: how many were taken back before, and are not decided anew yet.
-        given_up: how many a person gave up.
-        aged: how many nothing can be decided of anew, since rows of raw of their slices went by their age.
+        taken: how many were reclaimed before, and are not reprocessed yet.
+        discarded: how many a person gave up.
+        aged: how many nothing can be decided of again, since rows of raw of their slices went by their age.
     """
 
     meant: Mapping[Origin, Published] = field(default_factory=dict)
     others: int = 0
     taken: int = 0
-    given_up: int = 0
+    discarded: int = 0
     aged: int = 0
 
     @property
@@ -91,11 +91,11 @@ class Found:
     def lines(self) -> list[str]:
         """What was found, in sentences."""
         where = Counter(f"{one.reason} on {one.next_topic}" for one in self.meant.values())
-        told = ", ".join(f"{count:,} {name}" for name, count in where.most_common()) or "none"
-        lines = [f"{len(self.meant):,} records of {len(self.slices):,} slices are meant: {told}"]
+        counts = ", ".join(f"{count:,} {name}" for name, count in where.most_common()) or "none"
+        lines = [f"{len(self.meant):,} records of {len(self.slices):,} slices are meant: {counts}"]
         lines += [f"{self.others:,} others are in the DLQ"] if self.others else []
-        lines += [f"{self.taken:,} were taken back before, and are not decided anew yet"] if self.taken else []
-        lines += [f"{self.given_up:,} were given up"] if self.given_up else []
+        lines += [f"{self.taken:,} were reclaimed before, and are not reprocessed yet"] if self.taken else []
+        lines += [f"{self.discarded:,} were discarded"] if self.discarded else []
         lines += (
             [f"{self.aged:,} are of slices whose rows of raw went by their age: materialise raw of these slices first"]
             if self.aged
@@ -136,12 +136,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a person asks to be taken back.
+    """What a person asks to be reclaimed.
 
     Args:
         choice: which records; its slices are those that read or rejected them, its times those of their publication.
         most: of those that are meant the so many that were published first; all if None.
-        sure: do it; without it only what would be done is told.
+        sure: do it; without it only what would be done is reported.
         by: the person's name.
         because: why.
         on: only what was published to these topics last; all if empty.
@@ -156,10 +156,10 @@ class Asked:
 
 
 def act(ledger: Ledger, lake: Lake, stream: Stream, asked: Asked, log: Callable[[str], object]) -> Found:
-    """Look at what is in the DLQ, and take back what is meant; returns what was found.
+    """Look at what is in the DLQ, and reclaim what is meant; returns what was found.
 
-    While it is recorded no retry is decided: what a slice of a tier accepted before is not taken back, and what is
-    taken back no slice of a tier accepts after.
+    While it is recorded no retry is decided: what a slice of a tier accepted before is not reclaimed, and what is
+    reclaimed no slice of a tier accepts after.
 
     Raises:
         ConfigurationError: it is to be recorded, and nobody is named or no reason is given; or nothing is published to
@@ -173,18 +173,18 @@ def act(ledger: Ledger, lake: Lake, stream: Stream, asked: Asked, log: Callable[
             remedy="name a person and say why: --by NAME --because TEXT, or `by` and `because` in the UI",
         )
     if not asked.sure:
-        found = _told(look(ledger, lake, stream, asked.choice, asked.most, asked.on), log)
-        _tell_retired(ledger, stream, found.slices, log)
+        found = _logged(look(ledger, lake, stream, asked.choice, asked.most, asked.on), log)
+        _log_retired(ledger, stream, found.slices, log)
         log("a dry run: nothing was recorded")
         return found
     with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=LEASE_SECONDS) as lease:
-        found = _told(look(ledger, lake, stream, asked.choice, asked.most, asked.on), log)
+        found = _logged(look(ledger, lake, stream, asked.choice, asked.most, asked.on), log)
         lease.check()
         now = datetime.now(UTC)
         meant = [_reclaim(origin, one, asked, now) for origin, one in found.meant.items()]
         ledger.reclaims.add(stream.name, meant, after=_seen(lake, stream, found.slices))
-    log(f"{len(found.meant):,} taken back by {asked.by}: {asked.because}")
-    _tell_retired(ledger, stream, found.slices, log)
+    log(f"{len(found.meant):,} reclaimed by {asked.by}: {asked.because}")
+    _log_retired(ledger, stream, found.slices, log)
     if found.meant:
         log(f"now materialise {', '.join(stages_of(stream)[1:])} of {_some(found.slices)}")
     return found
@@ -196,13 +196,13 @@ def _seen(lake: Lake, stream: Stream, keys: Sequence[str]) -> int:
     return max((proof.counts.get(SEEN, 0) for proofs in decided for proof in proofs.values()), default=0)
 
 
-def _told(found: Found, log: Callable[[str], object]) -> Found:
+def _logged(found: Found, log: Callable[[str], object]) -> Found:
     for line in found.lines:
         log(line)
     return found
 
 
-def _tell_retired(ledger: Ledger, stream: Stream, keys: Sequence[str], log: Callable[[str], object]) -> None:
+def _log_retired(ledger: Ledger, stream: Stream, keys: Sequence[str], log: Callable[[str], object]) -> None:
     """Which of the slices have no key in Dagster: without it nobody can materialise them."""
     if retired := sorted(ledger.retired.among(keys)):
         back = f"highwater recall-keys {stream.name} {retired[0]} {retired[-1]} --yes"
@@ -221,7 +221,7 @@ def _reclaim(origin: Origin, one: Published, asked: Asked, now: datetime) -> Rec
 def look(
     ledger: Ledger, lake: Lake, stream: Stream, choice: Choice, most: int | None = None, on: Collection[str] = ()
 ) -> Found:
-    """Read which records belong to the DLQ: what was published and neither accepted nor given up since.
+    """Read which records belong to the DLQ: what was published and neither accepted nor discarded since.
 
     Held in memory is 1 KB for each of them; none of their values.
 
@@ -231,7 +231,7 @@ def look(
     """
     in_dlq = _in_dlq(lake, stream)
     _ensure_published_to(stream, on, {one.next_topic for one in in_dlq.values()})
-    given_up = {discard.origin for discard in ledger.discards(stream.name)}
+    discarded = {discard.origin for discard in ledger.discards(stream.name)}
 
     def takes(one: Published) -> bool:
         # A header may name any number: beyond the greatest no copy could be believed.
@@ -239,7 +239,7 @@ def look(
 
     old = _aged(lake, stream, sorted({one.home for one in in_dlq.values()}))
     there = {origin: one for origin, one in in_dlq.items() if one.home not in old}
-    found = _chosen(there, numbers(ledger.reclaims.of(stream.name)), given_up, takes, most)
+    found = _chosen(there, numbers(ledger.reclaims.of(stream.name)), discarded, takes, most)
     return replace(found, aged=len(in_dlq) - len(there))
 
 
@@ -263,7 +263,7 @@ def _in_dlq(lake: Lake, stream: Stream) -> dict[Origin, Published]:
 
 
 def _ensure_published_to(stream: Stream, on: Collection[str], lies_on: set[str]) -> None:
-    """A name that is no topic of the DLQ is told; it would mean no record, which looks like success.
+    """A name that is no topic of the DLQ is reported; it would mean no record, which looks like success.
 
     On a tier that is declared no more records may lie still.
     """
@@ -298,19 +298,19 @@ def _published(row: Mapping[str, Any]) -> Published:
 
 def _chosen(
     in_dlq: Mapping[Origin, Published],
-    taken_back: Mapping[Origin, int],
-    given_up: Collection[Origin],
+    reclaim_numbers: Mapping[Origin, int],
+    discarded: Collection[Origin],
     takes: Callable[[Published], bool],
     most: int | None,
 ) -> Found:
     """Those that are meant, and how many are not, by why."""
-    kept = {origin: one for origin, one in in_dlq.items() if origin not in given_up}
-    free = {origin: one for origin, one in kept.items() if not stale(taken_back, origin, one.number)}
+    remaining = {origin: one for origin, one in in_dlq.items() if origin not in discarded}
+    free = {origin: one for origin, one in remaining.items() if not stale(reclaim_numbers, origin, one.number)}
     meant = {origin: one for origin, one in free.items() if takes(one)}
     if most is not None:
         first = sorted(meant.items(), key=lambda item: (item[1].published_at, item[0]))[:most]
         meant = dict(first)
-    return Found(meant, len(free) - len(meant), len(kept) - len(free), len(in_dlq) - len(kept))
+    return Found(meant, len(free) - len(meant), len(remaining) - len(free), len(in_dlq) - len(remaining))
 
 
 def _takes(choice: Choice, one: Published) -> bool:

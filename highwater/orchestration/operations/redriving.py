@@ -52,8 +52,8 @@ class _Stay:
             raise RecordTooLargeError(
                 f"{len(self.large):,} records stay parked, since {topic} does not take them; the others were sent",
                 found=f"{names}; the producer sends {client:,} bytes at the most{lost}",
-                remedy=f"{error.remedy}; then send them back again. Those of the main topic may be taken back instead, "
-                f"where the cause is mended: highwater reclaim {stream}; or given up: highwater discard-parked "
+                remedy=f"{error.remedy}; then send them back again. Those of the main topic may be reclaimed instead, "
+                f"where the cause is mended: highwater reclaim {stream}; or discarded: highwater discard-parked "
                 f"{stream}",
             )
         if self.lost:
@@ -62,7 +62,7 @@ class _Stay:
                 stored=_named([f"{name} at {p.topic}[{p.partition}]@{p.offset}" for name, p in self.lost]),
                 found="raw holds nothing there",
                 remedy="materialise raw of their slices again, or restore it; what was erased, or is gone for good, is "
-                f"given up: highwater discard-parked {stream}",
+                f"discarded: highwater discard-parked {stream}",
             )
 
 
@@ -80,7 +80,7 @@ def redrive(
 ) -> Iterator[int]:
     """Send records back to the first tier, as they are, in transactions; yields how many are sent so far.
 
-    Two at once end one of them. One that dies in between is begun anew: what it sent comes twice, and counts once.
+    Two at once end one of them. One that dies in between is restarted: what it sent comes twice, and counts once.
 
     Args:
         kafka: the cluster.

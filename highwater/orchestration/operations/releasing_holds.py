@@ -25,7 +25,7 @@ class Asked:
     Args:
         slice_key: the slice.
         park: park the records that hold it, instead of retrying them.
-        sure: record it; without it only what would be recorded is told.
+        sure: record it; without it only what would be recorded is reported.
         by: the person's name.
         because: why.
     """
@@ -40,7 +40,7 @@ class Asked:
 def act(
     ledger: Ledger, streams: Mapping[str, Stream], asked: Asked, now: datetime, log: Callable[[str], object]
 ) -> Hold:
-    """Release a slice, or tell what holds it; returns its hold as it was.
+    """Release a slice, or report what holds it; returns its hold as it was.
 
     Args:
         ledger: holds plans and holds.

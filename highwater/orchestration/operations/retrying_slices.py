@@ -1,4 +1,4 @@
-"""Letting a slice be tried again that was given up: a person's decision, kept under a name.
+"""Letting a slice be tried again that was exhausted: a person's decision, kept under a name.
 
 What repair gave up is in the ledger. Publication tells it by Dagster's runs, which are not asked here: of a stream that
 publishes any slice may be named, and its runs of before count no more.
@@ -17,7 +17,7 @@ from highwater.orchestration.operations.named_slices import slices_of
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.resources.ledger import Ledger
-    from highwater.resources.ledger.given_up import GivenUp
+    from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Asked:
 
     Args:
         slice_key: the slice.
-        sure: record it; without it only what is known of the slice is told.
+        sure: record it; without it only what is known of the slice is reported.
         by: the person's name.
         because: why.
     """
@@ -39,8 +39,8 @@ class Asked:
 
 def act(
     ledger: Ledger, streams: Mapping[str, Stream], asked: Asked, now: datetime, log: Callable[[str], object]
-) -> GivenUp | None:
-    """Let a slice be tried again, or tell since when it is given up; returns what repair gave up, None if it did not.
+) -> ExhaustedSlice | None:
+    """Release a slice for retries, or report since when it is exhausted; returns its record in the ledger, or None.
 
     Args:
         ledger: the plans.
@@ -51,18 +51,18 @@ def act(
 
     Raises:
         UnknownSliceError: it was never planned.
-        ConfigurationError: it is not given up and never published, is of another stream, or nobody is named.
+        ConfigurationError: it is not exhausted and never published, is of another stream, or nobody is named.
     """
     if asked.sure and not asked.by:
         raise ConfigurationError("nobody is named who lets the slice be tried again", remedy="name a person with `by`")
     [slice_] = slices_of(ledger, streams, [asked.slice_key])
-    found = ledger.given_up.of([slice_.key]).get(slice_.key)
+    found = ledger.exhausted_slices.of([slice_.key]).get(slice_.key)
     if found is None or found.released_at is not None:
         _let_publication_go_on(ledger, streams[slice_.stream], slice_.key, asked, now, log)
         return None
     log(found.text)
     if asked.sure:
-        if not ledger.given_up.release(slice_.key, by=asked.by, because=asked.because, now=now):
+        if not ledger.exhausted_slices.release(slice_.key, by=asked.by, because=asked.because, now=now):
             raise _not_exhausted(slice_.key)
         log(f"{slice_.key}: recorded; the sensor repair requests it")
     return found
@@ -75,12 +75,12 @@ def _let_publication_go_on(
         raise _not_exhausted(key)
     log(f"the sensor repair still retries {key}; whether the sensor publisher still sends it, its ticks show")
     if asked.sure:
-        ledger.given_up.let_go(stream.name, key, by=asked.by, because=asked.because, now=now)
+        ledger.exhausted_slices.let_go(stream.name, key, by=asked.by, because=asked.because, now=now)
         log(f"{key}: recorded; where it is not sent, the sensor publisher requests it and those behind it")
 
 
 def _not_exhausted(key: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{key} is not given up",
+        f"{key} is not exhausted",
         remedy="nothing; highwater status names the slices that are, highwater explain its runs",
     )

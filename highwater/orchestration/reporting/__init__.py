@@ -1,1 +1,1 @@
-"""What people are told: status, alerts, the doctor, one slice explained, one record located, metrics."""
+"""What people are sent: status, alerts, the doctor, one slice explained, one record located, metrics."""

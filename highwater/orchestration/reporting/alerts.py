@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from highwater.alerting import DEPLOYMENT, Alert, Measure, after, told, watch
+from highwater.alerting import DEPLOYMENT, Alert, Measure, after, mark_reported, watch
 from highwater.breaker import CLOSED
 from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicAbsentError, TopicVanishedError
 from highwater.instances import ONE_INSTANCE
@@ -47,7 +47,7 @@ SLICES = 20
 LEASE_SECONDS = 60.0
 # Dagster ends a tick after 60 s. No measuring of a stream begins later than this; most take less than a second.
 MEASURE_SECONDS = 30.0
-Tell = Callable[[Alert], None]
+Report = Callable[[Alert], None]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Asked:
 
     @cached_property
     def in_raw(self) -> Collection[str] | None:
-        """The slices that stand in raw, read once; None if the lake cannot be asked now."""
+        """The slices that are in raw, read once; None if the lake cannot be asked now."""
         return in_raw(self.ledger, self.lake, self.stream)
 
     @cached_property
@@ -112,7 +112,7 @@ def tick(
     kafka: Kafka,
     lake: Lake,
     streams: Sequence[Stream],
-    tell: Tell,
+    report: Report,
     sensors: Callable[[], Iterable[Measure]] = tuple,
     begin: str = "",
     resting: Collection[str] = (),
@@ -126,7 +126,7 @@ def tick(
     Args:
         ledger, kafka, lake: are asked.
         streams: the streams.
-        tell: tells a receiver.
+        report: tells a receiver.
         sensors: measures the sensors.
         begin: the stream to begin with.
         resting: streams that are not measured now, since nothing of them changed.
@@ -146,18 +146,18 @@ def tick(
         open_ = after(known, measures, now)
         if open_ != known:
             ledger.record_alerts(open_)
-        for alert in [alert for alert in open_.values() if alert.to_tell]:
+        for alert in [alert for alert in open_.values() if alert.is_unreported]:
             try:
-                tell(alert)
+                report(alert)
             except TemporaryError as error:
                 lines.append(str(error))
                 break  # a receiver that does not answer is not asked again and again within one tick
             except HighwaterError as error:
-                lines.append(f"not told: {alert.stream} {alert.what}: {error}")
+                lines.append(f"not sent: {alert.stream} {alert.what}: {error}")
                 continue
-            open_ = told(open_, alert)
+            open_ = mark_reported(open_, alert)
             ledger.record_alerts(open_)
-            lines.append(f"told: {alert.to_plain()['kind']} {alert.stream} {alert.what}: {alert.value}")
+            lines.append(f"sent: {alert.to_plain()['kind']} {alert.stream} {alert.what}: {alert.value}")
     if left:
         lines.append(f"{len(left)} streams are measured by the next tick, from {left[0].name} on")
     return TickResult(lines or [f"{len(open_)} alerts are open"], left[0].name if left else "", calm)
@@ -235,7 +235,7 @@ def _reject_ratio(asked: Asked) -> Measure | None:
         f"{rejects / records:.0%} of {records:,} records of the newest {len(keys)} slices",
         f"{limit:.0%}",
         rejects / records > limit,
-        f"look at the reasons in {stream.name}/rejects; highwater audit {stream.name} tells how the records ended",
+        f"look at the reasons in {stream.name}/rejects; highwater audit {stream.name} shows how the records ended",
     )
 
 
@@ -351,7 +351,7 @@ class _Left:
 
     @property
     def margin(self) -> timedelta:
-        """Below 0 it is to be told."""
+        """Below 0 it is to be reported."""
         return timedelta.max if self.left is None else self.left - self.limit
 
     @property
@@ -441,16 +441,16 @@ def _topics(asked: Asked) -> list[str]:
 
 
 def _held_back_limit(asked: Asked, topic: str) -> timedelta:
-    kept = retention(topic_settings(asked.kafka, topic))
+    retained_for = retention(topic_settings(asked.kafka, topic))
     limit = asked.stream.alerts.held_back
-    return limit if kept is None else min(limit, kept / 2)
+    return limit if retained_for is None else min(limit, retained_for / 2)
 
 
 def _left(asked: Asked, topic: str) -> _Left | None:
     """None where the settings of the topic may not be read."""
     settings = topic_settings(asked.kafka, topic)
-    kept, size = retention(settings), size_limit(settings)
-    if kept is None:
+    retained_for, size = retention(settings), size_limit(settings)
+    if retained_for is None:
         if not no_age_ends(settings):
             return None
         # A limit by size may have taken records all the same.
@@ -458,8 +458,8 @@ def _left(asked: Asked, topic: str) -> _Left | None:
         return _Left(topic, None, timedelta(0), Ages({}, sure=True, expired=expired), size)
     ages = asked.ages(topic)
     # Where a topic keeps less than the threshold at all, half of what it keeps is what there is to warn of.
-    limit = min(asked.stream.alerts.retention_left, kept / 2)
-    return _Left(topic, kept - (ages.oldest or timedelta(0)), limit, ages, size)
+    limit = min(asked.stream.alerts.retention_left, retained_for / 2)
+    return _Left(topic, retained_for - (ages.oldest or timedelta(0)), limit, ages, size)
 
 
 def _read_sooner(stream: Stream, worst: _Left) -> str:
@@ -503,12 +503,12 @@ def _held(asked: Asked) -> Measure | None:
 
 def _exhausted(asked: Asked) -> Measure | None:
     stream = asked.stream
-    found = asked.ledger.given_up.open(stream.name)
+    found = asked.ledger.exhausted_slices.open(stream.name)
     return Measure(
         stream.name,
-        "given up",
-        f"{len(found):,} slices; {found[0].text}" if found else "no slice is given up",
-        "no slice is given up",
+        "retries exhausted",
+        f"{len(found):,} slices; {found[0].text}" if found else "no slice is exhausted",
+        "no slice is exhausted",
         bool(found),
         f"highwater explain {found[0].slice_key} shows its runs: mend what they fail by, then materialise it, or "
         f"highwater retry-slice {found[0].slice_key}"
@@ -517,12 +517,12 @@ def _exhausted(asked: Asked) -> Measure | None:
     )
 
 
-def _in_vain(asked: Asked) -> Measure | None:
+def _stalled(asked: Asked) -> Measure | None:
     stream = asked.stream
-    found = asked.ledger.in_vain.open(stream.name)
+    found = asked.ledger.stalled_slices.open(stream.name)
     return Measure(
         stream.name,
-        "tried in vain",
+        "stalled",
         f"{len(found):,} slices; {found[0].text}" if found else "no slice is tried again and again",
         "no slice is tried again and again",
         bool(found),
@@ -572,10 +572,10 @@ def _reclaimed_late(asked: Asked) -> Measure | None:
     records = sum(one.records for one in found)
     return Measure(
         stream.name,
-        "taken back",
-        f"{records:,} records of {len(found):,} slices wait to be decided anew, the first for {span(age)}"
+        "reclaimed",
+        f"{records:,} records of {len(found):,} slices wait to be reprocessed, the first for {span(age)}"
         if found
-        else "none waits to be decided anew",
+        else "none waits to be reprocessed",
         str(limit),
         age > limit,
         pending_reprocessing.remedy(stream, found) if found else "nothing is to be done",
@@ -592,8 +592,8 @@ def _gone(ledger: Ledger, streams: Sequence[Stream], alerts: Iterable[Alert], no
     about = {alert: alert.what if alert.stream == DEPLOYMENT else alert.stream for alert in alerts}
     breakers = [f"circuit breaker of {name}"[:100] for name in _asked_by(streams)]
     found = watch([*about.values()], [*(stream.name for stream in streams), *breakers], ledger.watched(), now)
-    if found.anew:
-        ledger.watch(sorted(found.anew), now)
+    if found.added:
+        ledger.watch(sorted(found.added), now)
     why = "nothing declares it any more: it was not measured for a day"
     return [Measure.of_nothing(one.stream, one.what, why) for one, name in about.items() if name in found.gone]
 
@@ -608,7 +608,7 @@ def _dependencies(ledger: Ledger, streams: Sequence[Stream]) -> list[Measure]:
         Measure(
             DEPLOYMENT,
             f"circuit breaker of {one.name}"[:100],
-            guards.told(one),
+            guards.describe(one),
             "closed",
             one.state != CLOSED,
             f"bring {one.name} back; highwater doctor tries every connection",
@@ -627,7 +627,7 @@ MEASURES: tuple[Measuring, ...] = (
     _breaker,
     _held,
     _exhausted,
-    _in_vain,
+    _stalled,
     _instances,
     _reject_ratio,
     _parked,

@@ -18,7 +18,7 @@ from highwater.orchestration.checking.origin_counts import Ends, count_ends
 from highwater.orchestration.checking.orphan_rows import slices_there, strangers
 from highwater.orchestration.checking.plan_checks import all_seams
 from highwater.orchestration.checking.producer_audit import judged_producers
-from highwater.orchestration.checking.published_checks import standing_line
+from highwater.orchestration.checking.published_checks import publication_line
 from highwater.orchestration.checking.slice_status import attempts
 from highwater.orchestration.checking.topic_audit import judged_published
 from highwater.orchestration.checking.topic_counts import OnTopic, held_on_topics
@@ -58,7 +58,7 @@ class PartitionAudit:
     Args:
         partition: its number.
         planned: the end of what is planned.
-        committed: the end of the contiguous slices that stand whole in all tables.
+        committed: the end of the contiguous slices that are complete in all tables.
         last_stable: to where it can be read.
         age: of the oldest record that is not in raw; None where there is none, or it was not asked.
         unread: offsets that are not in raw, planned or not; None where that is not known.
@@ -107,7 +107,7 @@ class Audit:
         at: when it was made, in UTC.
         partitions: of the main topic.
         slices: planned of it.
-        unfinished: those that do not stand whole in all tables, the oldest first.
+        unfinished: those that are not complete in all tables, the oldest first.
         losses: recorded holes.
         ends: how the origins ended.
         dlq: the tiers and the parked topic.
@@ -164,7 +164,7 @@ class Audit:
         found += [self.ends.error] if self.ends.error else []
         found += [
             f"{count:,} records waited on {tier} and were lost with what was on it; remedy: highwater reclaim "
-            f"{self.stream} --on {tier} takes them back, to be decided anew from raw"
+            f"{self.stream} --on {tier} reclaims them, to be reprocessed from raw"
             for tier, count in self.ends.stranded.items()
         ]
         found += _broken("", self.findings)
@@ -174,7 +174,7 @@ class Audit:
             found += _broken(f"producer {name}: ", findings)
         found += [held.error for held in self.held if held.error]
         found += [held.error for held in self.on_topics if held.error]
-        found += self._told("error")
+        found += self._checks_with("error")
         found += [*self.seams, *self.strangers, *self.failing]
         found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
         return found
@@ -184,7 +184,7 @@ class Audit:
         """Those of the errors that waiting mends: something could not be looked at, nothing was found."""
         return [error for error in self.problems.values() if isinstance(error, TemporaryError)]
 
-    def _told(self, result: str) -> list[str]:
+    def _checks_with(self, result: str) -> list[str]:
         """The checks of versions with this result, in sentences."""
         return [
             f"{name} over the stream: {one.verdict.text}" for name, one in self.versions.items() if one.result == result
@@ -198,7 +198,7 @@ class Audit:
             *[f"error: {text}" for text in self.errors],
         ]
         lines += [f"not whole: {', '.join(islice(self.unfinished, 5))}"] if self.unfinished else []
-        lines += [f"warning: {text}" for text in self._told("warning")]
+        lines += [f"warning: {text}" for text in self._checks_with("warning")]
         lines += [f"warning: {text}" for text in (self.keys.warnings if self.keys else [])]
         lines += self.keys.lines if self.keys else []
         lines += [line for line in (self.published, self.endurance) if line]
@@ -259,10 +259,10 @@ class Audit:
     @property
     def _versions(self) -> list[tuple[str, list[str], Rows]]:
         """What the checks of versions say of the whole stream, and examples of each."""
-        told = [[name, one.result, one.verdict.text] for name, one in self.versions.items()]
+        lines = [[name, one.result, one.verdict.text] for name, one in self.versions.items()]
         examples = {name: one.verdict.samples for name, one in self.versions.items() if one.verdict.samples}
         return [
-            ("Versions over the stream", ["check", "result", "found"], told),
+            ("Versions over the stream", ["check", "result", "found"], lines),
             *[
                 (f"Examples of {name}", [*rows[0]], [[str(cell) for cell in row.values()] for row in rows])
                 for name, rows in examples.items()
@@ -413,7 +413,7 @@ def audit(
         ledger, kafka, lake: the connections.
         stream: the stream.
         red: failing checks by name; None where Dagster was not asked.
-        records_of: so many of the newest slices are held against the topic, record by record, and checked once more;
+        records_of: so many of the newest slices are held against the topic, record by record, and checked again;
             what was sent of them is counted where it was sent to.
         versions: put the checks of versions to the whole stream too.
         keys: look in which partitions each key of the topic is.
@@ -424,15 +424,15 @@ def audit(
         DependencyAwayError: the ledger or the lake could not be read.
     """
     # The lake before the plan: a slice that is committed in between is at worst told as unfinished.
-    ends, standing = count_ends(ledger, lake, stream), attempts(lake, stream)
+    ends, held = count_ends(ledger, lake, stream), attempts(lake, stream)
     there = slices_there(lake, stream)
     slices = ledger.slices(stream.name)
     newest = slices[-records_of:] if records_of else []
-    whole = [slice_.key for slice_ in newest if not standing.lacking(slice_.key)]
+    whole = [slice_.key for slice_ in newest if not held.lacking(slice_.key)]
     status = stream_status(ledger, kafka, stream, {})
     dlq_errors = [one.error for one in status.dlq if one.error is not None]
     dlq_errors += _parked_lost(kafka, stream, status, ends.parked)
-    ages = _ages(ledger, kafka, stream, status, standing.raw)
+    ages = _ages(ledger, kafka, stream, status, held.raw)
     findings, facts, problems = _looked_at(kafka, stream, ages)
     published_to, unseen = (
         judged_published(kafka, stream, partial(accepted_vanished, ledger, lake, stream), facts) if facts else ({}, [])
@@ -440,8 +440,8 @@ def audit(
     failing, not_decided = _failing(ledger, kafka, lake, stream, whole)
     losses = ledger.losses(stream.name)
     lost = _lost(losses, stream.topic)
-    waiting = _waiting([slice_ for slice_ in slices if slice_.key not in standing.raw], status, losses)
-    committed = committed_ends(ledger.planned(stream.name, stream.topic), slices, standing)
+    waiting = _waiting([slice_ for slice_ in slices if slice_.key not in held.raw], status, losses)
+    committed = committed_ends(ledger.planned(stream.name, stream.topic), slices, held)
     found_eras = eras(
         [slice_ for slice_ in slices if slice_.topic == stream.topic], ledger.generations(stream.name, stream.topic)
     )
@@ -463,7 +463,7 @@ def audit(
             for p in status.partitions
         ],
         slices=len(slices),
-        unfinished=[slice_.key for slice_ in slices if standing.lacking(slice_.key)],
+        unfinished=[slice_.key for slice_ in slices if held.lacking(slice_.key)],
         losses=losses,
         ends=ends,
         dlq=status.dlq,
@@ -482,7 +482,7 @@ def audit(
         eras=found_eras,
         producers=producers,
         keys=key_places(lake, stream, found_eras) if keys else None,
-        published=standing_line(lake, stream),
+        published=publication_line(lake, stream),
         on_topics=held_on_topics(kafka, lake, stream, newest),
         published_to=published_to,
         strangers=strangers(there, {slice_.key for slice_ in slices}, stream.name),
@@ -508,12 +508,12 @@ def outcome(pages: Sequence[Audit], remedy: str) -> HighwaterError | None:
 
 
 def _by_text(errors: Iterable[HighwaterError]) -> dict[str, HighwaterError]:
-    """What keeps several looks from succeeding is told once, also where each client has its own words for it."""
-    told: dict[tuple[type, str], HighwaterError] = {}
+    """What keeps several looks from succeeding is reported once, also where each client has its own words for it."""
+    distinct: dict[tuple[type, str], HighwaterError] = {}
     for error in errors:
         same = error.problem if isinstance(error, DependencyAwayError) else str(error)
-        told.setdefault((type(error), same), error)
-    return {str(error): error for error in told.values()}
+        distinct.setdefault((type(error), same), error)
+    return {str(error): error for error in distinct.values()}
 
 
 def _of_dagster(unasked: HighwaterError | None) -> dict[str, HighwaterError]:
@@ -532,8 +532,8 @@ def _failing(
         try:
             verdicts = checks.verdicts(Sources(ledger, kafka, lake, schemas()), stream, keys)
         except Exception as error:  # noqa: BLE001 - a table that breaks one check must not hide what the others say
-            told = error if isinstance(error, HighwaterError) else _broke(error)
-            unasked[f"{', '.join(checks.names(stream))}: {told}"] = told
+            reported = error if isinstance(error, HighwaterError) else _broke(error)
+            unasked[f"{', '.join(checks.names(stream))}: {reported}"] = reported
         else:
             red = failures(stream, verdicts, warned=False)
             found += [f"{key}: {name}: {verdict.text}" for name, key, verdict in red]
@@ -553,13 +553,13 @@ def _versions(ledger: Ledger, lake: Lake, stream: Stream) -> dict[str, Judged]:
     return {name: Judged(found, stream.severity(name)) for name, found in verdicts.items()}
 
 
-def committed_ends(planned: Planned | None, slices: Sequence[Slice], standing: Attempts) -> dict[int, int]:
-    """For each partition the end of the slices, without a gap from the first one on, that stand whole in all tables.
+def committed_ends(planned: Planned | None, slices: Sequence[Slice], held: Attempts) -> dict[int, int]:
+    """For each partition the end of the slices, without a gap from the first one on, that are complete in all tables.
 
     Args:
         planned: how far a topic is planned.
         slices: slices, those of other topics among them.
-        standing: what stands in the tables.
+        held: what is in the tables.
     """
     if planned is None:
         return {}
@@ -567,7 +567,7 @@ def committed_ends(planned: Planned | None, slices: Sequence[Slice], standing: A
     mine = [p for p in slices if p.topic == generation.topic and p.generation == generation.number]
     found = {p: start for p, start in generation.starts.items() if start is not None}
     ordered = sorted(mine, key=lambda slice_: slice_.ordinal)
-    for slice_ in takewhile(lambda slice_: not standing.lacking(slice_.key), ordered):
+    for slice_ in takewhile(lambda slice_: not held.lacking(slice_.key), ordered):
         found.update({p: offsets.end for p, offsets in slice_.ranges.items()})
     return found
 

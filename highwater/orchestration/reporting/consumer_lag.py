@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # A record is read of so many partitions to know its age: those where it is the oldest.
 PARTITIONS_ASKED = 32
-# Ages by which the oldest of more partitions are told, from a second to half a century, in steps of a tenth.
+# Ages by which the oldest of more partitions are reported, from a second to half a century, in steps of a tenth.
 AGES = [timedelta(seconds=1.1**n) for n in range(224)]
 READ_SECONDS = 5.0
 # Of slices that are not in raw so many are looked at, the oldest: 100,000 rows of the ledger would take seconds.
@@ -83,7 +83,7 @@ class Ages:
 
 
 def in_raw(ledger: Ledger, lake: Lake, stream: Stream) -> set[str] | None:
-    """The slices that stand in raw; None if the lake cannot be asked now."""
+    """The slices that are in raw; None if the lake cannot be asked now."""
     try:
         with guarded(lake_guard(ledger, lake, stream)):
             ensure_lake_there(ledger, lake)

@@ -30,7 +30,7 @@ from highwater.formats import Avro, Json, Protobuf
 from highwater.instances import ONE_INSTANCE
 from highwater.message_size import configure
 from highwater.orchestration.checking.topic_audit import judged_published
-from highwater.orchestration.dagster_home import ensure_home, told
+from highwater.orchestration.dagster_home import ensure_home, translate_errors
 from highwater.orchestration.reporting.publication_status import accepted_vanished
 from highwater.orchestration.resources import session_of
 from highwater.resources.deleted_topics import state_of, vanished
@@ -121,7 +121,7 @@ def examine(
         if what not in without:
             yield _tried(what, attempt)
     if "Kafka" in without:
-        yield Tried("streams", "not tried before their broker runs: highwater doctor tells then")
+        yield Tried("streams", "not tried before their broker runs: highwater doctor tries it then")
         return
     try:
         streams = deployment.streams().values()
@@ -138,7 +138,7 @@ def _declarations(deployment: Deployment) -> str:
 
 
 def _declared(deployment: Deployment) -> list[Stream]:
-    """The declared streams; none where they cannot be read, which is told by itself."""
+    """The declared streams; none where they cannot be read, which is reported by itself."""
     try:
         return list(deployment.streams().values())
     except HighwaterError:
@@ -243,13 +243,13 @@ def _foreign(deployment: Deployment, stream: Stream, topic: str) -> Tried:
     except HighwaterError as error:
         return Tried(what, error=error)
     found = f"{partitions} partitions, timestamps set by {clock}"
-    waits, kept = stream.delays[topic] * (1 + JITTER), retention(settings)
-    if kept is None or kept >= RETENTION_PER_AGE * waits:
+    waits, retained_for = stream.delays[topic] * (1 + JITTER), retention(settings)
+    if retained_for is None or retained_for >= RETENTION_PER_AGE * waits:
         return Tried(what, found)
     needed = f"retention.ms={int(RETENTION_PER_AGE * waits / timedelta(milliseconds=1))}"
     return Tried(
         what,
-        f"{found}; it keeps a record for {span(kept)}, which waits there for up to {span(waits)}",
+        f"{found}; it keeps a record for {span(retained_for)}, which waits there for up to {span(waits)}",
         warning=True,
         remedy=configure(kafka.bootstrap, topic, needed),
     )
@@ -332,7 +332,7 @@ def _group(deployment: Deployment, name: str) -> str:
 
 
 def _ledger(deployment: Deployment) -> str:
-    """Read it, and write to it: a lease, which is given up at once."""
+    """Read it, and write to it: a lease, which is exhausted at once."""
     ledger = deployment.ledger()
     planned = sum(ledger.counts().values())
     with ledger.lease(f"doctor {uuid.uuid4().hex}", seconds=LEASE_SECONDS):
@@ -347,12 +347,12 @@ def _reading(deployment: Deployment, topic: str) -> str:
         if first is not None and end is not None and first < end:
             last = {partition: OffsetRange(end - 1, end)}
             many = sum(1 for _ in kafka.read(topic, last, seconds=READ_SECONDS))
-            return f"a record of partition {partition} was read" if many else "may be read; a marker stands at its end"
+            return f"a record of partition {partition} was read" if many else "may be read; a marker is at its end"
     return "may be looked at; there is no record to read"
 
 
 def _permissions(deployment: Deployment, stream: Stream) -> str:
-    """What the brokers allow with the stream's topics; those that are not there yet are told.
+    """What the brokers allow with the stream's topics; those that are not there yet are reported.
 
     Raises:
         ConfigurationError: something that is needed is not allowed.
@@ -364,15 +364,15 @@ def _permissions(deployment: Deployment, stream: Stream) -> str:
     found = permitted(deployment.kafka(), [*needed])
     lacking = {topic: sorted(needed[topic] - allowed) for topic, allowed in found.items()}
     if any(lacking.values()):
-        told = [f"{', '.join(names)} on {topic}" for topic, names in lacking.items() if names]
+        lacks = [f"{', '.join(names)} on {topic}" for topic, names in lacking.items() if names]
         raise ConfigurationError(
             f"the broker does not let this user do all that the stream {stream.name} needs",
-            found=f"not allowed: {'; '.join(told)}",
+            found=f"not allowed: {'; '.join(lacks)}",
             remedy="allow it by kafka-acls --add --allow-principal User:NAME --operation OPERATION --topic TOPIC",
         )
     rest = sorted(needed.keys() - found.keys())
-    untold = f"; not there yet, or not to be seen: {', '.join(rest)}" if rest else ""
-    return f"reading and writing are allowed on {', '.join(found) or 'no topic'}{untold}"
+    unreported = f"; not there yet, or not to be seen: {', '.join(rest)}" if rest else ""
+    return f"reading and writing are allowed on {', '.join(found) or 'no topic'}{unreported}"
 
 
 def _receiver(url: str) -> str:
@@ -383,7 +383,7 @@ def _receiver(url: str) -> str:
     except ValueError:
         parts, port = urlsplit(""), 0
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ConfigurationError("the receiver of alerts is no HTTP address", remedy=f"set {names.ALERTS_URL} anew")
+        raise ConfigurationError("the receiver of alerts is no HTTP address", remedy=f"set {names.ALERTS_URL} again")
     try:
         with socket.create_connection((parts.hostname, port), CONNECT_SECONDS):
             return f"somebody listens at port {port}; nothing was posted"
@@ -462,6 +462,6 @@ def _write_to_storage(home: str) -> None:
     import dagster as dg
 
     key, problem = uuid.uuid4().hex, f"Dagster's storage, as {home} configures it, cannot be written to"
-    with told(problem), dg.DagsterInstance.from_config(str(Path(home).expanduser())) as instance:
+    with translate_errors(problem), dg.DagsterInstance.from_config(str(Path(home).expanduser())) as instance:
         instance.add_dynamic_partitions("highwater_doctor", [key])
         instance.delete_dynamic_partition("highwater_doctor", key)

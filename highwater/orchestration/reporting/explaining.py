@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from highwater.holds import Hold
     from highwater.orchestration.checking.verdicts import Attempts
     from highwater.orchestration.dagster_home import Opened
-    from highwater.orchestration.reporting.publication_status import Told
+    from highwater.orchestration.reporting.publication_status import PublishedSlice
     from highwater.plans import Loss, Publication
     from highwater.proof import Proof
     from highwater.reclaims import Reclaim
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
-    from highwater.resources.ledger.given_up import GivenUp
+    from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
     from highwater.slices import Slice
 
 MOST_RUNS = 10
@@ -95,9 +95,9 @@ class Explained:
         publication: what was sent of its rejects; None if nothing was.
         undone: the tables that do not follow the slice's decision yet; empty when it is whole.
         rejects: rows of the slice in the table of rejects.
-        given_up: since when repair requests it no more; None if it does.
+        exhausted_slice: since when repair requests it no more; None if it does.
         hold: what holds it, or held it until a person released it; None if nothing does.
-        reclaims: what was taken back from the DLQ for it to decide anew.
+        reclaims: what was reclaimed from the DLQ for it to reprocess.
         leases: those of its stream that somebody holds, and when each ends unless it is renewed.
         runs: the newest first; None where Dagster was not asked.
         checks: name and status of each check's last execution; None where Dagster was not asked.
@@ -115,7 +115,7 @@ class Explained:
     undone: Sequence[str]
     rejects: Sequence[Rejected] = ()
     hold: Hold | None = None
-    given_up: GivenUp | None = None
+    exhausted_slice: ExhaustedSlice | None = None
     reclaims: Sequence[Reclaim] = ()
     leases: Mapping[str, datetime] = field(default_factory=dict)
     runs: Sequence[Run] | None = None
@@ -124,7 +124,7 @@ class Explained:
     retired: bool = False
     erased: Sequence[str] = ()
     aged: Sequence[str] = ()
-    accepted: Told | None = None
+    accepted: PublishedSlice | None = None
 
     @property
     def lines(self) -> list[str]:
@@ -144,16 +144,16 @@ class Explained:
         lines += [] if self.accepted is None else self.accepted.lines
         lines += [self.hold.text] if self.hold is not None else []
         lines += (
-            [f"{self.given_up.text}; highwater retry-slice {slice_.key} lets it be tried again"]
-            if self.given_up
+            [f"{self.exhausted_slice.text}; highwater retry-slice {slice_.key} lets it be tried again"]
+            if self.exhausted_slice
             else []
         )
         lines += [self._reclaimed] if self.reclaims else []
         lines += [
             f"lease: {name!r} is held until {ends:%H:%M:%S} UTC, or renewed" for name, ends in self.leases.items()
         ]
-        lines += [f"erased: {told}" for told in self.erased]
-        lines += [f"by age: {told}" for told in self.aged]
+        lines += [f"erased: {line}" for line in self.erased]
+        lines += [f"by age: {line}" for line in self.aged]
         lines += self._not_asked
         recall = f"highwater recall-keys {slice_.stream} {slice_.key} {slice_.key} --yes"
         lines += [f"its key is retired: {recall} brings it back"] if self.retired else []
@@ -187,7 +187,7 @@ class Explained:
     def _reclaimed(self) -> str:
         last = self.reclaims[-1]
         by = f"{last.reclaimed_by} at {last.reclaimed_at:%Y-%m-%d %H:%M}: {last.reason}"
-        return f"taken back from the DLQ: {len({one.origin for one in self.reclaims}):,} records, last by {by}"
+        return f"reclaimed from the DLQ: {len({one.origin for one in self.reclaims}):,} records, last by {by}"
 
     @property
     def _ranges(self) -> list[list[str]]:
@@ -219,7 +219,7 @@ class Explained:
             "published": None if self.publication is None else self.publication.sent,
             "undone": [*self.undone],
             "rejects": [vars(one) for one in self.rejects],
-            "given_up": None if self.given_up is None else self.given_up.to_plain(),
+            "exhausted_slice": None if self.exhausted_slice is None else self.exhausted_slice.to_plain(),
             "hold": None if self.hold is None else self.hold.to_plain(),
             "reclaimed": len({one.origin for one in self.reclaims}),
             "leases": {name: ends.isoformat() for name, ends in self.leases.items()},
@@ -242,8 +242,8 @@ _COMMITS = ["table", "attempt", "rows", "counts"]
 
 
 def _counts(counts: Mapping[str, int] | None) -> str:
-    told = {name: count for name, count in (counts or {}).items() if count and not name.endswith("_us")}
-    return ", ".join(f"{name} {count:,}" for name, count in told.items())
+    shown = {name: count for name, count in (counts or {}).items() if count and not name.endswith("_us")}
+    return ", ".join(f"{name} {count:,}" for name, count in shown.items())
 
 
 def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opened | None = None) -> Explained:
@@ -268,7 +268,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
     for table in BY_SLICE:
         if key not in proofs[table]:
             _ensure_not_committed(lake, stream, table, key, rows[table])
-    standing = attempts_of(lake, stream, proofs, [key])
+    attempts = attempts_of(lake, stream, proofs, [key])
     commits = [_commit(table, proofs[table].get(key), rows[table]) for table in BY_SLICE]
     lost = [loss for loss in ledger.losses(stream.name) if left_to_read(slice_, [loss]) != slice_]
     leases = ledger.leases()
@@ -278,12 +278,12 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
     return Explained(
         slice_=slice_,
         lost=lost,
-        commits=[*commits, *_of_current(standing, key), *_of_metrics(standing, key)],
+        commits=[*commits, *_of_current(attempts, key), *_of_metrics(attempts, key)],
         publication=ledger.publications([key]).get(key),
-        undone=standing.lacking(key),
+        undone=attempts.lacking(key),
         rejects=_rejects(lake, stream, key),
         hold=ledger.holds.of([key]).get(key),
-        given_up=next((one for one in ledger.given_up.open(stream.name) if one.slice_key == key), None),
+        exhausted_slice=next((one for one in ledger.exhausted_slices.open(stream.name) if one.slice_key == key), None),
         reclaims=ledger.reclaims.of(stream.name, slice_key=key),
         leases={name: ends for name, ends in leases.items() if _concerns(name, stream)},
         runs=None if of_dagster is None else of_dagster[0],
@@ -297,9 +297,9 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
 
 
 def _aged(ledger: Ledger, stream: Stream, key: str, proof: Proof | None) -> list[str]:
-    told = _erased(ledger, stream, key, by_age=True)
-    there = ["raw was read again since, and holds its records"] if told and proof and not aged(proof) else []
-    return [*told, *there]
+    erased = _erased(ledger, stream, key, by_age=True)
+    there = ["raw was read again since, and holds its records"] if erased and proof and not aged(proof) else []
+    return [*erased, *there]
 
 
 def _erased(ledger: Ledger, stream: Stream, key: str, *, by_age: bool) -> list[str]:
@@ -354,12 +354,12 @@ def _concerns(lease: str, stream: Stream) -> bool:
     return lease.partition(" ")[2].partition("/")[0] == stream.name
 
 
-def _of_current(standing: Attempts, key: str) -> list[Commit]:
-    return [] if standing.current is None else [Commit("current", standing.current.get(key))]
+def _of_current(attempts: Attempts, key: str) -> list[Commit]:
+    return [] if attempts.current is None else [Commit("current", attempts.current.get(key))]
 
 
-def _of_metrics(standing: Attempts, key: str) -> list[Commit]:
-    return [] if standing.metrics is None else [Commit("metrics", standing.metrics.get(key))]
+def _of_metrics(attempts: Attempts, key: str) -> list[Commit]:
+    return [] if attempts.metrics is None else [Commit("metrics", attempts.metrics.get(key))]
 
 
 def _asked(

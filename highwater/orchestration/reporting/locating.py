@@ -42,7 +42,7 @@ class Located:
     """What is known of one offset.
 
     Args:
-        end: `accepted`, `waiting`, `parked`, `discarded`, `reclaimed` (and not decided anew yet), `rejected` (and not
+        end: `accepted`, `waiting`, `parked`, `discarded`, `reclaimed` (and not reprocessed yet), `rejected` (and not
             published yet), `tombstone`, `superseded`, `gap`, `unread` (planned, and not in raw yet), `unplanned`,
             `erased`, `aged` (its row of raw went by its age, and nothing else is known of it), `lost` or `unknown`.
         text: the end in a sentence.
@@ -72,8 +72,8 @@ class Located:
                 f"slice {self.slice_.key}, generation {self.slice_.generation}, planned {self.slice_.planned_at}"
             )
         if self.commits:
-            told = ", ".join(f"{table} by attempt {attempt}" for table, attempt in self.commits.items())
-            lines.append(f"committed to {told}")
+            commits = ", ".join(f"{table} by attempt {attempt}" for table, attempt in self.commits.items())
+            lines.append(f"committed to {commits}")
         if self.row is not None:
             lines.append("raw: " + ", ".join(f"{name} {value}" for name, value in self.row.items()))
         if self.origin is not None:
@@ -183,8 +183,8 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, partiti
     [row] = found
     here = Origin(slice_.topic, slice_.generation, partition, offset)
     origin = here if slice_.topic == stream.topic else _origin(ledger, lake, stream, here, row)
-    told = {"timestamp_ms": row["ms"], "key": _text(row["key"]), "bytes": row["bytes"]}
-    return _ended(ledger, lake, stream, origin, slice_, told, tombstone=bool(row["tombstone"]))
+    record = {"timestamp_ms": row["ms"], "key": _text(row["key"]), "bytes": row["bytes"]}
+    return _ended(ledger, lake, stream, origin, slice_, record, tombstone=bool(row["tombstone"]))
 
 
 def _aged(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, here: Origin, why: Erasure) -> Located:
@@ -255,8 +255,8 @@ def _ended(
     if end == "unknown" and tombstone:
         end, text = "tombstone", "a null value is no event; it stays in raw"
     elif end == "unknown" and slice_ is not None and slice_.topic != stream.topic:
-        told = "its origin was accepted already, counts elsewhere in the slice, or was left to its main slice"
-        end, text = "superseded", told
+        why = "its origin was accepted already, counts elsewhere in the slice, or was left to its main slice"
+        end, text = "superseded", why
     return Located(end, text, origin, slice_, row, facts)
 
 
@@ -270,22 +270,22 @@ def _end(
 ) -> tuple[str, str]:
     for found in _rows_of(lake, stream, "events", origin):
         return "accepted", f"in events of {found['slice']}, attempt {found['attempt']}, retries {found['retries']}"
-    for given_up in ledger.discards(stream.name):
-        if given_up.origin == origin:
-            return "discarded", f"by {given_up.discarded_by} at {given_up.discarded_at}: {given_up.reason}"
+    for discard in ledger.discards(stream.name):
+        if discard.origin == origin:
+            return "discarded", f"by {discard.discarded_by} at {discard.discarded_at}: {discard.reason}"
     if not rejects:
         return "unknown", "neither in events nor in rejects: the slice is not decided yet"
     last = rejects[-1]
-    taken_back = [one for one in ledger.reclaims.of(stream.name) if one.origin == origin]
-    if stale(numbers(taken_back), origin, last[NUMBER]):
-        return "reclaimed", f"{taken_back[-1].slice_key} decides it anew when it is materialised again"
+    reclaims = [one for one in ledger.reclaims.of(stream.name) if one.origin == origin]
+    if stale(numbers(reclaims), origin, last[NUMBER]):
+        return "reclaimed", f"{reclaims[-1].slice_key} reprocesses it when it is materialised again"
     if _copy(last) not in published:
         return "rejected", f"as {last['reason']} by {last['slice']}, to be published to {last['next_topic']}"
     return ("parked" if last["next_topic"] == stream.parked_topic else "waiting"), f"on {last['next_topic']}"
 
 
 def _when(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> tuple[Any, ...]:
-    """The order of rejections: by how often it was taken back; as they were published, then what is not yet."""
+    """The order of rejections: by how often it was reclaimed; as they were published, then what is not yet."""
     at = None if published is None else published["published_at"]
     moment = "" if at is None else at.isoformat(timespec="microseconds")
     return found[NUMBER], published is None, moment, found["retries"] or 0
@@ -296,7 +296,7 @@ def _copy(found: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _reclaimed(one: Reclaim) -> str:
-    return f"taken back for {one.slice_key} by {one.reclaimed_by} at {one.reclaimed_at}: {one.reason}"
+    return f"reclaimed for {one.slice_key} by {one.reclaimed_by} at {one.reclaimed_at}: {one.reason}"
 
 
 def _rejected(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> str:

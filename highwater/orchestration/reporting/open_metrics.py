@@ -51,7 +51,7 @@ FAMILIES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "highwater_planned_end_offset": (_PARTITION, "Where the next slice starts."),
     "highwater_committed_end_offset": (
         _PARTITION,
-        "End of the slices that stand whole in all tables, without a gap from the first one.",
+        "End of the slices that are complete in all tables, without a gap from the first one.",
     ),
     "highwater_last_stable_offset": (_PARTITION, "To where the partition can be read."),
     "highwater_lag_records": (
@@ -62,7 +62,7 @@ FAMILIES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "highwater_held_back_age_seconds": (_PARTITION, "Age of the first record of an open transaction, where known."),
     "highwater_oldest_unread_age_seconds": (_PARTITION, "Age of the oldest record that is not in raw, where known."),
     "highwater_slices": (("stream", "topic"), "Planned slices."),
-    "highwater_slices_not_whole": (("stream", "topic"), "Planned slices that do not stand whole in all tables."),
+    "highwater_slices_not_whole": (("stream", "topic"), "Planned slices that are not complete in all tables."),
     "highwater_stopped": (
         ("stream", "topic", "error"),
         "Partitions, or 1 for the topic, in which planning stopped until a person acts.",
@@ -183,31 +183,31 @@ def measure(
 
 def _stream(found: Metrics, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> None:
     # The lake before the plan: a slice that is committed in between is at worst told as not whole.
-    standing = found.ask("lake", lambda: attempts(lake, stream))
+    committed = found.ask("lake", lambda: attempts(lake, stream))
     slices = found.ask("ledger", lambda: ledger.slices(stream.name))
     losses = found.ask("ledger", lambda: ledger.losses(stream.name))
     for view in (stream, *(on_tier(stream, topic) for topic in stream.delays)):
-        _slices(found, view, slices, standing)
+        _slices(found, view, slices, committed)
         planned = _planned(found, ledger, view)
-        _plans(found, view, planned, slices, standing)
+        _plans(found, view, planned, slices, committed)
         # A tier that is not there yet has had no reject.
-        read = None if standing is None else standing.raw
+        read = None if committed is None else committed.raw
         _topic(found, ledger, kafka, view, planned, read, expected=view is stream or planned is not None)
     _losses(found, stream, losses)
     _holds(found, ledger, stream)
     _alerts(found, ledger, stream.name)
-    if "ledger" not in found.away:  # it knows what was given up
+    if "ledger" not in found.away:  # it knows what was exhausted
         ends = found.ask("lake", lambda: count_ends(ledger, lake, stream))
         _ends(found, stream, ends)
 
 
-def _slices(found: Metrics, view: Stream, slices: Sequence[Slice] | None, standing: Attempts | None) -> None:
+def _slices(found: Metrics, view: Stream, slices: Sequence[Slice] | None, committed: Attempts | None) -> None:
     if slices is None:
         return
     mine = [slice_.key for slice_ in slices if slice_.topic == view.topic]
     found.add("highwater_slices", len(mine), view.name, view.topic)
-    if standing is not None:
-        open_ = sum(bool(standing.lacking(key)) for key in mine)
+    if committed is not None:
+        open_ = sum(bool(committed.lacking(key)) for key in mine)
         found.add("highwater_slices_not_whole", open_, view.name, view.topic)
 
 
@@ -216,15 +216,15 @@ def _planned(found: Metrics, ledger: Ledger, view: Stream) -> Planned | None:
 
 
 def _plans(
-    found: Metrics, view: Stream, planned: Planned | None, slices: Sequence[Slice] | None, standing: Attempts | None
+    found: Metrics, view: Stream, planned: Planned | None, slices: Sequence[Slice] | None, committed: Attempts | None
 ) -> None:
     """How far the topic is planned and committed."""
     if planned is None:
         return
     for partition, end in planned.ends.items():
         found.add("highwater_planned_end_offset", end, view.name, view.topic, partition)
-    if slices is not None and standing is not None:
-        for partition, end in committed_ends(planned, slices, standing).items():
+    if slices is not None and committed is not None:
+        for partition, end in committed_ends(planned, slices, committed).items():
             found.add("highwater_committed_end_offset", end, view.name, view.topic, partition)
 
 

@@ -20,7 +20,7 @@ from highwater.orchestration.checking.origin_counts import count_parked
 from highwater.orchestration.dependencies import ensure_lake_there
 from highwater.orchestration.operations import pending_reprocessing
 from highwater.orchestration.operations.accepting_rejects import accepting_command
-from highwater.orchestration.operations.pending_reprocessing import TakenBack, told_of
+from highwater.orchestration.operations.pending_reprocessing import ReclaimedRecords, summary
 from highwater.orchestration.reporting.consumer_lag import in_raw
 from highwater.orchestration.reporting.publication_status import Behind, accepted_vanished, behind
 from highwater.orchestration.reporting.stalled_work import expired_errors
@@ -31,9 +31,9 @@ from highwater.orchestration.sensing.topic_inspection import judge
 from highwater.orchestration.worker_leases import living
 from highwater.plans import Planned
 from highwater.resources.deleted_topics import look_if_there, parked_lost, planned_topic_gone, state_of, vanished
-from highwater.resources.guards import open_error, resting, told
+from highwater.resources.guards import describe, open_error, resting
 from highwater.resources.ledger.breakers import AcceptedReason, Judgement
-from highwater.resources.ledger.given_up import GivenUp
+from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
 from highwater.resources.ledger.pauses import Pause
 from highwater.resources.ledger.sensor_faults import SensorFault
 from highwater.wording import number
@@ -119,13 +119,13 @@ class Waiting:
 
     Args:
         publication: how far accepted events are behind; None of a stream that sends none.
-        taken_back: slices to be decided anew, since records of them were taken back from the DLQ.
+        reclaimed: slices to be reprocessed, since records of them were reclaimed from the DLQ.
         remedy: the command that does that; empty if there are none.
         parked: published records that wait on the parked topic for a person.
     """
 
     publication: Behind | None = None
-    taken_back: Sequence[TakenBack] = ()
+    reclaimed: Sequence[ReclaimedRecords] = ()
     remedy: str = ""
     parked: int = 0
 
@@ -133,15 +133,15 @@ class Waiting:
     def lines(self) -> list[str]:
         """The same in sentences."""
         lines = [] if self.publication is None else [self.publication.line]
-        return [*lines, f"{told_of(self.taken_back)}; {self.remedy}"] if self.taken_back else lines
+        return [*lines, f"{summary(self.reclaimed)}; {self.remedy}"] if self.reclaimed else lines
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for JSON."""
         publication = None if self.publication is None else self.publication.to_plain()
         return {
             "publication": publication,
-            "taken_back": [one.to_plain() for one in self.taken_back],
-            "taken_back_remedy": self.remedy,
+            "reclaimed": [one.to_plain() for one in self.reclaimed],
+            "reclaimed_remedy": self.remedy,
             "lake_error": None,
         }
 
@@ -166,7 +166,7 @@ class StreamStatus:
         accepting: the command that accepts the most frequent reason of the refused slices; None without one.
         dependencies: breakers of the stream's dependencies that are not closed, in sentences.
         holds: slices that records hold.
-        given_up: slices that repair requests no more.
+        exhausted_slices: slices that repair requests no more.
         waiting: what the lake tells of work that is to come, or why that is not known; None where it was not looked at.
         workers: runs of the stream whose worker gave a sign of life within the last minute, and when its lease runs out
             unless it is renewed.
@@ -192,7 +192,7 @@ class StreamStatus:
     holds: Sequence[Hold] = ()
     workers: Mapping[str, datetime] = field(default_factory=dict)
     waiting: Waiting | Exception | None = None
-    given_up: Sequence[GivenUp] = ()
+    exhausted_slices: Sequence[ExhaustedSlice] = ()
     accepted: HighwaterError | None = None
     instances: Sequence[Instance] = ()
     accepted_reasons: Sequence[AcceptedReason] = ()
@@ -240,9 +240,9 @@ class StreamStatus:
         ]
         breakers = [f"  breaker {self.breaker.text}", *[f"  {text}" for text in self.dependencies]]
         holds = [f"  {one.text}; mend it, or highwater release-hold {one.slice_key}" for one in self.holds]
-        given_up = [
+        exhausted = [
             f"  {one.text}; mend it, then materialise it, or highwater retry-slice {one.slice_key}"
-            for one in self.given_up
+            for one in self.exhausted_slices
         ]
         workers = [
             f"  run {run}: its worker lives, lease until {ends:%H:%M:%S} UTC" for run, ends in self.workers.items()
@@ -260,7 +260,7 @@ class StreamStatus:
             *breakers,
             *refused,
             *holds,
-            *given_up,
+            *exhausted,
             *alerts,
             *workers,
         ]
@@ -317,7 +317,7 @@ class StreamStatus:
             "accepting": self.accepting,
             "dependencies": list(self.dependencies),
             "holds": [one.to_plain() for one in self.holds],
-            "given_up": [one.to_plain() for one in self.given_up],
+            "exhausted_slices": [one.to_plain() for one in self.exhausted_slices],
             "instances": [one.to_plain() for one in self.instances],
             "sensor_faults": [one.to_plain() for one in self.faults],
             "paused": {part or "stream": one.to_plain() for part, one in self.paused.items()},
@@ -378,9 +378,9 @@ def stream_status(
         # A broker that is away is waited for once.
         accepted = _accepted(ledger, kafka, lake, stream) if found.partitions else None
         expired = _expired(ledger, kafka, lake, stream) if found.partitions else []
-        told = waiting.result()
-        dlq = [_with_loss(kafka, stream, one, told) for one in found.dlq]
-        return replace(found, errors=[*found.errors, *expired], waiting=told, accepted=accepted, dlq=dlq)
+        waiting_records = waiting.result()
+        dlq = [_with_loss(kafka, stream, one, waiting_records) for one in found.dlq]
+        return replace(found, errors=[*found.errors, *expired], waiting=waiting_records, accepted=accepted, dlq=dlq)
 
 
 def _expired(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> list[HighwaterError]:
@@ -391,12 +391,17 @@ def _expired(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> list[H
         return [error]
 
 
-def _with_loss(kafka: Kafka, stream: Stream, one: DlqStatus, told: Waiting | Exception) -> DlqStatus:
+def _with_loss(kafka: Kafka, stream: Stream, one: DlqStatus, waiting_records: Waiting | Exception) -> DlqStatus:
     """The status of a DLQ topic, with the error that the parked topic lost what waits there."""
-    if one.topic != stream.parked_topic or one.error is not None or one.waiting is None or isinstance(told, Exception):
+    if (
+        one.topic != stream.parked_topic
+        or one.error is not None
+        or one.waiting is None
+        or isinstance(waiting_records, Exception)
+    ):
         return one
     try:
-        return replace(one, error=parked_lost(kafka, stream, told.parked))
+        return replace(one, error=parked_lost(kafka, stream, waiting_records.parked))
     except HighwaterError as error:
         return replace(one, error=error)
 
@@ -449,7 +454,7 @@ def _stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping
         accepting=accepting_command(ledger, stream, refused),
         dependencies=_dependencies(ledger, stream),
         holds=ledger.holds.open(stream.name),
-        given_up=ledger.given_up.open(stream.name),
+        exhausted_slices=ledger.exhausted_slices.open(stream.name),
         instances=ledger.instances.live_together(stream.name, datetime.now(UTC)),
         workers=_workers(ledger, stream),
         measured_at=ledger.watched().get(stream.name),
@@ -501,7 +506,7 @@ def _workers(ledger: Ledger, stream: Stream) -> dict[str, datetime]:
 
 def _dependencies(ledger: Ledger, stream: Stream) -> list[str]:
     names = {KAFKA, LAKE, *([stream.lookup.dependency] if stream.lookup else [])}
-    return [told(one) for one in ledger.breakers.dependencies() if one.name in names and one.state != CLOSED]
+    return [describe(one) for one in ledger.breakers.dependencies() if one.name in names and one.state != CLOSED]
 
 
 def _dlq(ledger: Ledger, kafka: Kafka, stream: Stream) -> list[DlqStatus]:

@@ -1,7 +1,7 @@
 """How far accepted events are behind on their way to their topic: what `status`, `explain` and an alert tell of it.
 
-What waits is told from the logs of the two tables, by the times of their files: opening the proofs of some hundred
-slices takes longer than all else that is told. Proofs are opened where the times leave it open.
+File times in the logs of the two tables show what waits: opening the proofs of some hundred slices takes longer than
+all the rest. Proofs are opened only where the times leave it open.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from highwater.errors import KAFKA, LAKE, TopicVanishedError
 from highwater.publishing import State
 from highwater.resources.commit_log import proofs_in, written
 from highwater.resources.delta import query, slice_is_one_of
-from highwater.resources.guards import resting, told
+from highwater.resources.guards import describe, resting
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
     from highwater.slices import Slice
 
-# Of so many slices whose events were written after they were sent it is looked up whether they were decided anew: half
+# Of so many slices whose events were written after they were sent it is looked up whether they were reprocessed: half
 # of them the first, half the last, for small files that were joined are written after, too. And of so many that were
 # sent last, whether they were sent to their end: one of which a part was sent is written down later than its events.
 MOST_OPENED = 50
@@ -49,7 +49,7 @@ class Behind:
         last: the last slice of the main topic that is sent; all before it are. None if none is.
         slices: slices that are decided and were never sent to their end.
         records: their events.
-        anew: slices that were decided anew since they were sent; what of them goes out again is not counted before.
+        revised: slices that were reprocessed since they were sent; what of them goes out again is not counted before.
         unopened: further ones of which that is not known: there are too many to look them all up.
         oldest: of all these the one that was decided first; None if there is none.
         since: when it was decided, in UTC.
@@ -60,7 +60,7 @@ class Behind:
     last: str | None
     slices: int = 0
     records: int = 0
-    anew: int = 0
+    revised: int = 0
     unopened: int = 0
     oldest: str | None = None
     since: datetime | None = None
@@ -87,12 +87,12 @@ class Behind:
         if self.slices:
             events = f"{self.records:,} events of " if self.records else ""
             yield f"{events}{self.slices:,} slices wait"
-        if self.anew:
+        if self.revised:
             least = "at least " if self.unopened else ""
-            yield f"{least}{self.anew:,} slices were decided anew since they were sent"
+            yield f"{least}{self.revised:,} slices were reprocessed since they were sent"
         if self.unopened:
-            more = "more " if self.anew else ""
-            yield f"{self.unopened:,} {more}slices may have been decided anew since they were sent"
+            more = "more " if self.revised else ""
+            yield f"{self.unopened:,} {more}slices may have been reprocessed since they were sent"
         if self.since:
             yield f"the oldest is {self.oldest}, decided {self.since:%Y-%m-%d %H:%M:%S} UTC"
 
@@ -120,8 +120,8 @@ def behind(ledger: Ledger, lake: Lake, stream: Stream, also: Collection[str] = (
             lambda name: _opened(lake, stream, name), (EVENTS, publication_log.TABLE)
         )
     last = _last_sent(stream, published, settled)
-    fresh, anew, unopened = _waiting(decided, settled, events, published, also)
-    since = {key: decided[key].at_ms for key in (*fresh, *anew)}
+    fresh, revised, unopened = _waiting(decided, settled, events, published, also)
+    since = {key: decided[key].at_ms for key in (*fresh, *revised)}
     oldest = min(since, key=lambda key: (since[key], key), default=None)
     following = ledger.slices(stream.name, stream.topic, after=last, limit=1)
     return Behind(
@@ -129,7 +129,7 @@ def behind(ledger: Ledger, lake: Lake, stream: Stream, also: Collection[str] = (
         last=last,
         slices=len(fresh),
         records=sum(decided[key].rows or 0 for key in fresh),
-        anew=len(anew),
+        revised=len(revised),
         unopened=unopened,
         oldest=oldest,
         since=None if oldest is None else decided[oldest].at,
@@ -141,23 +141,23 @@ def accepted_vanished(ledger: Ledger, lake: Lake, stream: Stream, topic: str) ->
     """The error that it is that the topic of accepted events is not there.
 
     None of another topic, and where nothing was sent, as far as ledger and table know: that is how it begins, and how a
-    person has everything sent once more.
+    person has everything sent again.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
     if stream.publishes is None or topic != stream.publishes.topic:
         return None
-    kept = ledger.publications([topic]).get(topic)
-    if kept is None or lake.table(stream.name, publication_log.TABLE) is None:
+    mark = ledger.publications([topic]).get(topic)
+    if mark is None or lake.table(stream.name, publication_log.TABLE) is None:
         return None
     return TopicVanishedError(
         f"topic {topic} of stream {stream.name} is gone",
-        stored=f"batch {kept.attempt} was sent to it by {kept.published_at:%Y-%m-%d %H:%M:%S} UTC",
+        stored=f"batch {mark.attempt} was sent to it by {mark.published_at:%Y-%m-%d %H:%M:%S} UTC",
         found="no such topic",
-        remedy="see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, have all sent once more: stop "
+        remedy="see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster; if it does, have all sent again: stop "
         f"the sensor publisher, delete the table {lake.path(stream.name, publication_log.TABLE)} and the group "
-        f"highwater.pub.{topic}, and start the sensor, which makes the topic anew. A run before that makes it without "
+        f"highwater.pub.{topic}, and start the sensor, which recreates the topic. A run before that makes it without "
         "a record, and fails with TopicRecreatedError",
     )
 
@@ -187,7 +187,7 @@ def _waiting(
     published: DeltaTable | None,
     also: Collection[str],
 ) -> tuple[list[str], list[str], int]:
-    """The slices that were never sent to their end, those that were decided anew since, and of how many it is open."""
+    """The slices that were never sent to their end, those that were reprocessed since, and of how many it is open."""
     fresh = [key for key in decided if key not in settled]
     both = [key for key in decided if key in settled]  # not a set: in its order hundred thousand take thrice as long
     if events is None or published is None or not both:
@@ -198,9 +198,11 @@ def _waiting(
     latest = nlargest(MOST_OPENED, both, key=lambda key: (settled[key].at_ms, key))
     some = sorted({*after[:half], *after[-half:], *latest, *(key for key in also if key in settled)})
     with ThreadPoolExecutor(2) as reading:
-        stands, were = reading.map(lambda table: proofs_in(table, some), (events, published))
-    found = sorted(key for key in stands if key in were and were[key].attempt != stands[key].attempt)
-    begun = publication_log.complete({key: were[key] for key in found})
+        decided_proofs, sent_proofs = reading.map(lambda table: proofs_in(table, some), (events, published))
+    found = sorted(
+        key for key in decided_proofs if key in sent_proofs and sent_proofs[key].attempt != decided_proofs[key].attempt
+    )
+    begun = publication_log.complete({key: sent_proofs[key] for key in found})
     fresh += [key for key in found if key not in begun]
     return fresh, [*begun], len(set(after) - set(some))
 
@@ -213,7 +215,9 @@ def _held_up(
     following: Sequence[Slice],
 ) -> str:
     now = datetime.now(UTC)
-    asleep = [told(one) for one in ledger.breakers.dependencies() if one.name in {KAFKA, LAKE} and resting(one, now)]
+    asleep = [
+        describe(one) for one in ledger.breakers.dependencies() if one.name in {KAFKA, LAKE} and resting(one, now)
+    ]
     if asleep:
         return "; ".join(asleep)
     batch = publication_log.batch_of(lake, stream)
@@ -257,13 +261,13 @@ def _rejects_follow(lake: Lake, stream: Stream, decided: Proof) -> bool:
 
 
 @dataclass(frozen=True)
-class Told:
+class PublishedSlice:
     """What is known of a slice's way to the topic of accepted events.
 
     Args:
         topic: that topic.
         attempt: of the decision that was sent last; None if the slice was never sent to its end.
-        decided: the attempt that stands in events; None if none does.
+        decided: the attempt that is in events; None if none does.
         states: how many of its events are in each state.
         at: when the last of them was written down as settled, in UTC.
         batch: the number of the batch that holds it and is not settled; None if none does.
@@ -305,7 +309,7 @@ class Told:
         return {**vars(self), "states": dict(self.states), "at": at, "mark": mark}
 
 
-def of_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice) -> Told | None:
+def of_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice) -> PublishedSlice | None:
     """What became of a slice's events on their way to the topic; None of a stream that publishes nothing.
 
     Raises:
@@ -320,7 +324,7 @@ def of_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice) -> Told 
     mine = batch is not None and slice_.key in batch.slices
     states, at = ({}, None) if table is None else _states(table, slice_.key)
     settled = proof is not None and decided is not None and proof.attempt == decided.attempt
-    return Told(
+    return PublishedSlice(
         topic=topic,
         attempt=None if proof is None else proof.attempt,
         decided=None if decided is None else decided.attempt,

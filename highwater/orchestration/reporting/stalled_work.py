@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from highwater.stream_files import Declarations
 
 # An alert names at most this number of faults; `highwater status` has all of them.
-FAULTS_TOLD = 3
+MOST_FAULTS = 3
 # A sensor's ticks may fail now and then: a code server starts, a connection breaks. This many in a row do not pass.
 TICKS = 3
 # A fault that the next ticks do not find any more raises no alert: three ticks of the slowest sensor but one.
 FAULT_LASTS = timedelta(minutes=1)
 # The alert of a loss that a declaration records ends so long after the last one.
-LOSS_TOLD_FOR = timedelta(days=1)
+LOSS_REPORTED_FOR = timedelta(days=1)
 
 
 def planning_stopped(asked: Asked) -> Measure:
@@ -95,9 +95,9 @@ class _Texts(NamedTuple):
 def _texts(stream: Stream, faults: Sequence[tuple[str, str]]) -> _Texts:
     if not faults:
         return _Texts("no fault", over=False, remedy="nothing is to be done")
-    first = [text for text, _ in faults[:FAULTS_TOLD]]
-    more = [f"and {len(faults) - FAULTS_TOLD:,} more"] if len(faults) > FAULTS_TOLD else []
-    remedies = dict.fromkeys(remedy for _, remedy in faults[:FAULTS_TOLD])
+    first = [text for text, _ in faults[:MOST_FAULTS]]
+    more = [f"and {len(faults) - MOST_FAULTS:,} more"] if len(faults) > MOST_FAULTS else []
+    remedies = dict.fromkeys(remedy for _, remedy in faults[:MOST_FAULTS])
     shown = f"highwater status {stream.name} shows every partition"
     return _Texts("; ".join([*first, *more]), over=True, remedy="; ".join([*remedies, shown]))
 
@@ -183,7 +183,7 @@ def slices_waiting(asked: Asked) -> Measure | None:
 
 def losses_recorded(asked: Asked) -> Measure:
     """The losses of the last day that the declaration lets Highwater record by itself."""
-    stream, since = asked.stream, datetime.now(UTC) - LOSS_TOLD_FOR
+    stream, since = asked.stream, datetime.now(UTC) - LOSS_REPORTED_FOR
     found = [
         loss
         for loss in asked.ledger.losses(stream.name)

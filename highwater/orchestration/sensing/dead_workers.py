@@ -2,7 +2,7 @@
 
 Dagster's default launcher cannot ask a worker whether it lives: worker and code server killed together leave a run
 started for ever, and with it its place in the queue and in its pool. Nothing rests on it that a worker without a lease
-is dead: one that stood still, or lost the ledger, goes on beside its successor, and the numbers of commits and
+is dead: one that hung, or lost the ledger, goes on beside its successor, and the numbers of commits and
 the fences of publications keep it from doing anything twice (ADR 22, ADR 11).
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Whoever lives has given a sign within so many seconds after the ledger, or the machine, came back: a beat is 15 s.
 LOOK_AGAIN_SECONDS = 20.0
 # Leases of workers that died are kept for a day, for whoever looks into the ledger.
-KEPT_SECONDS = 86_400.0
+LEASE_HISTORY_SECONDS = 86_400.0
 # Runs that were launched and have not ended.
 BEGUN = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
 
@@ -52,7 +52,7 @@ def first_look() -> datetime:
 def end_runs_without_worker(
     instance: dg.DagsterInstance, ledger: Ledger, streams: Collection[Stream], now: datetime
 ) -> list[str]:
-    """Tell Dagster which runs of the streams have failed with their worker, and free their places in pools.
+    """Report to Dagster which runs of the streams have failed with their worker, and free their places in pools.
 
     A run that is starting has no lease yet, and may take minutes for it on a busy machine. So it is missed only if it
     was launched before this code server: the one before would tell of a worker that died, and died with it.
@@ -76,7 +76,7 @@ def end_runs_without_worker(
         time.sleep(LOOK_AGAIN_SECONDS)
         gone = without_worker({run: started[run] for run in gone}, living(ledger.leases()), now)
     ended = [run for run in gone if _end(instance, seen[run].dagster_run)]
-    ledger.forget_leases(KEPT_SECONDS)
+    ledger.forget_leases(LEASE_HISTORY_SECONDS)
     return ended
 
 
@@ -109,7 +109,7 @@ def _end(instance: dg.DagsterInstance, seen: dg.DagsterRun) -> bool:
     instance.report_run_failed(
         run,
         f"The worker of this run is gone: it gave no sign of life for {LEASE_SECONDS:.0f} s, and its lease in the "
-        "ledger ran out. What it committed stands; the rest of its slices is requested again.",
+        "ledger ran out. What it committed stays; the rest of its slices is requested again.",
     )
     if instance.event_log_storage.supports_global_concurrency_limits:
         instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)

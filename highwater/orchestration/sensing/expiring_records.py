@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 MOST_OF_RETENTION = 0.75
 
 
-def margin(stream: Stream, kept: timedelta) -> timedelta:
+def margin(stream: Stream, retained_for: timedelta) -> timedelta:
     """How long before retention takes them unread records come first; never later than the alert."""
-    return min(max(stream.limits.retention_margin, stream.alerts.retention_left), kept * MOST_OF_RETENTION)
+    return min(max(stream.limits.retention_margin, stream.alerts.retention_left), retained_for * MOST_OF_RETENTION)
 
 
 def endangered_ends(kafka: Kafka, stream: Stream, topic: str, state: TopicState | None = None) -> dict[int, int]:
@@ -34,10 +34,10 @@ def endangered_ends(kafka: Kafka, stream: Stream, topic: str, state: TopicState 
         TopicAbsentError: there is no such topic.
         DependencyAwayError: no broker answered in time.
     """
-    kept = retention(topic_settings(kafka, topic))
-    if kept is None:
+    retained_for = retention(topic_settings(kafka, topic))
+    if retained_for is None:
         return {}
-    oldest = time.time_ns() // 1_000_000 - (kept - margin(stream, kept)) // timedelta(milliseconds=1)
+    oldest = time.time_ns() // 1_000_000 - (retained_for - margin(stream, retained_for)) // timedelta(milliseconds=1)
     return kafka.offsets_at(topic, max(oldest, 0), state)
 
 

@@ -62,7 +62,7 @@ def forgotten_events(
 def reports(
     lake: Lake, stream: Stream, table: str, some_slices: Sequence[Slice], attempts: Mapping[str, int]
 ) -> list[SliceReport]:
-    """What proofs and log tell of slices in a table; of one that was decided anew meanwhile the attempt alone.
+    """What proofs and log tell of slices in a table; of one that was reprocessed meanwhile the attempt alone.
 
     Raises:
         DependencyAwayError: the lake could not be read.

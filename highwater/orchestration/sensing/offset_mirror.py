@@ -2,7 +2,7 @@
 
 Nothing is remembered beside the group itself: a mark beside each offset names the last slice of the prefix, so a tick
 looks only at the slices behind it, and costs the same after any number of slices. A group that was deleted, that
-expired, or that somebody else set is worked out anew from the first slice on.
+expired, or that somebody else set is worked out again from the first slice on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # less an hour in which the broker may be away.
 AGAIN = timedelta(hours=23)
 # The lake is asked for the first slices behind the prefix, and for twice as many while all of them are done: what waits
-# behind a slice that is stuck costs nothing. A group that begins anew passes 100,000 slices in 50 minutes of ticks.
+# behind a slice that is stuck costs nothing. A group that restarts passes 100,000 slices in 50 minutes of ticks.
 FIRST_LOOK = 20
 MOST_A_TICK = 1_000
 # Longer than a tick lasts, whose requests end by themselves.
@@ -122,7 +122,7 @@ def _is_stale(has: Held | None, offset: int, mark: Mark) -> bool:
 
 
 def _looks(ledger: Ledger, kafka: Kafka, stream: Stream, lines: list[str]) -> list[Looked]:
-    """The topics of which something was planned, and which are there; the others are told in `lines`."""
+    """The topics of which something was planned, and which are there; the others are reported in `lines`."""
     found = []
     for topic in (stream.topic, *stream.delays):
         planned = ledger.planned(stream.name, topic)
@@ -162,9 +162,9 @@ def _progress(ledger: Ledger, lake: Lake, stream: Stream, one: Looked, has: Offs
 
 def _last_known(ledger: Ledger, one: Looked, has: Offsets) -> Slice | None:
     """The last slice that the group's own marks vouch for; None if there is none, or another ledger planned it."""
-    told = {(mark.last, mark.identity) for held in has.values() if (mark := held.mark) and mark.last}
+    marks = {(mark.last, mark.identity) for held in has.values() if (mark := held.mark) and mark.last}
     # The newest first: it is nearly always the only one. Ordinals have seven digits or more.
-    for key, identity in sorted(told, key=lambda mark: (len(mark[0]), mark), reverse=True):
+    for key, identity in sorted(marks, key=lambda mark: (len(mark[0]), mark), reverse=True):
         try:
             [slice_] = ledger.get([key])
         except UnknownSliceError:
@@ -199,7 +199,7 @@ def _bounded(one: Looked, offsets: Mapping[int, int]) -> dict[int, int]:
 
 
 def _withdrawn(one: Looked, has: Offsets, now: datetime) -> Progress:
-    """Of a topic that took the place of the planned one nothing is read; what we committed of that one is taken back.
+    """Of a topic that took the place of the planned one nothing is read; what we committed of that one is reclaimed.
 
     A cluster drops a topic's offsets with the topic. One that was committed in the same moment would stay.
     """
@@ -207,7 +207,7 @@ def _withdrawn(one: Looked, has: Offsets, now: datetime) -> Progress:
     starts = {p: one.state.partitions[p].log_start for p in ours}
     offsets = {p: start for p, start in starts.items() if start is not None}
     line = (
-        f"{one.topic}: is not the topic that was planned; highwater status {one.planned.generation.stream} tells more"
+        f"{one.topic}: is not the topic that was planned; highwater status {one.planned.generation.stream} shows more"
     )
     return Progress(offsets, Mark.of(one.state.topic_id, None, now), line)
 
@@ -216,6 +216,6 @@ def _line(one: Looked, last: Slice | None, left: Sequence[Slice], has: Offsets) 
     done = f"done up to {last.key}" if last else "no slice is done"
     waits = f", {left[0].key} is not" if left else ""
     foreign = sorted(p for p, held in has.items() if held.mark is None)
-    told = f"; somebody else had set partitions {', '.join(map(str, foreign))}" if foreign else ""
+    note = f"; somebody else had set partitions {', '.join(map(str, foreign))}" if foreign else ""
     unsure = f"; not judged now: partitions {', '.join(map(str, one.history.unsure))}" if one.history.unsure else ""
-    return f"{one.topic}: {done}{waits}{told}{unsure}"
+    return f"{one.topic}: {done}{waits}{note}{unsure}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from highwater.orchestration.sensing.run_requests import History, PastRun, RepairRules
     from highwater.resources.ledger import Ledger
 
-# What comes before a run's slices is looked at so far back. Each of those stood behind its own so many before it went
+# What comes before a run's slices is looked at so far back. Each of those followed its own so many before it went
 # on, so further back there is only what was left undone before the stream was declared so.
 LOOK_BACK = 20
 # A slice that is held keeps back all others, so it is asked for more often than one that fails by itself.
@@ -35,7 +35,7 @@ LONGEST_WAIT = timedelta(minutes=10)
 
 
 def ensure_in_turn(work: Work, table: str) -> None:
-    """See that the slices before those of a run stand in the table, or go into it with them.
+    """See that the slices before those of a run are in the table, or go into it with them.
 
     Raw is taken in any order, so that retention takes nothing. What a tier holds has left the order.
 
@@ -47,8 +47,8 @@ def ensure_in_turn(work: Work, table: str) -> None:
         return
     many = LOOK_BACK + main[-1].ordinal - main[0].ordinal
     order = [p.key for p in work.ledger.preceding(work.stream.name, work.stream.topic, main[-1].ordinal + 1, many + 1)]
-    standing = attempts(work.lake, work.stream, order)
-    stand = [key for key in order if table not in standing.lacking(key)]
+    committed = attempts(work.lake, work.stream, order)
+    stand = [key for key in order if table not in committed.lacking(key)]
     found = in_the_way(order, stand, work.keys)
     if found is not None:
         behind, first = found
@@ -181,7 +181,7 @@ def behind(
     return any(slice_.key not in instance.get_materialized_partitions(last) for slice_ in before)
 
 
-def standing_holds(ledger: Ledger, stream: Stream, decided: Collection[str]) -> list[Hold]:
+def open_holds(ledger: Ledger, stream: Stream, decided: Collection[str]) -> list[Hold]:
     """The slices that are held; of one that was decided, by a run that was killed before it said so, the hold ends."""
     holds = ledger.holds.open(stream.name)
     over = [one.slice_key for one in holds if one.slice_key in set(decided)]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TRIES = 5
 # A tick looks so long at the most for the last records of its slices.
 MARK_SECONDS = 5.0
-# Each look connects anew, which takes longer than what it reads.
+# Each look connects again, which takes longer than what it reads.
 LOOKS_AT_ONCE = 4
 # So many offsets at the end of each partition are looked through for what was sent: the last are transactions' markers.
 TAIL = 100
@@ -103,7 +103,7 @@ def _planned_lines(tick: Tick) -> list[str]:
 
 def _held_back_lines(state: TopicState) -> list[str]:
     held = sum(seen.held_back for seen in state.partitions.values())
-    return [f"{held:,} offsets of {state.topic} stand behind an open transaction"] if held else []
+    return [f"{held:,} offsets of {state.topic} follow an open transaction"] if held else []
 
 
 def _trouble_lines(tick: Tick) -> list[str]:

@@ -1,7 +1,7 @@
 """Sending accepted events: one tick that requests the slices that are next.
 
 The prefix is that of the mirror: slices of the main topic that are done, without a gap from the first one on. What the
-table `published` holds tells where it stands; nothing is remembered beside it.
+table `published` holds tells where it is; nothing is remembered beside it.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
         following = ledger.slices(stream.name, stream.topic, after=last_published(lake, stream), limit=SLICES_A_RUN + 1)
         done = leading(lake, stream, following[:SLICES_A_RUN])
         late, cursor = _late(ledger, lake, stream, following[0] if following else None, cursor)
-    # One that a backfill is deciding anew would fail the run, which finds it half done.
+    # One that a backfill is deciding again would fail the run, which finds it half done.
     deciding = past_runs(instance, stream, order, now) if late or done else []
     moving = in_flight(deciding)
     late = [slice_ for slice_ in late if slice_.key not in moving]
     # The run that has just decided one for the first time need not end before it is sent.
-    anew = in_flight(run for run in deciding if run.by_hand and not run.raw_alone)
-    done = next((at for at, slice_ in enumerate(following[:done]) if slice_.key in anew), done)
+    reprocessed = in_flight(run for run in deciding if run.by_hand and not run.raw_alone)
+    done = next((at for at, slice_ in enumerate(following[:done]) if slice_.key in reprocessed), done)
     main = [slice_.key for slice_ in following[:done]]
     missing = {slice_.key: slice_.planned_at for slice_ in (*following[:done], *late)}
     lost = _without_key(ledger, order, [*missing], now)
@@ -77,7 +77,7 @@ def publish(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor
     requests = [Request(group, max(found.due[key] for key in group), PUBLISH, now)] if group else []
     lines = [
         *([f"{len(lost)} had no key in Dagster, and get it again: {lost[0]} .. {lost[-1]}"] if lost else []),
-        *_lines(following, done, len(late), found, group, anew),
+        *_lines(following, done, len(late), found, group, reprocessed),
     ]
     settled = not following and not late and cursor == OLDEST
     return Tick(keys=lost, requests=requests, lines=lines, cursor=cursor, settled=settled)
@@ -89,7 +89,7 @@ def _forgiven(ledger: Ledger, stream: Stream, keys: Sequence[str], runs: Sequenc
     Slices go out together and in order, so a run fails for all that it names by one of them: who lets one be tried
     again, lets those behind it.
     """
-    times = [came_back(ledger, stream), *ledger.given_up.released(keys).values()]
+    times = [came_back(ledger, stream), *ledger.exhausted_slices.released(keys).values()]
     floor = max((at for at in times if at is not None), default=None)
     accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(keys).items()}
     return forgiven(runs, floor, accepted)
@@ -100,9 +100,9 @@ def _decide(
 ) -> Repair:
     """Which slices are due; those that only wait for a dependency are not given up."""
     found = decide_repair(missing, runs, now, RULES)
-    if not found.given_up:
+    if not found.exhausted_slices:
         return found
-    patient = failed_by_dependency(instance, found.given_up, runs)
+    patient = failed_by_dependency(instance, found.exhausted_slices, runs)
     return decide_repair(missing, runs, now, RULES, patient=patient)
 
 
@@ -138,7 +138,7 @@ def next_run(order: Sequence[str], main: Sequence[str], late: Sequence[str], fou
 def _late(
     ledger: Ledger, lake: Lake, stream: Stream, waits: Slice | None, cursor: str | None
 ) -> tuple[list[Slice], str]:
-    """Slices that were decided anew since they were published, and those of tiers whose turn has come.
+    """Slices that were reprocessed since they were published, and those of tiers whose turn has come.
 
     The newest are looked at in every tick, all others page by page in turn.
 
@@ -165,18 +165,18 @@ def _late(
 
 
 def _lines(
-    following: Sequence[Slice], done: int, late: int, found: Repair, group: Sequence[str], anew: Collection[str]
+    following: Sequence[Slice], done: int, late: int, found: Repair, group: Sequence[str], reprocessed: Collection[str]
 ) -> list[str]:
-    again = f", then highwater retry-slice {found.given_up[0]}" if found.given_up else ""
+    again = f", then highwater retry-slice {found.exhausted_slices[0]}" if found.exhausted_slices else ""
     waits = ""
     if done < len(following):
         first = following[done].key
-        waits = f"wait for {first}, which is {'being decided anew' if first in anew else 'not done'}"
-    told = {
+        waits = f"wait for {first}, which is {'being reprocessed' if first in reprocessed else 'not done'}"
+    counts = {
         f"requested: {', '.join(group[:3])}{' ...' if len(group) > 3 else ''}": len(group),
         waits: len(following) - done,
         "changed, or came back through the DLQ, and follow": late,
         "wait for their next attempt": len(found.waiting),
-        f"given up for a day after {RULES.attempts} runs, look at them{again}": len(found.given_up),
+        f"exhausted for a day after {RULES.attempts} runs, look at them{again}": len(found.exhausted_slices),
     }
-    return [f"{count} {what}" for what, count in told.items() if count and what]
+    return [f"{count} {what}" for what, count in counts.items() if count and what]

@@ -23,7 +23,7 @@ from highwater.orchestration.dependencies import (
 from highwater.orchestration.run_tags import PRIORITY, STREAM_TAG, URGENT_PRIORITY
 from highwater.orchestration.sensing.expiring_records import endangered
 from highwater.orchestration.sensing.materialization_sync import forgotten_events
-from highwater.orchestration.sensing.ordered_processing import released, standing_holds, take_turn, turn_lines
+from highwater.orchestration.sensing.ordered_processing import open_holds, released, take_turn, turn_lines
 from highwater.orchestration.sensing.run_history import failed_by_dependency, materialised, past_runs
 from highwater.orchestration.sensing.run_requests import (
     RepairRules,
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from highwater.orchestration.sensing.run_requests import PastRun, Repair, Request, Stopped
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
-    from highwater.resources.ledger.given_up import GivenUp
-    from highwater.resources.ledger.in_vain import InVain
+    from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
+    from highwater.resources.ledger.stalled_slices import StalledSlice
     from highwater.slices import Slice
 
 RULES = RepairRules()
@@ -72,8 +72,8 @@ class _Seen:
         lost: keys that Dagster is to hold, and does not.
         retired: those of the page whose keys were retired.
         strange: keys that Dagster holds, and by the ledger are no slices of the stream.
-        given_up: the slices that were given up when the tick began, wherever the page is.
-        in_vain: the slices that were left undone again and again when the tick began, likewise.
+        exhausted_slices: the slices that were exhausted when the tick began, wherever the page is.
+        stalled_slices: the slices that were left undone again and again when the tick began, likewise.
         cursor: where the next tick looks.
     """
 
@@ -86,8 +86,8 @@ class _Seen:
     lost: Sequence[str]
     retired: Collection[str]
     strange: Sequence[str]
-    given_up: Sequence[GivenUp]
-    in_vain: Sequence[InVain]
+    exhausted_slices: Sequence[ExhaustedSlice]
+    stalled_slices: Sequence[StalledSlice]
     cursor: str
 
     @property
@@ -96,7 +96,7 @@ class _Seen:
         return [self.slices[key] for key, tables in self.lacking.items() if "raw" in tables]
 
     def done(self, key: str) -> bool:
-        """Whether a slice was looked at and stands in all tables."""
+        """Whether a slice was looked at and is in all tables."""
         return key in self.slices and key not in self.lacking and key not in self.left
 
 
@@ -132,7 +132,7 @@ class _Decided:
 
 
 def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None) -> Tick:
-    """Request what is not done and nobody works on; tell Dagster what the lake holds and Dagster forgot.
+    """Request what is not done and nobody works on; report to Dagster what the lake holds and Dagster forgot.
 
     Every tick asks the lake for the slices that Dagster lacks, and for the next page of all: so whatever ledger, lake
     and Dagster disagree on is found, and a tick costs the same after any number of slices.
@@ -147,7 +147,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     past = past_runs(instance, stream, seen.order, now)
     gate = _gate(ledger, lake, stream, seen, past, now)
     accepted = {**_of_accepted_reasons(ledger, stream, seen, gate.refused), **gate.accepted}
-    let_go = {**accepted, **released(ledger, seen.lacking), **ledger.given_up.released([*seen.lacking])}
+    let_go = {**accepted, **released(ledger, seen.lacking), **ledger.exhausted_slices.released([*seen.lacking])}
     floor = _floor(ledger, stream, gate.breaker)
     runs = forgiven(past, floor, let_go)
     still = _still_exhausted(ledger, seen, accepted, floor)
@@ -155,18 +155,24 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     decided = _decide(instance, stream, seen, gate, runs, still, urgent, now)
     first = put_first(instance, stream, seen.order, urgent)
     # Those of before are in the ledger, but for those that a person released since this tick read it.
-    if fresh := [key for key in decided.repair.given_up if key not in still]:
-        ledger.given_up.add(stream.name, {key: one.ended for key, one in histories(fresh, runs).items()}, now)
-    in_vain = _in_vain(ledger, stream, seen, gate, decided, {*still, *decided.repair.given_up}, runs, now)
+    if fresh := [key for key in decided.repair.exhausted_slices if key not in still]:
+        ledger.exhausted_slices.add(stream.name, {key: one.ended for key, one in histories(fresh, runs).items()}, now)
+    stalled_slices = _stalled(
+        ledger, stream, seen, gate, decided, {*still, *decided.repair.exhausted_slices}, runs, now
+    )
     live = [slice_ for key, slice_ in seen.slices.items() if key not in seen.retired]
-    forgotten, untold = _forgotten(instance, ledger, lake, stream, live, seen.there)
+    forgotten, unreported = _forgotten(instance, ledger, lake, stream, live, seen.there)
     lines = [
         *repair_lines(decided.repair, seen.lost, forgotten, seen.strange, seen.left),
         *stopped_lines(gate.breaker, decided.stopped, gate.away),
         *turn_lines(decided.turn, gate.holds),
         *urgent_lines(urgent, first),
-        *untold,
-        *([f"{len(in_vain)} left undone by {RULES.attempts} runs or more: {_some(in_vain)}"] if in_vain else []),
+        *unreported,
+        *(
+            [f"{len(stalled_slices)} left undone by {RULES.attempts} runs or more: {_some(stalled_slices)}"]
+            if stalled_slices
+            else []
+        ),
     ]
     # Each slice that is not done has a line, and so has a breaker that is not closed.
     settled = not lines and not seen.lost and seen.cursor == OLDEST
@@ -199,10 +205,10 @@ def _look(
     retired = ledger.retired.among([slice_.key for slice_ in page])
     lost = _lost([slice_ for slice_ in page if slice_.key not in retired], order, now)
     strange, suspects = _suspects(instance, ledger, stream, order)
-    given_up, in_vain = ledger.given_up.open(stream.name), ledger.in_vain.open(stream.name)
-    # One that was given up or tried in vain, and that somebody materialised since, is done, wherever the page is.
-    kept = {one.slice_key for one in given_up[:PAGE]} | {one.slice_key for one in in_vain[:PAGE]}
-    looked_after = ledger.get(sorted(kept))
+    exhausted, stalled_slices = ledger.exhausted_slices.open(stream.name), ledger.stalled_slices.open(stream.name)
+    # One that was exhausted or tried in vain, and that somebody materialised since, is done, wherever the page is.
+    known_keys = {one.slice_key for one in exhausted[:PAGE]} | {one.slice_key for one in stalled_slices[:PAGE]}
+    looked_after = ledger.get(sorted(known_keys))
     slices = {slice_.key: slice_ for slice_ in (*suspects, *looked_after, *page)}
     with guarded(lake_guard(ledger, lake, stream)):
         ensure_lake_there(ledger, lake)
@@ -216,7 +222,9 @@ def _look(
         ledger.retired.recall(damaged, now)
         lost += [key for key in damaged if key not in set(order)]
     main = frozenset(key for key, slice_ in slices.items() if slice_.topic == stream.topic)
-    return _Seen(slices, main, there, lacking, left, [*order, *lost], lost, retired, strange, given_up, in_vain, cursor)
+    return _Seen(
+        slices, main, there, lacking, left, [*order, *lost], lost, retired, strange, exhausted, stalled_slices, cursor
+    )
 
 
 def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, runs: Sequence[PastRun], now: datetime) -> _Gate:
@@ -224,7 +232,7 @@ def _gate(ledger: Ledger, lake: Lake, stream: Stream, seen: _Seen, runs: Sequenc
     breaker, away = ledger.breakers.circuit(stream.name), lookup_away(ledger, lake, stream)
     if breaker.takes_probe(now) and not undecided & seen.main:
         breaker = ledger.breakers.settle(stream.name, (), lambda circuit, _: (rested(circuit, now), ()))
-    holds = standing_holds(ledger, stream, seen.slices.keys() - undecided - {*seen.left})
+    holds = open_holds(ledger, stream, seen.slices.keys() - undecided - {*seen.left})
     accepted = {key: one.accepted_at for key, one in ledger.breakers.accepted(list(seen.lacking)).items()}
     refused = [one.slice_key for one in ledger.breakers.refused(stream.name)]
     return _Gate(breaker, away, holds, accepted, refused, last_tries(runs))
@@ -244,42 +252,42 @@ def _of_accepted_reasons(ledger: Ledger, stream: Stream, seen: _Seen, refused: C
 def _still_exhausted(ledger: Ledger, seen: _Seen, accepted: Mapping[str, datetime], floor: datetime | None) -> set[str]:
     """The slices that stay given up; forgotten are those that are done, and those whose failures count no more."""
 
-    def over(one: GivenUp) -> bool:
+    def over(one: ExhaustedSlice) -> bool:
         return seen.done(one.slice_key) or any(
             at is not None and one.since < at for at in (floor, accepted.get(one.slice_key))
         )
 
-    ended = {one.slice_key for one in seen.given_up if over(one)}
+    ended = {one.slice_key for one in seen.exhausted_slices if over(one)}
     if ended:
-        ledger.given_up.end(sorted(ended))
-    return {one.slice_key for one in seen.given_up} - ended
+        ledger.exhausted_slices.end(sorted(ended))
+    return {one.slice_key for one in seen.exhausted_slices} - ended
 
 
-def _in_vain(
+def _stalled(
     ledger: Ledger,
     stream: Stream,
     seen: _Seen,
     gate: _Gate,
     decided: _Decided,
-    given_up: Collection[str],
+    exhausted: Collection[str],
     runs: Sequence[PastRun],
     now: datetime,
 ) -> list[str]:
-    """Keep and return the slices that were left undone as often as others are given up, and that are asked for on.
+    """Keep and return the slices that were left undone as often as others are exhausted, and that are asked for on.
 
     These are the first of a stream that decides in order, and those whose last run missed a dependency that has no
-    breaker: without this nobody would be told of them. What is held, or waits for the breaker, has an alert of its own.
+    breaker: without this nobody would know of them. What is held, or waits for the breaker, has an alert of its own.
     A slice stays one of them until it is done or belongs to these, also when its runs are older than a day. One that
     a run works on becomes none: it may be the run that decides what was held.
     """
-    others = {*given_up, *(one.slice_key for one in gate.holds)}
-    over = [one for one in seen.in_vain if one.slice_key in others or seen.done(one.slice_key)]
+    others = {*exhausted, *(one.slice_key for one in gate.holds)}
+    over = [one for one in seen.stalled_slices if one.slice_key in others or seen.done(one.slice_key)]
     if over:
-        ledger.in_vain.end([one.slice_key for one in over])
+        ledger.stalled_slices.end([one.slice_key for one in over])
     known = histories((key for key in seen.lacking if key not in others | decided.stopped.waiting), runs)
     fresh = {key: one.ended for key, one in known.items() if one.ended >= RULES.attempts and not one.in_flight}
     if fresh:
-        ledger.in_vain.add(stream.name, fresh, now)
+        ledger.stalled_slices.add(stream.name, fresh, now)
     return [*fresh]
 
 
@@ -289,7 +297,7 @@ def _decide(
     seen: _Seen,
     gate: _Gate,
     runs: Sequence[PastRun],
-    given_up: Collection[str],
+    exhausted: Collection[str],
     endangered_keys: Collection[str],
     now: datetime,
 ) -> _Decided:
@@ -306,7 +314,7 @@ def _decide(
         now,
         away=gate.away,
         tried=gate.tried,
-        given_up=given_up,
+        exhausted=exhausted,
     )
     undone = {key: lacking[key] for key in in_order} if gate.breaker.closed and not gate.away else {}
     planned_at = {key: seen.slices[key].planned_at for key in lacking}
@@ -315,9 +323,9 @@ def _decide(
     turn = take_turn(undone, planned_at, seen.order, runs, [one.slice_key for one in gate.holds], now, RULES, most)
     others = lacking.keys() - stopped.waiting - (undone.keys() - turn.raw_alone)
     missing = {key: at for key, at in planned_at.items() if key in others}
-    found = decide_repair(missing, runs, now, RULES, given_up)
-    if fresh := [key for key in found.given_up if key not in given_up]:
-        found = decide_repair(missing, runs, now, RULES, given_up, failed_by_dependency(instance, fresh, runs))
+    found = decide_repair(missing, runs, now, RULES, exhausted)
+    if fresh := [key for key in found.exhausted_slices if key not in exhausted]:
+        found = decide_repair(missing, runs, now, RULES, exhausted, failed_by_dependency(instance, fresh, runs))
     raw_alone = stopped.raw_alone | turn.raw_alone
     known = histories(endangered_keys, runs)
     urgent = urgent_due(endangered_keys, found, known, now, RULES.first_wait) - {*turn.keys, stopped.probe}
@@ -388,18 +396,18 @@ def repair_lines(
     left: Sequence[str],
 ) -> list[str]:
     """What repair did, for the tick's log."""
-    told = {
+    keys_by_state = {
         "keys added again": lost,
         "requested again": list(found.due),
         "due and above the limit of a tick": found.held_back,
         "being worked on": found.in_flight,
         "waiting for the next attempt": list(found.waiting),
-        f"given up after {RULES.attempts} runs, look at them": found.given_up,
-        "told to Dagster again": sorted({event.partition or "" for event in forgotten}),
+        f"exhausted after {RULES.attempts} runs, look at them": found.exhausted_slices,
+        "reported to Dagster again": sorted({event.partition or "" for event in forgotten}),
         "no slices of the stream by the ledger, delete their keys from Dagster": strange,
         "not done, and of topics that the declaration does not name, they are left": left,
     }
-    return [f"{len(keys)} {what}: {_some(keys)}" for what, keys in told.items() if keys]
+    return [f"{len(keys)} {what}: {_some(keys)}" for what, keys in keys_by_state.items() if keys]
 
 
 def stopped_lines(breaker: Circuit, stopped: Stopped, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode

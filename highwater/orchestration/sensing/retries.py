@@ -63,7 +63,7 @@ def plan_tier(
     try:
         return Planner(ledger, kafka).tick(tier, now, dry=dry, due=due, look=look)
     except TopicAbsentError as error:
-        # To the planner a tier is a main topic, which a person would have to make anew.
+        # To the planner a tier is a main topic, which a person would have to make again.
         raise vanished(ledger, stream, topic) or error from None
 
 

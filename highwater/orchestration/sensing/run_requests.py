@@ -121,7 +121,7 @@ class PastRun:
             itself.
         run_id: Dagster's.
         raw_alone: whether it was only to read them from Kafka, not to decide them.
-        by_hand: whether no sensor asked for it: what is decided already may be decided anew.
+        by_hand: whether no sensor asked for it: what is decided already may be reprocessed.
     """
 
     keys: frozenset[str]
@@ -136,7 +136,7 @@ class RepairRules:
     """How often and how soon repair asks again.
 
     Args:
-        attempts: runs in a day that may leave a slice undone before it is given up. With the waits below the sixth
+        attempts: runs in a day that may leave a slice undone before it is exhausted. With the waits below the sixth
             follows 62 minutes after the first: an outage of an hour heals by itself.
         first_wait: after the first run that left it undone; doubled after each further one.
         longest_wait: no wait is longer.
@@ -167,15 +167,15 @@ class Repair:
         due: slices to ask for now, with the attempt.
         in_flight: slices that a run is working on or will.
         waiting: slices whose next attempt is not due, with the time it is.
-        given_up: slices that too many runs left undone. Who asks decides until when: repair until a person lets them
-            be tried again, publication until those runs are a day old.
+        exhausted_slices: slices that too many runs left undone. Repair leaves them until a person releases them,
+            publication until those runs are a day old.
         held_back: slices that are due and above the tick's limit.
     """
 
     due: Mapping[str, int] = field(default_factory=dict)
     in_flight: tuple[str, ...] = ()
     waiting: Mapping[str, datetime] = field(default_factory=dict)
-    given_up: tuple[str, ...] = ()
+    exhausted_slices: tuple[str, ...] = ()
     held_back: tuple[str, ...] = ()
 
 
@@ -193,7 +193,7 @@ def decide_repair(
     runs: Iterable[PastRun],
     now: datetime,
     rules: RepairRules,
-    given_up: Collection[str] = (),
+    exhausted: Collection[str] = (),
     patient: Collection[str] = (),
 ) -> Repair:
     """Which of the missing slices are asked for again.
@@ -204,7 +204,7 @@ def decide_repair(
             too left the slice undone, be it that it took one table only, or that the lake lost the rows since.
         now: the time, in UTC.
         rules: caps and waits.
-        given_up: slices that were given up before, and that nobody released.
+        exhausted: slices that were exhausted before, and that nobody released.
         patient: slices that are not given up, however many runs left them undone.
     """
     known = histories(missing, runs)
@@ -216,7 +216,7 @@ def decide_repair(
         due_at = _due_at(history, planned_at, rules)
         if history.in_flight:
             in_flight.append(key)
-        elif key in given_up or (history.ended >= rules.attempts and key not in patient):
+        elif key in exhausted or (history.ended >= rules.attempts and key not in patient):
             over.append(key)
         elif due_at > now:
             waiting[key] = due_at
@@ -281,8 +281,8 @@ def forgiven(runs: Iterable[PastRun], floor: datetime | None, accepted: Mapping[
         if ended is None:
             found.append(run)
         elif floor is None or ended >= floor:
-            kept = frozenset(key for key in run.keys if key not in accepted or ended >= accepted[key])
-            found.append(replace(run, keys=kept))
+            remaining_keys = frozenset(key for key in run.keys if key not in accepted or ended >= accepted[key])
+            found.append(replace(run, keys=remaining_keys))
     return found
 
 
@@ -312,13 +312,13 @@ def stop(
     *,
     away: bool = False,
     tried: Mapping[str, datetime] = MappingProxyType({}),
-    given_up: Collection[str] = (),
+    exhausted: Collection[str] = (),
 ) -> Stopped:
     """Stop the slices whose decision the breaker does not allow; what was decided before is finished.
 
     The probe is the oldest slice that no run tried to decide, if there is one; else the one whose last try is the
     longest ago, be it that it was refused, failed or lost its worker. So a slice that nothing mends keeps back no
-    other. Those that were given up come last, and so does a probe that came to no end in its time.
+    other. Those that were exhausted come last, and so does a probe that came to no end in its time.
 
     Args:
         circuit: the breaker.
@@ -330,7 +330,7 @@ def stop(
         now: the time, in UTC.
         away: whether the reference table is left alone, so that nothing can be decided.
         tried: when the last run ended that was to decide a slice, of those that had one.
-        given_up: slices that were given up.
+        exhausted: slices that were exhausted.
     """
     if circuit.closed and not away:
         return Stopped()
@@ -343,7 +343,7 @@ def stop(
         known = {key: at for at, key in enumerate(refused, 1)}  # a refusal counts for longer than its run is remembered
 
         def rank(key: str) -> tuple[bool, bool, datetime, int]:
-            return key in given_up, key == circuit.probe, tried.get(key, NEVER), known.get(key, 0)
+            return key in exhausted, key == circuit.probe, tried.get(key, NEVER), known.get(key, 0)
 
         candidates = sorted((key for key in waiting if key in main), key=rank)[:1]
     else:
@@ -415,7 +415,7 @@ def keys_named(tags: Mapping[str, str], order: Sequence[str], position: Mapping[
     Args:
         tags: the run's tags.
         order: all keys in Dagster's order.
-        position: where each key stands in `order`.
+        position: where each key is in `order`.
     """
     if PARTITION in tags:
         return frozenset({tags[PARTITION]})

@@ -189,7 +189,7 @@ def _partition_error(
 
 def _diverged(stream: Stream, planned: Planned, partition: int, end: int, at: int) -> TopicTruncatedError:
     return TopicTruncatedError(
-        f"topic {planned.generation.topic} partition {partition}: other records stand under planned offsets",
+        f"topic {planned.generation.topic} partition {partition}: other records occupy planned offsets",
         stored=f"planned to offset {end} in leader epoch {_epoch(planned, partition)}",
         found=f"that epoch now ends at offset {at}",
         remedy=(

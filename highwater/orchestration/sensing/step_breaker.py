@@ -34,7 +34,7 @@ NOT_WATCHED = frozenset({"raw", "published"})
 def watched(work: Work, table: str, tries_so_far: int) -> Iterator[None]:
     """Tell the stream's breaker how the block ends, which takes slices through one table.
 
-    What cannot be told, because ledger or lake are away, is left out: the error under way matters more, and a probe
+    What is unknown, because ledger or lake are away, is left out: the error under way matters more, and a probe
     that was not told of is tried again.
 
     Args:
@@ -68,10 +68,10 @@ def _failed(work: Work, error: Exception, tries_so_far: int) -> None:
         return
     probed = work.ledger.breakers.circuit(work.stream.name).probe in work.keys
     if probed or counts(error):
-        _tell_failed(work, error, counted=counts(error))
+        _record_failure(work, error, counted=counts(error))
 
 
-def _tell_failed(work: Work, error: Exception, *, counted: bool) -> None:
+def _record_failure(work: Work, error: Exception, *, counted: bool) -> None:
     main = [slice_.key for slice_ in work.slices if slice_.topic == work.stream.topic]
     decided = work.lake.committed(work.stream.name, "events", main) if counted else {}
     now, what = datetime.now(UTC), error.problem if isinstance(error, HighwaterError) else type(error).__name__
@@ -99,8 +99,8 @@ def _done(work: Work) -> None:
     work.log(f"breaker: {circuit.text}")
 
 
-def _quietly(work: Work, tell: Callable[[], None]) -> None:
+def _quietly(work: Work, record: Callable[[], None]) -> None:
     try:
-        tell()
+        record()
     except HighwaterError as error:
-        work.log(f"the breaker could not be told: {error.problem}")
+        work.log(f"the breaker could not record it: {error.problem}")

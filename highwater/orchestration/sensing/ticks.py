@@ -154,9 +154,9 @@ def together(errors: Sequence[PermanentError]) -> PermanentError:
 
 def breaker_lines(breaker: Circuit, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
     """What a tick says of a breaker that is not closed, and of a reference table that is left alone."""
-    told = [] if breaker.closed else [f"the breaker is {breaker.text}"]
-    told += ["the breaker of the reference table is open"] if rests else []
-    return [f"{' and '.join(told)}. Slices are taken into raw, and wait there"] if told else []
+    reasons = [] if breaker.closed else [f"the breaker is {breaker.text}"]
+    reasons += ["the breaker of the reference table is open"] if rests else []
+    return [f"{' and '.join(reasons)}. Slices are taken into raw, and wait there"] if reasons else []
 
 
 def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, topic: str, planned: int) -> list[str]:
@@ -206,8 +206,8 @@ def keys_to_request(
                 begun = {*lake.committed(stream.name, "raw", older)}
         except TemporaryError:
             begun = {*older}
-        given_up = {one.slice_key for one in ledger.given_up.open(stream.name)}
-        new |= {key for key in older if key not in begun and key not in given_up}
+        exhausted = {one.slice_key for one in ledger.exhausted_slices.open(stream.name)}
+        new |= {key for key in older if key not in begun and key not in exhausted}
     asked = [key for key in keys if key in new]
     left = len(keys) - len(asked)
     line = f"Dagster had no key of {left:,} slices: the keys are added, the sensor repair reports or requests them"
@@ -239,8 +239,8 @@ def retry(
     from highwater.orchestration.sensing.retries import plan_tier
 
     if waiting := _queued(instance, stream):
-        told = f"{waiting} runs of tiers wait in the queue; what is due meanwhile goes into larger slices"
-        return Tick(lines=[told], cursor=cursor)
+        reasons = f"{waiting} runs of tiers wait in the queue; what is due meanwhile goes into larger slices"
+        return Tick(lines=[reasons], cursor=cursor)
     ledger, kafka = resources.ledger.open(), resources.kafka.open()
     keys: list[str] = []
     asked: list[str] = []

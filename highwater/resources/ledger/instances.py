@@ -16,7 +16,7 @@ _TABLE = schema.instances
 # Sensors tick every 10 to 30 s for all streams: the ledger gets one write a minute, whatever the number of streams.
 WRITE_EVERY = timedelta(minutes=1)
 # Old rows show which instance worked on a stream before.
-KEPT = timedelta(days=30)
+RETENTION = timedelta(days=30)
 
 
 class Instances(LedgerPart):
@@ -54,7 +54,7 @@ class Instances(LedgerPart):
         ]
         try:
             with self._database.writing() as connection:
-                connection.execute(delete(_TABLE).where(_TABLE.c.last_seen < now - KEPT))
+                connection.execute(delete(_TABLE).where(_TABLE.c.last_seen < now - RETENTION))
                 mine = (_TABLE.c.stream == bindparam("of")) & (_TABLE.c.instance_id == instance_id)
                 connection.execute(delete(_TABLE).where(mine), [{"of": name} for name in due])
                 connection.execute(insert(_TABLE), rows)

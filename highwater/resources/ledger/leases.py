@@ -104,7 +104,7 @@ class Lease:
             raise LeaseHeldError(
                 f"the lease {self.name!r} ran out before its work was done",
                 stored=f"a term of {self.seconds:g} s",
-                remedy="nothing was done without it; try again, and see why this process or the ledger stood still",
+                remedy="nothing was done without it; try again, and see why this process or the ledger hung",
             )
 
 
@@ -127,7 +127,7 @@ def forget(connection: Connection, over_for: float) -> None:
 
 
 class Heartbeat:
-    """A lease as a sign of life: kept alive by a thread, and left to run out when this process dies or stands still.
+    """A lease as a sign of life: kept alive by a thread, and left to run out when this process dies or hangs.
 
     A ledger that is away does the work no harm, and the lease runs out. Nothing is protected by it: see `leased`.
 

@@ -1,6 +1,6 @@
-"""Reclaims in the ledger: which origins were taken back from the DLQ, by whom, and in which order.
+"""Reclaims in the ledger: which origins were reclaimed from the DLQ, by whom, and in which order.
 
-What one command takes back is one act. A decision keeps the number of the last act that it saw, and its rejects are
+What one command reclaims is one act. A decision keeps the number of the last act that it saw, and its rejects are
 computed as of that act, however many came since. Acts are numbered one after another because whoever records one holds
 the lease of the stream's retries (`highwater.assets.events`).
 """
@@ -27,11 +27,11 @@ ROWS_A_STATEMENT = 1_000
 
 
 class Act(NamedTuple):
-    """What one command took back of one slice.
+    """What one command reclaimed of one slice.
 
     Args:
         number: the act, 1 or more.
-        records: how many of the slice's origins it took back; it takes each back once.
+        records: how many of the slice's origins it reclaimed; it takes each back once.
         at: when, in UTC.
         by: the person's name.
     """
@@ -46,17 +46,17 @@ class Reclaims(LedgerPart):
     """The reclaims of all streams."""
 
     def acts(self, stream: str) -> int:
-        """The number of the last act; 0 if nothing was ever taken back."""
+        """The number of the last act; 0 if nothing was ever reclaimed."""
         table = schema.reclaims
         query = select(func.coalesce(func.max(table.c.act), 0)).where(table.c.stream == stream)
         with self._database.reading() as connection:
             return int(connection.execute(query).scalar_one())
 
     def by_slice(self, stream: str) -> dict[str, list[Act]]:
-        """For each slice of which anything was taken back the acts that did, in their order; one question for all."""
+        """For each slice of which anything was reclaimed the acts that did, in their order; one question for all."""
         table = schema.reclaims
-        told = func.count(), func.min(table.c.reclaimed_at), func.min(table.c.reclaimed_by)
-        query = select(table.c.slice_key, table.c.act, *told).where(table.c.stream == stream)
+        totals = func.count(), func.min(table.c.reclaimed_at), func.min(table.c.reclaimed_by)
+        query = select(table.c.slice_key, table.c.act, *totals).where(table.c.stream == stream)
         query = query.group_by(table.c.slice_key, table.c.act).order_by(table.c.act)
         found: dict[str, list[Act]] = {}
         with self._database.reading() as connection:
@@ -67,13 +67,13 @@ class Reclaims(LedgerPart):
     def of(
         self, stream: str, *, acts: int | None = None, after: int = 0, slice_key: str | None = None
     ) -> list[Reclaim]:
-        """What was taken back of a stream, in the order in which it was.
+        """What was reclaimed of a stream, in the order in which it was.
 
         Args:
             stream: the stream's name.
             acts: only by the first so many acts.
             after: only by acts after the first so many.
-            slice_key: only what this slice of the main topic decides anew.
+            slice_key: only what this slice of the main topic reprocesses.
         """
         table = schema.reclaims
         query = select(table).where(table.c.stream == stream)
@@ -88,11 +88,11 @@ class Reclaims(LedgerPart):
 
         Args:
             stream: the stream's name.
-            reclaims: what is taken back.
-            after: the highest number that a decision of these slices saw: a ledger that was rebuilt counts anew.
+            reclaims: what is reclaimed.
+            after: the highest number that a decision of these slices saw: a ledger that was rebuilt counts again.
 
         Raises:
-            IntegrityError: an origin was taken back under the same number before.
+            IntegrityError: an origin was reclaimed under the same number before.
         """
         table = schema.reclaims
         newest = select(func.coalesce(func.max(table.c.act), 0)).where(table.c.stream == stream)
@@ -103,7 +103,7 @@ class Reclaims(LedgerPart):
 
 
 def reclaim_row(stream: str, act: int, one: Reclaim) -> dict[str, Any]:
-    """The row of an origin that was taken back by this act, 1 or more."""
+    """The row of an origin that was reclaimed by this act, 1 or more."""
     return {
         "stream": stream,
         **{f"origin_{name}": value for name, value in one.origin._asdict().items()},

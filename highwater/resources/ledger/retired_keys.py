@@ -41,7 +41,7 @@ class RetiredKeys(LedgerPart):
             return {row.slice_key: row.recalled_at for row in connection.execute(query)}
 
     def retire(self, stream: str, keys: Sequence[str], now: datetime) -> None:
-        """Mark keys as retired; one that was brought back before is retired anew."""
+        """Mark keys as retired; one that was brought back before is retired again."""
         with self._database.writing() as connection:
             for some in portions(keys, KEYS_A_STATEMENT):
                 connection.execute(delete(_TABLE).where(_TABLE.c.slice_key.in_(some)))

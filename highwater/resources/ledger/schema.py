@@ -149,7 +149,7 @@ alerts = sa.Table(
     sa.Column("threshold", sa.Text, nullable=False),
     sa.Column("remedy", sa.Text, nullable=False),
     sa.Column("since", Utc, nullable=False),
-    sa.Column("told", sa.Boolean, nullable=False),
+    sa.Column("reported", sa.Boolean, nullable=False),
     sa.Column("ended", Utc),
 )
 
@@ -248,8 +248,8 @@ holds = sa.Table(
     sa.Index("holds_open", "stream", "released_at"),
 )
 
-given_up = sa.Table(
-    "given_up",
+exhausted_slices = sa.Table(
+    "exhausted_slices",
     metadata,
     *_slice_of_stream(),
     sa.Column("since", Utc, nullable=False),
@@ -257,11 +257,11 @@ given_up = sa.Table(
     sa.Column("released_at", Utc),
     sa.Column("released_by", sa.String(249)),
     sa.Column("because", sa.Text),
-    sa.Index("given_up_open", "stream", "released_at"),
+    sa.Index("exhausted_slices_open", "stream", "released_at"),
 )
 
-in_vain = sa.Table(
-    "in_vain",
+stalled_slices = sa.Table(
+    "stalled_slices",
     metadata,
     sa.Column("slice_key", sa.String(300), primary_key=True),
     sa.Column("stream", sa.String(249), nullable=False, index=True),
@@ -313,7 +313,7 @@ leases = sa.Table(
     sa.Column("until", sa.Float(53), nullable=False),
 )
 
-# An origin has a row for each time that it was taken back: the next one only after it was published anew.
+# An origin has a row for each time that it was reclaimed: the next one only after it was published again.
 reclaims = sa.Table(
     "reclaims",
     metadata,

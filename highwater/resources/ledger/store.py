@@ -20,9 +20,8 @@ from highwater.resources.ledger.database import Database
 from highwater.resources.ledger.decisions import Decisions
 from highwater.resources.ledger.engine import KEYS_A_STATEMENT, rows_of
 from highwater.resources.ledger.erasures import Erasures, restore
-from highwater.resources.ledger.given_up import GivenUps
+from highwater.resources.ledger.exhausted_slices import ExhaustedSlices
 from highwater.resources.ledger.holds import Holds
-from highwater.resources.ledger.in_vain import InVains
 from highwater.resources.ledger.instances import Instances
 from highwater.resources.ledger.intents import Intents
 from highwater.resources.ledger.leases import Heartbeat, Lease, forget, held, leased
@@ -43,6 +42,7 @@ from highwater.resources.ledger.rows import (
     starts_plain,
 )
 from highwater.resources.ledger.sensor_faults import SensorFaults
+from highwater.resources.ledger.stalled_slices import StalledSlices
 from highwater.slices import Slice, SliceKey
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Ledger:
         Args:
             slices: new slices of one topic.
             losses: holes that the stream's declaration accepts, recorded together with the slices behind them.
-            seen: the generation that the plans were made from; if the topic was planned or opened anew since, nothing
+            seen: the generation that the plans were made from; if the topic was planned or opened again since, nothing
                 is stored.
 
         Raises:
@@ -239,7 +239,7 @@ class Ledger:
         return None if row is None else slice_of(row)
 
     def preceding(self, stream: str, topic: str, ordinal: int, many: int) -> list[Slice]:
-        """The newest so many slices of a topic before this ordinal, of whatever generation, oldest first."""
+        """At most N, newest first slices of a topic before this ordinal, of whatever generation, oldest first."""
         table = schema.slices
         query = select(table).where(table.c.stream == stream, table.c.topic == topic, table.c.ordinal < ordinal)
         with self.database.reading() as connection:
@@ -330,7 +330,7 @@ class Ledger:
         return {stream: ",".join(sorted(topics)) for stream, topics in found.items()}
 
     def planned_end(self, stream: str, topic: str) -> dict[int, int]:
-        """For each partition the end of what is planned or given up as lost."""
+        """For each partition the end of what is planned or exhausted as lost."""
         found = self.planned(stream, topic)
         if found is not None:
             return dict(found.ends)
@@ -443,7 +443,7 @@ class Ledger:
         return len(fresh)
 
     def discarded_until(self, stream: str) -> datetime | None:
-        """When a record of a stream was given up last, in UTC; None if none ever was."""
+        """When a record of a stream was exhausted last, in UTC; None if none ever was."""
         table = schema.discards
         with self.database.reading() as connection:
             return connection.execute(
@@ -451,15 +451,15 @@ class Ledger:
             ).scalar()
 
     def discards_reported(self, stream: str) -> tuple[int, datetime | None]:
-        """How many records of a stream were given up, and when the last was, in UTC."""
+        """How many records of a stream were exhausted, and when the last was, in UTC."""
         table = schema.discards
-        told = select(func.count(), func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
+        totals = select(func.count(), func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
         with self.database.reading() as connection:
-            many, last = connection.execute(told).one()
+            many, last = connection.execute(totals).one()
             return many, last
 
     def discards(self, stream: str, within: tuple[int, int] | None = None) -> list[Discard]:
-        """What was given up of a stream, oldest first.
+        """What was exhausted of a stream, oldest first.
 
         Args:
             stream: the stream's name.
@@ -491,7 +491,7 @@ class Ledger:
             attempts: by slice the highest that was seen.
             losses: recorded ones.
             publications: by slice.
-            reclaims: what was taken back from the DLQ.
+            reclaims: what was reclaimed from the DLQ.
             erasures: with what they took from these slices.
             retired: slices whose keys are retired, and since when.
 
@@ -593,17 +593,17 @@ class Ledger:
         """The slices of all streams that are held."""
         return Holds(self.database)
 
-    # Slices that were given up
+    # Slices that were exhausted
 
     @property
-    def given_up(self) -> GivenUps:
+    def exhausted_slices(self) -> ExhaustedSlices:
         """The slices of all streams that repair gave up."""
-        return GivenUps(self.database)
+        return ExhaustedSlices(self.database)
 
     @property
-    def in_vain(self) -> InVains:
+    def stalled_slices(self) -> StalledSlices:
         """The slices of all streams that runs leave undone again and again, and that are requested on."""
-        return InVains(self.database)
+        return StalledSlices(self.database)
 
     # Dagster instances
 
@@ -637,7 +637,7 @@ class Ledger:
 
     @property
     def reclaims(self) -> Reclaims:
-        """What was taken back from the DLQ, of all streams."""
+        """What was reclaimed from the DLQ, of all streams."""
         return Reclaims(self.database)
 
     # Retired keys

@@ -43,7 +43,7 @@ def upgrade() -> None:
         sa.Column("threshold", sa.Text(), nullable=False),
         sa.Column("remedy", sa.Text(), nullable=False),
         sa.Column("since", sa.DateTime(), nullable=False),
-        sa.Column("told", sa.Boolean(), nullable=False),
+        sa.Column("reported", sa.Boolean(), nullable=False),
         sa.Column("ended", sa.DateTime(), nullable=True),
         sa.PrimaryKeyConstraint("stream", "what"),
         if_not_exists=True,
@@ -126,7 +126,7 @@ def upgrade() -> None:
     )
     op.create_index("gaps_of_topic", "gaps", ["topic_id", "cleanup_policy"], unique=False, if_not_exists=True)
     op.create_table(
-        "given_up",
+        "exhausted_slices",
         sa.Column("slice_key", sa.String(length=300), nullable=False),
         sa.Column("stream", sa.String(length=249), nullable=False),
         sa.Column("since", sa.DateTime(), nullable=False),
@@ -137,7 +137,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("slice_key"),
         if_not_exists=True,
     )
-    op.create_index("given_up_open", "given_up", ["stream", "released_at"], unique=False, if_not_exists=True)
+    op.create_index(
+        "exhausted_slices_open", "exhausted_slices", ["stream", "released_at"], unique=False, if_not_exists=True
+    )
     op.create_table(
         "holds",
         sa.Column("slice_key", sa.String(length=300), nullable=False),
@@ -161,7 +163,7 @@ def upgrade() -> None:
     )
     op.create_index("holds_open", "holds", ["stream", "released_at"], unique=False, if_not_exists=True)
     op.create_table(
-        "in_vain",
+        "stalled_slices",
         sa.Column("slice_key", sa.String(length=300), nullable=False),
         sa.Column("stream", sa.String(length=249), nullable=False),
         sa.Column("since", sa.DateTime(), nullable=False),
@@ -169,7 +171,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("slice_key"),
         if_not_exists=True,
     )
-    op.create_index(op.f("ix_in_vain_stream"), "in_vain", ["stream"], unique=False, if_not_exists=True)
+    op.create_index(op.f("ix_stalled_slices_stream"), "stalled_slices", ["stream"], unique=False, if_not_exists=True)
     op.create_table(
         "instances",
         sa.Column("stream", sa.String(length=249), nullable=False),

@@ -14,18 +14,18 @@ from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.engine import rows_of
 
-_TABLE = schema.given_up
+_TABLE = schema.exhausted_slices
 
 
 @dataclass(frozen=True)
-class GivenUp:
+class ExhaustedSlice:
     """A slice that is requested no more by itself.
 
     Args:
         slice_key: the slice.
-        since: when it was given up, in UTC.
+        since: when it was exhausted, in UTC.
         runs: how many left it undone within a day before.
-        released_at: when a person let it be tried again, in UTC; None while it is given up.
+        released_at: when a person let it be tried again, in UTC; None while it is exhausted.
     """
 
     slice_key: str
@@ -36,7 +36,7 @@ class GivenUp:
     @property
     def text(self) -> str:
         """The same in a sentence."""
-        return f"{self.slice_key} was given up at {self.since:%Y-%m-%d %H:%M} UTC, {self.runs} runs left it undone"
+        return f"{self.slice_key} is exhausted since {self.since:%Y-%m-%d %H:%M} UTC, {self.runs} runs left it undone"
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -44,16 +44,16 @@ class GivenUp:
         return {"slice": self.slice_key, "since": self.since.isoformat(), "runs": self.runs, "released_at": released}
 
 
-class GivenUps(LedgerPart):
-    """The slices of a deployment that were given up."""
+class ExhaustedSlices(LedgerPart):
+    """The slices of a deployment that were exhausted."""
 
-    def open(self, stream: str) -> list[GivenUp]:
-        """The slices of a stream that are given up now, the longest ago first."""
+    def open(self, stream: str) -> list[ExhaustedSlice]:
+        """The slices of a stream that are exhausted now, the longest ago first."""
         query = select(_TABLE).where(_TABLE.c.stream == stream, _TABLE.c.released_at.is_(None))
         with self._database.reading() as connection:
             return [_of(row) for row in connection.execute(query.order_by(_TABLE.c.since, _TABLE.c.slice_key))]
 
-    def of(self, keys: Sequence[str]) -> dict[str, GivenUp]:
+    def of(self, keys: Sequence[str]) -> dict[str, ExhaustedSlice]:
         """What is known of these slices, the released ones among them."""
         with self._database.reading() as connection:
             return {row.slice_key: _of(row) for row in rows_of(connection, _TABLE, keys)}
@@ -63,7 +63,7 @@ class GivenUps(LedgerPart):
         return {key: one.released_at for key, one in self.of(keys).items() if one.released_at is not None}
 
     def add(self, stream: str, runs: Mapping[str, int], now: datetime) -> None:
-        """Keep that slices are given up after so many runs; of one that is given up already the first time stays."""
+        """Keep that slices are exhausted after so many runs; of one that is exhausted already the first time stays."""
         try:
             with self._database.writing() as connection:
                 known = rows_of(connection, _TABLE, [*runs])
@@ -82,14 +82,14 @@ class GivenUps(LedgerPart):
                 connection.execute(delete(_TABLE).where(_TABLE.c.slice_key == key, _TABLE.c.released_at.is_(None)))
 
     def release(self, key: str, *, by: str, because: str, now: datetime) -> bool:
-        """Keep that a person lets a slice be tried again; False if it is not given up."""
+        """Keep that a person lets a slice be tried again; False if it is not exhausted."""
         mine = update(_TABLE).where(_TABLE.c.slice_key == key, _TABLE.c.released_at.is_(None))
         with self._database.writing() as connection:
             values = {"released_at": now, "released_by": by, "because": because}
             return connection.execute(mine.values(values)).rowcount == 1
 
     def let_go(self, stream: str, key: str, *, by: str, because: str, now: datetime) -> None:
-        """Keep that a person lets a slice be tried again, whether it is given up or not."""
+        """Keep that a person lets a slice be tried again, whether it is exhausted or not."""
         if self.release(key, by=by, because=because, now=now):
             return
         row = {"slice_key": key, "stream": stream, "since": now, "runs": 0}
@@ -102,5 +102,5 @@ class GivenUps(LedgerPart):
             return  # PostgreSQL: another person was first
 
 
-def _of(row: Any) -> GivenUp:
-    return GivenUp(row.slice_key, row.since, row.runs, row.released_at)
+def _of(row: Any) -> ExhaustedSlice:
+    return ExhaustedSlice(row.slice_key, row.since, row.runs, row.released_at)

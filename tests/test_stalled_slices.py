@@ -15,10 +15,10 @@ from highwater.alerting import Alert
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.sensing import repairing
 from highwater.resources.ledger import Ledger
-from highwater.resources.ledger.in_vain import InVain
+from highwater.resources.ledger.stalled_slices import StalledSlice
 from tests.support import failed_by
 from tests.test_breaker import OPEN, Repairing, opened, prove
-from tests.test_given_up import NAMED, NOW
+from tests.test_exhausted_slices import NAMED, NOW
 from tests.test_holds import FOUND, ONE, STREAM, TWO
 
 ALL = ("events", "rejects", "current")
@@ -29,7 +29,7 @@ class Telling:
 
     def __init__(self, folder: Path, ours: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
         self.url, self.ours, self.heard = f"sqlite:///{folder / 'ledger.sqlite'}", ours, list[Alert]()
-        monkeypatch.setattr(alerts, "MEASURES", (alerts._in_vain, alerts._exhausted, alerts._held))
+        monkeypatch.setattr(alerts, "MEASURES", (alerts._stalled, alerts._exhausted, alerts._held))
 
     def tick(self) -> str:
         unused: Any = None
@@ -56,30 +56,30 @@ def in_order(tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.M
 
 
 def test_the_first_time_stays(ledger: Ledger) -> None:
-    kept = ledger.in_vain
-    kept.add("orders", {"a": 6}, NOW)
-    kept.add("orders", {"a": 9, "b": 7}, NOW.replace(hour=1))
-    assert kept.open("orders") == [InVain("a", NOW, 6), InVain("b", NOW.replace(hour=1), 7)]
-    assert kept.open("payments") == []
-    kept.end(["a", "c"])
-    assert [one.slice_key for one in kept.open("orders")] == ["b"]
+    stored = ledger.stalled_slices
+    stored.add("orders", {"a": 6}, NOW)
+    stored.add("orders", {"a": 9, "b": 7}, NOW.replace(hour=1))
+    assert stored.open("orders") == [StalledSlice("a", NOW, 6), StalledSlice("b", NOW.replace(hour=1), 7)]
+    assert stored.open("payments") == []
+    stored.end(["a", "c"])
+    assert [one.slice_key for one in stored.open("orders")] == ["b"]
 
 
 def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recovery(
     in_order: Telling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is never given up, since all others wait for it: it was requested every hour, and nobody was told."""
+    """It is never given up, since all others wait for it: it was requested every hour, and nobody was reported."""
     ours = in_order.ours
     for _ in range(repairing.RULES.attempts - 1):
         ours.fail(ONE.key)
     in_order.tick()
     assert in_order.kinds() == [], "five runs"
     ours.fail(ONE.key)
-    told = in_order.tick()
-    assert f"1 left undone by {repairing.RULES.attempts} runs or more: {ONE.key}" in told
+    reported = in_order.tick()
+    assert f"1 left undone by {repairing.RULES.attempts} runs or more: {ONE.key}" in reported
     [alert] = in_order.heard
     assert (alert.what, alert.value.startswith(f"1 slices; {ONE.key} was left undone by 6 runs")) == (
-        "tried in vain",
+        "stalled",
         True,
     )
     assert f"highwater explain {ONE.key}" in alert.remedy
@@ -88,15 +88,15 @@ def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recover
     with monkeypatch.context() as patched:
         patched.setattr(repairing, "past_runs", lambda *_: [])  # the daemon was away for a day
         in_order.tick()
-    assert in_order.kinds() == ["alert tried in vain"]
+    assert in_order.kinds() == ["alert stalled"]
     prove(ours.lake, [ONE], *ALL)
     assert "left undone" not in in_order.tick()
     in_order.tick()
-    assert in_order.kinds() == ["alert tried in vain", "recovery tried in vain"]
-    assert alerts._in_vain in alerts.MEASURES
+    assert in_order.kinds() == ["alert stalled", "recovery stalled"]
+    assert alerts._stalled in alerts.MEASURES
 
 
-def test_what_is_held_is_told_as_such_also_while_a_run_decides_it(in_order: Telling) -> None:
+def test_what_is_held_is_reported_as_such_also_while_a_run_decides_it(in_order: Telling) -> None:
     """The hold ends when the events stand, and the run goes on for a while."""
     ours = in_order.ours
     ours.ledger.holds.note("orders", ONE.key, FOUND, NOW)
@@ -112,16 +112,16 @@ def test_what_is_held_is_told_as_such_also_while_a_run_decides_it(in_order: Tell
     assert in_order.kinds() == ["alert held", "recovery held"]
 
 
-def test_a_slice_that_failed_on_and_on_and_is_held_since_is_told_as_held(in_order: Telling) -> None:
+def test_a_slice_that_failed_on_and_on_and_is_held_since_is_reported_as_held(in_order: Telling) -> None:
     ours = in_order.ours
     ours.fail_often(ONE.key)
     in_order.tick()
     ours.ledger.holds.note("orders", ONE.key, FOUND, NOW)
     in_order.tick()
-    assert sorted(in_order.kinds()) == ["alert held", "alert tried in vain", "recovery tried in vain"]
+    assert sorted(in_order.kinds()) == ["alert held", "alert stalled", "recovery stalled"]
 
 
-def test_what_waits_for_the_breaker_is_told_by_it(in_order: Telling) -> None:
+def test_what_waits_for_the_breaker_is_reported_by_it(in_order: Telling) -> None:
     opened(in_order.ours.ledger, replace(OPEN, until=NOW.replace(year=2100)))
     in_order.ours.fail_often(ONE.key)
     in_order.tick()
@@ -141,13 +141,13 @@ def test_slices_that_wait_for_spark_are_one_alert_until_it_is_back(
         failed_by(ours.instance, {**NAMED, "dagster/partition": slice_.key}, "DependencyAwayError: Spark is away")
     telling.tick()
     telling.tick()
-    assert telling.kinds() == ["alert tried in vain"]
+    assert telling.kinds() == ["alert stalled"]
     assert telling.heard[0].value.startswith("2 slices; ")
     prove(ours.lake, [ONE], "raw", *ALL)
     telling.tick()
-    assert telling.kinds() == ["alert tried in vain"], "one waits still"
+    assert telling.kinds() == ["alert stalled"], "one waits still"
     time.sleep(0.01)
     failed_by(ours.instance, {**NAMED, "dagster/partition": TWO.key}, "UnbalancedError: rows are missing")
     telling.tick()
     telling.tick()
-    assert sorted(telling.kinds()) == ["alert given up", "alert tried in vain", "recovery tried in vain"]
+    assert sorted(telling.kinds()) == ["alert given up", "alert stalled", "recovery stalled"]

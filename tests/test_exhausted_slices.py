@@ -21,7 +21,7 @@ from highwater.orchestration.reporting.plan_status import StreamStatus
 from highwater.orchestration.sensing import repairing
 from highwater.orchestration.sensing.run_requests import PastRun, RepairRules, decide_repair
 from highwater.resources.ledger import Ledger
-from highwater.resources.ledger.given_up import GivenUp
+from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
 from tests.support import failed_by
 from tests.test_breaker import ONE, STREAM, TWO, Repairing, prove
 
@@ -30,11 +30,11 @@ RULES = RepairRules()
 NAMED = {"highwater/stream": "orders"}
 
 
-def test_what_was_given_up_is_not_asked_for_however_old_its_runs_are() -> None:
+def test_what_was_abandoned_is_not_asked_for_however_old_its_runs_are() -> None:
     """It was requested again after a day, and so on for ever."""
     missing = {"a": NOW - timedelta(days=9), "b": NOW - timedelta(days=9)}
-    found = decide_repair(missing, [], NOW, RULES, given_up=["a"])
-    assert (found.given_up, [*found.due]) == (("a",), ["b"])
+    found = decide_repair(missing, [], NOW, RULES, exhausted=["a"])
+    assert (found.exhausted_slices, [*found.due]) == (("a",), ["b"])
 
 
 def test_a_patient_slice_waits_its_longest_time_however_often_it_failed() -> None:
@@ -46,18 +46,20 @@ def test_a_patient_slice_waits_its_longest_time_however_often_it_failed() -> Non
 
 
 def test_the_first_time_stays_and_a_release_ends_it(tmp_path: Path) -> None:
-    kept = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}").given_up
-    kept.add("orders", {"a": 6, "b": 7}, NOW)
-    kept.add("orders", {"a": 9}, NOW + timedelta(hours=1))
-    assert kept.open("orders") == [GivenUp("a", NOW, 6), GivenUp("b", NOW, 7)]
-    assert kept.open("payments") == []
-    assert kept.release("a", by="ann", because="mended", now=NOW + timedelta(hours=2))
-    assert not kept.release("a", by="bob", because="too", now=NOW + timedelta(hours=3))
-    assert [one.slice_key for one in kept.open("orders")] == ["b"]
-    kept.end(["a", "b"])
-    assert kept.of(["a", "b"]) == {"a": GivenUp("a", NOW, 6, NOW + timedelta(hours=2))}, "the record of a person stays"
-    kept.add("orders", {"a": 6}, NOW + timedelta(hours=4))
-    assert kept.open("orders") == [GivenUp("a", NOW + timedelta(hours=4), 6)]
+    stored = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}").exhausted_slices
+    stored.add("orders", {"a": 6, "b": 7}, NOW)
+    stored.add("orders", {"a": 9}, NOW + timedelta(hours=1))
+    assert stored.open("orders") == [ExhaustedSlice("a", NOW, 6), ExhaustedSlice("b", NOW, 7)]
+    assert stored.open("payments") == []
+    assert stored.release("a", by="ann", because="mended", now=NOW + timedelta(hours=2))
+    assert not stored.release("a", by="bob", because="too", now=NOW + timedelta(hours=3))
+    assert [one.slice_key for one in stored.open("orders")] == ["b"]
+    stored.end(["a", "b"])
+    assert stored.of(["a", "b"]) == {"a": ExhaustedSlice("a", NOW, 6, NOW + timedelta(hours=2))}, (
+        "the record of a person stays"
+    )
+    stored.add("orders", {"a": 6}, NOW + timedelta(hours=4))
+    assert stored.open("orders") == [ExhaustedSlice("a", NOW + timedelta(hours=4), 6)]
 
 
 @pytest.fixture
@@ -74,25 +76,25 @@ def measured(ours: Repairing) -> Any:
     return alerts._exhausted(alerts.Asked(ours.ledger, unused, unused, STREAM))
 
 
-def test_a_slice_that_fails_again_and_again_is_an_alert_and_stays_given_up(
+def test_a_slice_that_fails_again_and_again_is_an_alert_and_stays_exhausted(
     repairing_: Repairing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = repairing_
     assert not measured(ours).over
     requests, tick = ours.tick()
     assert requests == [([TWO.key], False, "repair")]
-    assert f"1 given up after {repairing.RULES.attempts} runs, look at them: {ONE.key}" in tick.message
+    assert f"1 exhausted after {repairing.RULES.attempts} runs, look at them: {ONE.key}" in tick.message
     alert = measured(ours)
     assert (alert.over, f"highwater retry-slice {ONE.key}" in alert.remedy) == (True, True)
-    assert alert.value.startswith(f"1 slices; {ONE.key} was given up at ")
+    assert alert.value.startswith(f"1 slices; {ONE.key} is exhausted since ")
     monkeypatch.setattr(repairing, "past_runs", lambda *_: [])  # a day later Dagster is asked for none of these runs
     assert ours.tick()[0] == [([TWO.key], False, "repair")]
-    told = explain(ours.ledger, ours.lake, STREAM, ONE.key, None)
-    assert any("was given up at" in line for line in told.lines)
-    assert told.to_plain()["given_up"]["runs"] == repairing.RULES.attempts
-    status = StreamStatus("orders", "orders", 2, 0, "A", given_up=ours.ledger.given_up.open("orders"))
+    reported = explain(ours.ledger, ours.lake, STREAM, ONE.key, None)
+    assert any("is exhausted since" in line for line in reported.lines)
+    assert reported.to_plain()["exhausted_slice"]["runs"] == repairing.RULES.attempts
+    status = StreamStatus("orders", "orders", 2, 0, "A", exhausted_slices=ours.ledger.exhausted_slices.open("orders"))
     assert any(f"highwater retry-slice {ONE.key}" in line for line in status.lines)
-    assert [one["slice"] for one in status.to_plain()["given_up"]] == [ONE.key]
+    assert [one["slice"] for one in status.to_plain()["exhausted_slices"]] == [ONE.key]
 
 
 def test_a_person_lets_it_be_tried_again(repairing_: Repairing, tmp_path: Path) -> None:
@@ -112,20 +114,20 @@ def test_a_person_lets_it_be_tried_again(repairing_: Repairing, tmp_path: Path) 
     assert not measured(ours).over
     asked = [key for keys, _, _ in ours.tick()[0] for key in keys]
     assert asked == [ONE.key, TWO.key]
-    with pytest.raises(ConfigurationError, match="is not given up"):
+    with pytest.raises(ConfigurationError, match="is not exhausted"):
         act(ours.ledger, {"orders": STREAM}, Asked(ONE.key), NOW, print)
     with pytest.raises(ConfigurationError, match="is no slice of payments"):
         act(ours.ledger, {"payments": STREAM}, Asked(ONE.key), NOW, print)
     ours.fail_often(ONE.key)
     ours.tick()
-    assert measured(ours).over, "what fails again is given up anew"
+    assert measured(ours).over, "what fails again is given up again"
 
 
 @pytest.mark.parametrize("during", ["past_runs", "_still_exhausted", "_decide"])
 def test_a_release_during_a_tick_is_not_undone(
     repairing_: Repairing, during: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tick that had begun before gave the slice up anew, and what the person decided was forgotten."""
+    """The tick that had begun before gave the slice up again, and what the person decided was forgotten."""
     ours = repairing_
     ours.tick()
     time.sleep(0.01)
@@ -133,7 +135,7 @@ def test_a_release_during_a_tick_is_not_undone(
 
     def released(*asked: Any) -> Any:
         found = step(*asked)
-        assert ours.ledger.given_up.release(ONE.key, by="ann", because="mended", now=datetime.now(UTC))
+        assert ours.ledger.exhausted_slices.release(ONE.key, by="ann", because="mended", now=datetime.now(UTC))
         return found
 
     with monkeypatch.context() as patched:
@@ -144,7 +146,7 @@ def test_a_release_during_a_tick_is_not_undone(
     assert asked == [ONE.key, TWO.key]
 
 
-def test_a_slice_that_somebody_materialised_is_given_up_no_more(repairing_: Repairing) -> None:
+def test_a_slice_that_somebody_materialised_is_abandoned_no_more(repairing_: Repairing) -> None:
     ours = repairing_
     ours.tick()
     assert measured(ours).over
@@ -154,19 +156,19 @@ def test_a_slice_that_somebody_materialised_is_given_up_no_more(repairing_: Repa
 
 
 @pytest.mark.parametrize(
-    ("text", "given_up"),
+    ("text", "exhausted"),
     [("DependencyAwayError: Spark is away", False), ("UnbalancedError: rows are missing", True)],
     ids=["Spark is away", "the slice's own fault"],
 )
-def test_what_fails_because_spark_is_away_is_not_given_up(
-    repairing_: Repairing, text: str, given_up: bool, monkeypatch: pytest.MonkeyPatch
+def test_what_fails_because_spark_is_away_is_not_abandoned(
+    repairing_: Repairing, text: str, exhausted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = repairing_
     time.sleep(0.01)
     failed_by(ours.instance, {**NAMED, "dagster/partition": ONE.key}, text)
     _, tick = ours.tick()
-    assert measured(ours).over == given_up
-    assert ("waiting for the next attempt" in tick.message) != given_up
+    assert measured(ours).over == exhausted
+    assert ("waiting for the next attempt" in tick.message) != exhausted
 
 
 def test_of_a_run_the_log_is_read_once_while_its_slice_waits(

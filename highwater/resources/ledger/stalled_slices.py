@@ -13,11 +13,11 @@ from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.engine import rows_of
 
-_TABLE = schema.in_vain
+_TABLE = schema.stalled_slices
 
 
 @dataclass(frozen=True)
-class InVain:
+class StalledSlice:
     """A slice that runs leave undone again and again.
 
     Args:
@@ -39,14 +39,14 @@ class InVain:
         )
 
 
-class InVains(LedgerPart):
+class StalledSlices(LedgerPart):
     """The slices of a deployment that are requested on, in vain so far."""
 
-    def open(self, stream: str) -> list[InVain]:
+    def open(self, stream: str) -> list[StalledSlice]:
         """Those of a stream, the longest ago first."""
         query = select(_TABLE).where(_TABLE.c.stream == stream).order_by(_TABLE.c.since, _TABLE.c.slice_key)
         with self._database.reading() as connection:
-            return [InVain(row.slice_key, row.since, row.runs) for row in connection.execute(query)]
+            return [StalledSlice(row.slice_key, row.since, row.runs) for row in connection.execute(query)]
 
     def add(self, stream: str, runs: Mapping[str, int], now: datetime) -> None:
         """Keep slices that so many runs left undone; of one that is known the first time stays."""
