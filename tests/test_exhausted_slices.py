@@ -120,7 +120,7 @@ def test_a_person_lets_it_be_tried_again(repairing_: Repairing, tmp_path: Path) 
         act(ours.ledger, {"payments": STREAM}, Asked(ONE.key), NOW, print)
     ours.fail_often(ONE.key)
     ours.tick()
-    assert measured(ours).over, "what fails again is given up again"
+    assert measured(ours).over, "what fails again is exhausted again"
 
 
 @pytest.mark.parametrize("during", ["past_runs", "_still_exhausted", "_decide"])

@@ -369,7 +369,7 @@ def test_repair_finds_a_reference_table_back_and_forgives_what_failed_without_it
         ours = Repairing(tmp_path, instance, [first])
         prove(ours.lake, [first], "raw")
         ours.fail_often(first.key)
-        assert ours.tick()[0] == [], "given up"
+        assert ours.tick()[0] == [], "exhausted"
         [guard] = lookup_guards(ours.ledger, ours.lake, STREAM)
         for _ in range(FAILURES):
             with pytest.raises(DependencyAwayError), guarded(guard):

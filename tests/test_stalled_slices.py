@@ -150,4 +150,4 @@ def test_slices_that_wait_for_spark_are_one_alert_until_it_is_back(
     failed_by(ours.instance, {**NAMED, "dagster/partition": TWO.key}, "UnbalancedError: rows are missing")
     telling.tick()
     telling.tick()
-    assert sorted(telling.kinds()) == ["alert given up", "alert stalled", "recovery stalled"]
+    assert sorted(telling.kinds()) == ["alert retries exhausted", "alert stalled", "recovery stalled"]
