@@ -87,8 +87,8 @@ def planned_topic_gone(stream: Stream, planned: Planned, absent: TopicAbsentErro
     if topic == stream.topic:
         found += f"; {absent.found}" if absent is not None and absent.found else ""
         remedy = (
-            "see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster, and restore the topic. Recreated it is "
-            f"another topic: create it only if the old one is lost for good, and then {accept} records what is lost"
+            "see that HIGHWATER_KAFKA_BOOTSTRAP names the right cluster, and restore the topic. A recreated topic is "
+            f"another topic: create it only if the old one is lost for good; then {accept} records the loss"
         )
     elif topic in stream.tier_topics:
         remedy = f"restore it; else {accept} recreates it, and shows how what waited there is reprocessed from raw"
