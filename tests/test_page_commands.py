@@ -102,3 +102,12 @@ def test_the_page_of_commands_has_every_command() -> None:
     named = {word for span in spans(text_of("docs/commands.md")) for word in re.findall(r"[a-z][a-z-]+", span)}
 
     assert set(main.commands) - named == set()
+
+
+def test_every_variable_of_a_command_in_the_runbook_is_set_on_the_page_or_by_the_deployment() -> None:
+    text = text_of("docs/runbook.md")
+    blocks = "\n".join(SHELL_BLOCK.findall(text))
+    set_here = set(re.findall(r"^(\w+)=", blocks, re.MULTILINE))
+    used = set(re.findall(r"\$\{?(\w+)", blocks))
+
+    assert {name for name in used - set_here if not name.startswith("HIGHWATER_")} == {"USER"}
