@@ -420,12 +420,11 @@ def test_a_check_names_its_page_in_dagster() -> None:
     assert lacking == set()
 
 
-def test_a_page_of_a_check_says_what_it_means_and_what_a_red_one_asks_for() -> None:
+def test_a_page_of_a_check_says_what_it_proves_when_it_fails_and_what_to_do() -> None:
     for name, (table, _) in checks_by_name().items():
         page = f"docs/checks/{name}.md"
         assert text_of(page).startswith(f"# {name}\n\nA check on `{table}`. ")
-        assert section(page, "What it means").strip()
-        assert section(page, "What a red one asks for").strip()
+        assert all(section(page, title).strip() for title in ("What it proves", "When it fails", "What to do"))
 
 
 def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:

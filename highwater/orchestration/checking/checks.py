@@ -238,7 +238,7 @@ def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
                 name,
                 asset=table_key(stream, checks.table),
                 additional_deps=[table_key(stream, needed) for needed in checks.needs],
-                description=f"{checks.what[name]} What a red one asks for: {page_of(name)}",
+                description=f"{checks.what[name]} If it fails: {page_of(name)}",
                 metadata={"page": link_to(name)},
                 # Dagster then takes what is downstream of the table only after this check, in runs that have both.
                 blocking=stream.severity(name) is Severity.BLOCK,
