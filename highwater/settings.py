@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -41,6 +42,13 @@ LOG_FORMATS = (DEFAULT_LOG_FORMAT, "json")
 # The values of properties.
 Plain = str | int | bool
 
+# Where streams are beside a project's workspace.yaml; the first folder that exists is used.
+STREAMS_FOLDERS = ("streams", "assets/streams")
+# What marks a project, the last two one that `dg` made.
+_MARKS = ("workspace.yaml", "dg.toml", "pyproject.toml")
+# The project that this package is part of, if it runs from a checkout: it is the last to be found.
+CHECKOUT = Path(__file__).resolve().parent.parent
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -72,7 +80,7 @@ class Settings:
                 plain values, `HIGHWATER_SCHEMA_REGISTRY_URL` is not an HTTP address, `HIGHWATER_OPERATORS` has no name,
                 or a file that holds one of the `SECRETS` cannot be used.
         """
-        home = Path(environment.get(HOME) or ".highwater").absolute()
+        home = home_folder(environment)
         return cls(
             home=home,
             lake=_absolute(environment.get(LAKE) or str(home / "lake")),
@@ -87,6 +95,39 @@ class Settings:
             catalog=parse_catalog(environment.get(CATALOG) or ""),
             operators=parse_operators(environment.get(OPERATORS) or ""),
         )
+
+
+def home_folder(environment: Mapping[str, str], start: Path | None = None) -> Path:
+    """The folder of local state: `HIGHWATER_HOME`, else `.highwater` in the project, whichever folder of it one is in.
+
+    Args:
+        environment: the process's environment variables. `HIGHWATER_STREAMS` names a folder of the project; without it
+            the project is the nearest one from the start upwards, as in `streams_folder`.
+        start: where the project is looked for; the working folder if None.
+    """
+    here = (start or Path.cwd()).absolute()
+    if given := environment.get(HOME):
+        return here / given
+    if streams := environment.get(STREAMS_FOLDER):
+        folder = here / streams
+        marked = (one for one in folder.parents if any((one / mark).is_file() for mark in _MARKS))
+        project = next(marked, folder.parent)
+    else:
+        above = (here, *here.parents)
+        bare = filter(_has_workspace, above)
+        project = next(chain(projects(*above), bare, projects(CHECKOUT), [here]))
+    return project / ".highwater"
+
+
+def projects(*folders: Path) -> Iterator[Path]:
+    """Those of the folders that have a `workspace.yaml` and streams."""
+    for folder in folders:
+        if _has_workspace(folder) and any((folder / one).is_dir() for one in STREAMS_FOLDERS):
+            yield folder
+
+
+def _has_workspace(folder: Path) -> bool:
+    return (folder / "workspace.yaml").is_file()
 
 
 def secret(environment: Mapping[str, str], name: str) -> str:

@@ -12,13 +12,8 @@ from pathlib import Path
 
 from highwater.declaration import Stream
 from highwater.errors import ConfigurationError, DeclarationError
-from highwater.settings import STREAMS_FOLDER
+from highwater.settings import CHECKOUT, STREAMS_FOLDER, STREAMS_FOLDERS, projects
 from highwater.stream_yaml import FILE, load_yaml
-
-# Where a project has its streams folder, beside its workspace.yaml; the first that exists is used.
-FOLDERS = ("streams", "assets/streams")
-# The project that this package is part of, if it runs from a checkout: its streams are the last to be found.
-CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def streams_folder(environment: Mapping[str, str] = os.environ, start: Path | None = None) -> Path:
@@ -43,11 +38,8 @@ def streams_folder(environment: Mapping[str, str] = os.environ, start: Path | No
             remedy="set it to the folder with the files of the streams",
         )
     here = (start or Path.cwd()).absolute()
-    for project in (here, *here.parents, CHECKOUT):
-        if (project / "workspace.yaml").is_file():
-            for folder in FOLDERS:
-                if (project / folder).is_dir():
-                    return project / folder
+    for project in projects(here, *here.parents, CHECKOUT):
+        return next(project / one for one in STREAMS_FOLDERS if (project / one).is_dir())
     raise ConfigurationError(
         f"no streams folder in {here} or above",
         remedy=f"run the command in a project (highwater init makes one), or set {STREAMS_FOLDER}",

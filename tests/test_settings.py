@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from highwater.errors import ConfigurationError
-from highwater.settings import SECRETS, Settings, secret
+from highwater.settings import CHECKOUT, SECRETS, Settings, home_folder, secret
+from highwater.stream_files import streams_folder
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,42 @@ from highwater.settings import SECRETS, Settings, secret
 def test_a_lake_lies_at_one_place_for_every_process(named: str, root: str) -> None:
     """Spark takes a table by its path only where that is absolute."""
     assert Settings.from_environment({"HIGHWATER_LAKE": named}).lake == root
+
+
+@pytest.mark.parametrize("below", ["", "streams", "src/deep"])
+def test_the_home_is_the_projects_from_any_folder_of_it(below: str, tmp_path: Path) -> None:
+    """A command in a folder below the project began another, empty ledger."""
+    (tmp_path / "src" / "deep").mkdir(parents=True)
+    (tmp_path / "streams").mkdir()
+    (tmp_path / "workspace.yaml").write_text("")
+    # A folder on the way, with a workspace of another kind, and without streams.
+    (tmp_path / "src" / "workspace.yaml").write_text("")
+    assert home_folder({}, tmp_path / below) == tmp_path / ".highwater"
+    assert streams_folder({}, tmp_path / below) == tmp_path / "streams"
+
+
+def test_the_home_follows_the_streams_that_are_named(tmp_path: Path) -> None:
+    code = tmp_path / "project" / "src" / "shop"
+    (code / "defs").mkdir(parents=True)
+    named = {"HIGHWATER_STREAMS": str(code / "defs")}
+    assert home_folder(named, tmp_path) == code / ".highwater", "beside the streams"
+    (tmp_path / "project" / "pyproject.toml").write_text("")
+    assert home_folder(named, tmp_path) == tmp_path / "project" / ".highwater", "in the project of dg"
+    assert home_folder({**named, "HIGHWATER_HOME": "given"}, tmp_path) == tmp_path / "given"
+
+
+def test_the_home_is_beside_a_workspace_whose_streams_are_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "workspace.yaml").write_text("")
+    assert home_folder({}, tmp_path / "src") == tmp_path / ".highwater"
+
+
+def test_the_home_is_below_the_working_folder_where_no_project_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert home_folder({}, tmp_path) == CHECKOUT / ".highwater", "whose streams are found from there"
+    monkeypatch.setattr("highwater.settings.CHECKOUT", tmp_path / "site-packages")
+    assert home_folder({}, tmp_path) == tmp_path / ".highwater"
 
 
 @pytest.mark.parametrize("url", ["http://user:pa/ss@host:8081", "https://user:pa#ss@host", "http://[bad", "http://h:x"])
