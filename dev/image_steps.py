@@ -29,6 +29,12 @@ SYSTEM = ("apt-get", "useradd")
 FOLDERS = ("/var/lib/highwater", "/opt/dagster")
 _PATHS = re.compile(r"(?<![\w./-])/(?=(?:src|opt/highwater|opt/project|opt/dagster|var/lib/highwater)\b)")
 PORT = "4266"
+VENV = "/opt/highwater/venv"
+JARS = "/opt/highwater/jars/spark"
+# What an installation of this project itself leaves among the packages.
+OWN = ("highwater", "__editable__")
+# Those that the image's commands start.
+PROGRAMS = ("dagster",)
 STEP_SECONDS = 1800
 HEALTHY_SECONDS = 120
 
@@ -68,10 +74,15 @@ class Image:
 
     Args:
         root: an empty folder, or one that does not exist.
+        packages: a virtual environment with the locked packages, which are linked instead of downloaded; None to do
+            what the steps say.
+        jars: the jars of Spark, which are copied instead of downloaded; None to do what the steps say.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, packages: Path | None = None, jars: Path | None = None) -> None:
         self.root = root
+        self.packages = packages
+        self.jars = jars
         self.folder = root
         self.environment = {"PATH": f"{root / 'bin'}{os.pathsep}/usr/bin:/bin", "HOME": str(root)}
         self.command: list[str] = []
@@ -87,6 +98,8 @@ class Image:
         (self.root / "bin" / "python").symlink_to(Path(sys.base_prefix) / "bin" / "python3.11")
         for folder in FOLDERS:
             Path(below(folder, self.root)).mkdir(parents=True)
+        if self.jars is not None:
+            shutil.copytree(self.jars, Path(below(JARS, self.root)))
         for step in steps:
             print(f"{step.name} {step.text}", flush=True)
             if not step.is_system:
@@ -95,6 +108,8 @@ class Image:
     def _carry_out(self, step: Instruction) -> None:
         text = below(step.text, self.root)
         match step.name:
+            case "RUN" if "--require-hashes" in text and self.packages is not None:
+                self._link(self.packages)
             case "RUN":
                 run = ["/bin/sh", "-ec", text]
                 subprocess.run(run, check=True, env=self.environment, cwd=self.folder, timeout=STEP_SECONDS)
@@ -112,6 +127,34 @@ class Image:
                 self.health = json.loads(text.partition("CMD ")[2])
             case _:
                 pass  # FROM, USER and EXPOSE change no file
+
+    def _link(self, packages: Path) -> None:
+        """Give the environment of the tree all packages of another one, but for this project's own."""
+        python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        venv, links = Path(below(VENV, self.root)), self.root / "packages"
+        links.mkdir(exist_ok=True)
+        for found in (packages / "lib" / python / "site-packages").iterdir():
+            link = links / found.name
+            if not (found.name.startswith(OWN) or link.exists()):
+                link.symlink_to(found)
+        (venv / "lib" / python / "site-packages" / "linked.pth").write_text(f"{links}\n")
+        for program in PROGRAMS:
+            _, _, rest = (packages / "bin" / program).read_text().partition("\n")
+            (venv / "bin" / program).write_text(f"#!{venv / 'bin' / 'python'}\n{rest}")
+            (venv / "bin" / program).chmod(0o755)
+
+    def call(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Carry out a program of the image, and return what it printed."""
+        command = [self._program(words), *words[1:]]
+        return subprocess.run(
+            command,
+            env={**self.environment, **variables},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=HEALTHY_SECONDS,
+            check=False,
+        )
 
     def _copy(self, sources: Sequence[str], target: str) -> None:
         for source, into in self._places(sources, target):

@@ -21,7 +21,9 @@ from dev import paths
 from dev.image_steps import Image, below, instructions
 from dev.object_store import ObjectStore
 from dev.paths import REPOSITORY
+from dev.processes import free_port
 from highwater import settings
+from highwater.resources.object_store import LOG_STORE_JAR
 from highwater.resources.spark import STATIC_CONF
 
 DEPLOY = REPOSITORY / "deploy"
@@ -288,6 +290,28 @@ def test_the_image_is_healthy_without_an_engine(tmp_path: Path) -> None:
     """Downloads what the image does: four minutes."""
     image = Image(tmp_path / "tree")
     image.build(instructions(DOCKERFILE))
+    image.ensure_healthy()
+
+
+@pytest.mark.slow
+def test_the_image_of_linked_packages_answers(tmp_path: Path) -> None:
+    """Every step, but the packages and jars are those of this checkout: half a minute, without a network."""
+    image = Image(tmp_path / "tree", packages=Path(sys.prefix), jars=paths.TOOLS / "jars" / "spark")
+    image.build(instructions(DOCKERFILE))
+    assert image.call("highwater", "--version").stdout == "highwater, version 0.1.0\n"
+    where = "import highwater; print(highwater.__file__)"
+    assert image.call("python", "-c", where).stdout.startswith(str(tmp_path))
+    assert (tmp_path / "tree/opt/highwater/jars/spark" / LOG_STORE_JAR.name).is_file()
+    assert os.access(tmp_path / "tree/opt/highwater/entrypoint.sh", os.X_OK)
+
+    away = {"HIGHWATER_KAFKA_BOOTSTRAP": f"127.0.0.1:{free_port()}", "DAGSTER_HOME": ""}
+    found = {
+        one["tried"]: one["state"] for one in json.loads(image.call("highwater", "doctor", "--json", **away).stdout)
+    }
+    assert {name: found[name] for name in ("declarations", "ledger", "lake", "Spark", "Kafka", "Dagster")} == {
+        **dict.fromkeys(("declarations", "ledger", "lake", "Spark"), "ok"),
+        **dict.fromkeys(("Kafka", "Dagster"), "failed"),
+    }
     image.ensure_healthy()
 
 
