@@ -23,6 +23,7 @@ from dev.object_store import ObjectStore
 from dev.paths import REPOSITORY
 from dev.processes import free_port
 from highwater import settings
+from highwater.resources import jars
 from highwater.resources.object_store import LOG_STORE_JAR
 from highwater.resources.spark import STATIC_CONF
 
@@ -74,6 +75,20 @@ def test_every_variable_of_a_page_is_known_and_used(page: Path) -> None:
     used = (DEPLOY / "compose.yaml").read_text() + tests
     by_constant = {name for name, constant in constants().items() if f".{constant}," in tests}
     assert {name for name in named - by_constant if name not in used} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_of_this_repository_that_a_page_names_is_there(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w./-])(?:deploy|highwater|dev|tests)/[\w./-]*\.\w+", page.read_text()))
+    # The reader makes deploy/.env.
+    assert {name for name in named if not (REPOSITORY / name).exists()} <= {"deploy/.env"}
+
+
+def test_the_pages_name_the_jars_of_the_lock() -> None:
+    locked = {str(module) for modules in jars.read_lock(jars.LOCK.read_text()).values() for module in modules}
+    named = {name for page in PAGES for name in re.findall(r"`([a-z.]+:hadoop-[a-z-]+:[\d.]+)`", page.read_text())}
+    assert named
+    assert named <= locked
 
 
 def test_the_compose_file_sets_every_setting() -> None:
@@ -169,14 +184,14 @@ def test_the_image_starts_an_executor_where_spark_asks_for_one(tmp_path: Path) -
         capture_output=True,
         text=True,
     ).stdout.splitlines()
-    jars = Path(pyspark.__file__).parent / "jars"
+    of_spark = Path(pyspark.__file__).parent / "jars"
     assert said == [
         "-Da=1",
         "-Db=two words",
         "-Xms1024m",
         "-Xmx1024m",
         "-cp",
-        f"/opt/spark/conf:{jars}/*:/opt/highwater/jars/spark/*",
+        f"/opt/spark/conf:{of_spark}/*:/opt/highwater/jars/spark/*",
         "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
         *("--driver-url", "spark://driver@host:1", "--executor-id", "7", "--cores", "2", "--app-id", "app"),
         *("--hostname", "10.0.0.1", "--resourceProfileId", "0", "--podName", "pod"),
