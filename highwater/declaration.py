@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Literal
 
 from highwater.declaration_parts import (
@@ -209,7 +210,7 @@ class Stream:
             return frozenset()
         return frozenset(name for name in self.version_fields if self.field_named(name).type != "timestamp")
 
-    @property
+    @cached_property
     def required_fields(self) -> frozenset[str]:
         """The names of the fields that are key, version or event time, which no event lacks."""
         return frozenset({*self.key, *self.version_fields, *([self.event_time] if self.event_time else [])})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from enum import Enum
 from fractions import Fraction
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
@@ -111,7 +112,7 @@ class Field:
         """The fields inside of it: an element, a map's value, or a struct's members."""
         return self.of if isinstance(self.of, tuple) else (self.of,)
 
-    @property
+    @cached_property
     def sources(self) -> tuple[Key | Header | Meta | Reference | Rest | tuple[str, ...], ...]:
         """Where the value is taken from, the first that is there; a path into the value as its names."""
         if self.source is None:
@@ -124,7 +125,7 @@ class Field:
         """The column of the lookup's table that the value is taken from; None of other fields."""
         return self.source.column if isinstance(self.source, Reference) else None
 
-    @property
+    @cached_property
     def is_read(self) -> bool:
         """Whether the value comes from the record: neither from an expression nor from the lookup's table."""
         return self.expression is None and self.reference is None

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal, localcontext
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -103,6 +102,8 @@ def document_of(value: bytes) -> Any:
 
 def number_of(text: str) -> Decimal | Beyond:
     """A number of JSON exactly as it is written."""
+    if "e" not in text and "E" not in text:
+        return Decimal(text)
     exponent = text.lower().partition("e")[2].lstrip("+-").lstrip("0")
     return Beyond(text) if len(exponent) > 3 or int(exponent or 0) > _MOST_EXPONENT else Decimal(text)
 
@@ -382,8 +383,9 @@ def _micros(field: Field, found: Any) -> tuple[int, bool]:
     number = _decimal(field, found)
     if number and (number.adjusted() > _MOST_PLACES or number.adjusted() < -_MOST_PLACES):
         raise MisfitError(f"it is no plausible number of {field.unit}")
-    exact = Fraction(number) * UNITS[field.unit]
-    return math.floor(exact), exact.denominator == 1
+    whole, parts = number.as_integer_ratio()
+    whole, parts = whole * UNITS[field.unit].numerator, parts * UNITS[field.unit].denominator
+    return whole // parts, whole % parts == 0
 
 
 def _day(field: Field, found: Any) -> date:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 # A name between dots, or any text in brackets: `after.id`, `after["user.id"]`.
@@ -74,6 +75,8 @@ class Reference:
 Source = str | Key | Header | Meta | Reference | Rest
 
 
+# A stream has some tens of paths, which are asked for with each record.
+@lru_cache(maxsize=10_000)
 def steps(path: str) -> tuple[str, ...]:
     """The names of a path, outermost first.
 
