@@ -24,7 +24,7 @@ from dev.paths import REPOSITORY
 from dev.processes import free_port
 from highwater import settings
 from highwater.resources import jars
-from highwater.resources.object_store import LOG_STORE_JAR
+from highwater.resources.object_store import LOG_STORE_JAR, s3a_conf
 from highwater.resources.spark import STATIC_CONF
 
 DEPLOY = REPOSITORY / "deploy"
@@ -191,7 +191,7 @@ def test_the_image_starts_an_executor_where_spark_asks_for_one(tmp_path: Path) -
         "-Xms1024m",
         "-Xmx1024m",
         "-cp",
-        f"/opt/spark/conf:{of_spark}/*:/opt/highwater/jars/spark/*",
+        f"/opt/spark/conf:/opt/highwater/jars/spark/*:{of_spark}/*",
         "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
         *("--driver-url", "spark://driver@host:1", "--executor-id", "7", "--cores", "2", "--app-id", "app"),
         *("--hostname", "10.0.0.1", "--resourceProfileId", "0", "--podName", "pod"),
@@ -338,7 +338,8 @@ def test_a_step_that_fails_ends_the_script(tmp_path: Path) -> None:
 def test_the_spark_of_the_image_has_what_cannot_be_set_later() -> None:
     lines = (DEPLOY / "spark-defaults.conf").read_text().splitlines()
     given = dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
-    assert {name: given.get(name) for name in STATIC_CONF} == dict(STATIC_CONF)
+    fixed = {**STATIC_CONF, **s3a_conf({})}
+    assert {name: given.get(name) for name in fixed} == fixed
     assert given["spark.driver.extraClassPath"].startswith("/opt/highwater/jars/spark/*")
     assert given["spark.executor.extraClassPath"] == given["spark.driver.extraClassPath"]
 
