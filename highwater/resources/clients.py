@@ -41,7 +41,7 @@ def opened(
     Raises:
         ConfigurationError: librdkafka does not take them, or their login needs a package that is not installed.
             librdkafka's own error is left behind: the text may repeat a value.
-        DependencyAwayError: no token for the login could be had.
+        DependencyAwayError: no token for the login was issued.
     """
     from confluent_kafka import KafkaException
 

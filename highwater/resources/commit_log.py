@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 TABLE = "_commits"
 APP = "highwater"
-# With so many small files of a table's records, a look at all slices takes 0.1 s.
+# With this many small files of records, a look at all slices takes 0.1 s.
 MOST_FILES = 100
 # Each try takes some 50 ms; some ten writers of one stream's tables add to `_commits` at once at the most.
 TRIES = 50
@@ -528,7 +528,7 @@ def replace_slices(
         partitions: the values of `slice` that are replaced.
         proofs: one for each slice that the commit holds.
         run: the Dagster run.
-        unlike: columns of which hardly two rows are alike.
+        unlike: columns with hardly two equal rows.
 
     Returns:
         The version of the table after the commit.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Brokers hear of a new topic one after another, within a second as a rule.
 HEARD_SECONDS = 10.0
 LOOK_EVERY = 0.1
-# Stands for the ID of a topic that is still to be made; no ID has a blank.
+# The ID of a topic that is still to be made; no real ID has a blank.
 TO_BE_MADE = "one that is given when it is made"
 
 

@@ -1,8 +1,8 @@
 """How the delivery of a record can end, and what each of Kafka's errors says of it.
 
-`KafkaError.retriable()` cannot tell temporary from permanent: it is false for NOT_ENOUGH_REPLICAS, LEADER_NOT_AVAILABLE
-and `_MSG_TIMED_OUT`. Sources: Kafka's protocol guide (error codes), librdkafka's rdkafka.h and INTRODUCTION.md, and
-rd_kafka_err_action and rd_kafka_handle_Produce_error in its rdkafka_request.c.
+`KafkaError.retriable()` does not separate temporary from permanent errors: it is false for NOT_ENOUGH_REPLICAS,
+LEADER_NOT_AVAILABLE and `_MSG_TIMED_OUT`. Sources: Kafka's protocol guide (error codes), librdkafka's rdkafka.h and
+INTRODUCTION.md, and rd_kafka_err_action and rd_kafka_handle_Produce_error in its rdkafka_request.c.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Kind(Enum):
     LOCAL = "local"
     """The client refused the record before it was sent."""
     PERMANENT = "permanent"
-    """The broker refused it, or the producer, and would again until a person mends the cause."""
+    """The broker or the producer refused it, and will again until a person fixes the cause."""
     TEMPORARY = "temporary"
     """Waiting helps; librdkafka tries again by itself until the delivery times out."""
     FATAL = "fatal"
@@ -78,18 +78,18 @@ KINDS: Mapping[Kind, frozenset[str]] = MappingProxyType(
 )
 
 
-# A report tells of the last attempt alone. These refusals each attempt meets: they lie in the record, in its request or
+# A report is about the last attempt alone. Each attempt meets these refusals: they lie in the record, in its request or
 # in the topic's name. Another may come after an attempt that was written and whose answer was lost: a permission was
-# taken away meanwhile, or the record grew too old for its topic. `_AUTHENTICATION` ends requests that are under way,
-# when the client has to log in again. And one answer of a broker that wrongly lacks a topic or a partition ends all
-# that is queued for it, what goes back there without an answer included (rd_kafka_topic_set_notexists, and
+# revoked meanwhile, or the record grew too old for its topic. `_AUTHENTICATION` ends requests that are under way, when
+# the client has to log in again. And one answer of a broker that wrongly lacks a topic or a partition ends all records
+# queued for it, including those that return to the queue without an answer (rd_kafka_topic_set_notexists, and
 # RD_KAFKA_OP_PARTITION_LEAVE in rdkafka_broker.c).
 _ABSENT = frozenset({"_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART"})
 _SURE = KINDS[Kind.LOCAL] - _ABSENT | frozenset(
     {"INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_REQUIRED_ACKS", "RECORD_LIST_TOO_LARGE"}
     | {"TOPIC_EXCEPTION", "UNSUPPORTED_COMPRESSION_TYPE", "UNSUPPORTED_FOR_MESSAGE_FORMAT"}
 )
-# Our own words for a record that the client never got, and for one that it never told of.
+# Our own words for a record that the client never got, and for one that it never reported.
 NOT_SENT, UNREPORTED = "NOT_SENT", "NEVER_TOLD"
 
 

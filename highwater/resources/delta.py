@@ -277,7 +277,7 @@ def stream_batches(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[pa.Re
 def _unreadable(paths: Sequence[str], error: Exception) -> DependencyAwayError:
     """The error for tables that could not be read. The lake is away only if it does not answer for one of them at all.
 
-    What is wrong with one table alone, such as a file of it that is gone, must not open the lake's breaker for all.
+    A fault of one table alone, such as a missing file, must not open the lake's breaker for all.
     """
     for path in paths:
         try:

@@ -73,7 +73,7 @@ def ensure(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) -> dict[st
         DependencyAwayError: no broker answered in time.
     """
     main = _shape(kafka, stream.topic)
-    # Who owns a foreign topic may let it grow: that must not stop what is rejected of the main topic.
+    # The owner of a foreign topic may let it grow: that must not stop the rejects of the main topic.
     wanted = _wanted(stream, main)
     rooms = _rooms(kafka, wanted, _grown(kafka, stream, main, wanted))
     _ensure_none_gone(kafka, wanted.keys() - rooms.keys(), gone)
@@ -322,9 +322,9 @@ def _there(kafka: Kafka, topics: Iterable[str]) -> dict[str, Shape]:
 def _like(main: Shape, retention_ms: int, largest: int) -> Shape:
     """As many partitions as the main topic, so that a key keeps its order; as safe as the main topic.
 
-    With room for the largest record of what is read, the topics of other systems included, and its envelope.
+    With room for the largest source record, including topics of other systems, and its envelope.
 
-    The broker's own clock stamps the records: so the timestamps of a partition never fall, and what is due is one
+    The broker's own clock stamps the records: so the timestamps of a partition never fall, and the due records are one
     range of offsets.
     """
     return Shape(
@@ -393,7 +393,7 @@ def _ensure_no_drift(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> N
 
 
 def _raise_together(drifts: Sequence[TopicDriftError]) -> None:
-    """One error with every drift, so that a person mends all of them at once; none without any."""
+    """One error with every drift, so that a person fixes all of them at once; None without any."""
     if len(drifts) == 1:
         raise drifts[0]
     if drifts:
@@ -406,7 +406,7 @@ def _raise_together(drifts: Sequence[TopicDriftError]) -> None:
 
 
 def _drifts(kafka: Kafka, topic: str, wanted: Shape, found: Shape) -> Iterator[TopicDriftError]:
-    """What is wrong with a topic; its number of partitions is another matter (`add_partitions`)."""
+    """The faults of a topic, except its number of partitions (`add_partitions`)."""
     if found.replicas < wanted.replicas:
         yield _drift(
             topic,

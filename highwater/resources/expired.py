@@ -30,7 +30,7 @@ def expired_slices(kafka: Kafka, topic: str, unread: Iterable[Slice]) -> list[Ex
     Args:
         kafka: is looked at.
         topic: the slices' topic.
-        unread: slices that were never read, without what is recorded as lost of them already.
+        unread: slices that were never read, without offsets that are recorded as lost.
 
     Raises:
         TopicAbsentError: there is no such topic.

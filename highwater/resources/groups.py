@@ -101,7 +101,7 @@ def ensure_no_member(kafka: Kafka, name: str) -> Group:
 
 
 def held(kafka: Kafka, name: str, places: Collection[Place]) -> dict[Place, Held]:
-    """What a group holds of these partitions; those of which it holds nothing are left out.
+    """The offsets of a group for these partitions; partitions without an offset are left out.
 
     Raises:
         DependencyAwayError: its coordinator did not answer in time.

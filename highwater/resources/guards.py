@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Three looks at a broker that is away are half a minute of one planner's ticks.
 FAILURES = 3
-# Ticks come every ten seconds, so what is back is noticed 70 seconds later at the most.
+# Ticks come every ten seconds, so a recovery is noticed at most 70 seconds later.
 COOL_DOWN = timedelta(seconds=60)
 
 

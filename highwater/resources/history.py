@@ -22,7 +22,7 @@ MOST_BACK = 4096
 _STEP = 16
 # A sensor's tick shall end within seconds: longer than this no answer is waited for.
 LOOK_SECONDS = 3.0
-# After an election of many leaders so many partitions are compared together, and so long at the most in one tick.
+# Limits for one tick after an election of many leaders: partitions compared together, and their time.
 PARTITIONS_A_LOOK = 100
 COMPARE_SECONDS = 15.0
 
@@ -32,7 +32,7 @@ def fingerprints(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) ->
     try:
         found = _last_records(kafka, topic, ranges)
     except HighwaterError:
-        return {}  # the epoch tells as well; the next plan has a fingerprint again
+        return {}  # the epoch shows it as well; the next plan has a fingerprint again
     return {p: Fingerprint(seen.offset, seen.digest) for p, seen in found.items()}
 
 
@@ -79,17 +79,18 @@ def compare(
 
 
 def parted(kafka: Kafka, topic: str, partition: int, sound: OffsetRange, marks: Iterable[Fingerprint]) -> int:
-    """Where a log parts from what was planned, as older plans tell it.
+    """Where a log parts from the plan, as older plans show it.
 
-    After two elections that were not clean, records may stand below the place that epochs tell which no plan has seen:
-    they are older than the plan that was held against them. Behind the newest mark that agrees, none is missed; what
-    is there and was read before comes a second time, in the new generation.
+    After two unclean elections, records may exist below the place that epochs show which no plan has seen: they are
+    older
+    than the plan that was compared. Behind the newest matching mark, none is missed; records that exist and were read
+    before come a second time, in the new generation.
 
     Args:
         kafka: is read.
         topic: the topic.
         partition: one of its partitions.
-        sound: what it holds up to where epochs tell that it parts.
+        sound: the matching part of the log, up to where epochs show that it parts.
         marks: of its plans, the newest first.
 
     Raises:
@@ -104,7 +105,7 @@ def parted(kafka: Kafka, topic: str, partition: int, sound: OffsetRange, marks: 
         at = {partition: OffsetRange(mark.offset, mark.offset + 1)}
         message = next(kafka.read(topic, at, seconds=LOOK_SECONDS), None)
         if message is None:
-            continue  # compaction took it, which tells nothing
+            continue  # compaction removed it, which shows nothing
         if _seen(message).digest == mark.digest:
             return found if found == sound.end else mark.offset + 1
         found = mark.offset

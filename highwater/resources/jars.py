@@ -50,7 +50,7 @@ class Module:
         group: the publisher.
         artifact: the name.
         version: the version.
-        classifier: tells apart several files of one version; empty for the main one.
+        classifier: distinguishes several files of one version; empty for the main one.
         type: `jar` or `tar.gz`.
     """
 
@@ -255,7 +255,7 @@ def resolve(modules: Iterable[Module], work: Path, cache: Path, *, transitive: b
     Args:
         modules: what to get.
         work: an empty folder.
-        cache: Ivy's; what is there is not downloaded again.
+        cache: Ivy's cache; jars in it are not downloaded again.
         transitive: whether what the modules depend on is wanted too.
 
     Returns:
@@ -272,7 +272,7 @@ def resolve(modules: Iterable[Module], work: Path, cache: Path, *, transitive: b
 
 
 def _named(retrieved: Path, into: Path) -> Iterator[tuple[Module, Path]]:
-    # Ivy tells the coordinates by the pattern of `_ivy_command`; files are put down under the names that people know.
+    # The pattern of `_ivy_command` encodes the coordinates; files get the names that people know.
     for file in [file for file in retrieved.rglob("*") if file.is_file()]:
         group, artifact, version = file.relative_to(retrieved).parent.parts
         classifier, _, type_ = file.name.removeprefix("file").removeprefix("-").partition(".")
@@ -372,6 +372,6 @@ def progress(line: str) -> str | None:
 
 
 def troubles(lines: Sequence[str]) -> list[str]:
-    """What of Ivy's output tells why it failed: warnings and errors, the last 20."""
+    """The lines of Ivy's output that show why it failed: warnings and errors, the last 20."""
     telling = [line.strip() for line in lines if re.search(r"UNRESOLVED|FAILED|Exception|ERROR|WARN|not found", line)]
     return (telling or list(lines))[-20:]

@@ -341,7 +341,7 @@ class Kafka:
         Raises:
             OffsetsExpiredError: a range starts before the log does, or behind its end.
             ConfigurationError: the configuration is refused.
-            DependencyAwayError: nothing came for so many seconds; a transaction that is open in a range ends so too.
+            DependencyAwayError: nothing came for this many seconds; a transaction that is open in a range ends so too.
         """
         from confluent_kafka import TopicPartition
 

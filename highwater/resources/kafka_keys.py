@@ -104,7 +104,7 @@ def _converted(name: str, text: str, password: str | None) -> str:
 
 
 def _key_alone(text: str) -> bytes:
-    """The block of the key: certificates may stand before it."""
+    """The block of the key: certificates may precede it."""
     found = _KEY_HEADER.search(text)
     return text[found.start() if found else 0 :].encode()
 

@@ -183,7 +183,7 @@ def librdkafka_login(properties: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigurationError: a package is missing for the mechanism, or the region of its tokens is unknown.
-        DependencyAwayError: no token could be had.
+        DependencyAwayError: no token was issued.
     """
     named = mechanism_of(properties)
     if named == MSK_IAM:

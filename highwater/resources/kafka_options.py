@@ -72,7 +72,7 @@ _RENAMED: Mapping[str, str] = MappingProxyType(
         "ssl.ca.pem": "ssl.truststore.certificates",
     }
 )
-# Where 0 here is -1 there: never to close what is idle, and the system's own size of a buffer.
+# Where 0 here is -1 there: never close idle connections, and the system's own size of a buffer.
 _ZERO_IS_OFF = frozenset({"connections.max.idle.ms", "socket.receive.buffer.bytes", "socket.send.buffer.bytes"})
 # Properties that say how librdkafka works inside; the Java client has its own ways and needs no equal.
 _OURS_ALONE = frozenset(

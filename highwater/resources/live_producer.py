@@ -52,7 +52,7 @@ def live_producer(name: str, properties: Mapping[str, str]) -> ProducerFacts:
     debug = ",".join(filter(None, (properties.get("debug"), "conf")))
     client = opened(Producer, {**properties, "debug": debug}, name=name, logger=log)
     deadline = time.monotonic() + LOG_SECONDS
-    # The lines come in one piece, from the queue that is polled; the round after the last section brings its rest.
+    # The lines come together, from the queue that is polled; the round after the last section brings its rest.
     while not lines.complete and time.monotonic() < deadline:
         client.poll(_STEP_SECONDS)
     client.poll(_STEP_SECONDS)

@@ -152,7 +152,7 @@ def commit_slices(
 
     Raises:
         SupersededAttemptError: another writer was first, or closed the intent; nothing was written.
-        DependencyAwayError: Spark, the ledger or the lake is away. The intent stays, for whoever comes next.
+        DependencyAwayError: Spark, the ledger or the lake is away. The intent stays for the next run.
     """
     batch, number = uuid.uuid4().hex, held.number + 1
     records = [replace(one, batch=batch, run=run) for one in records]
@@ -171,7 +171,7 @@ def commit_slices(
             found=f"batch {batch} is not in the table's log",
             remedy="nothing: the slices are looked at again",
         )
-    # The commit stands; without its records the intent stays, and the next run completes them.
+    # The commit is done; without its records the intent stays, and the next run completes them.
     with suppress(SupersededAttemptError):
         _complete(target, opened, _counted(opened, [replace(one, version=version) for one in records]), {})
         target.ledger.intents.remove(batch)

@@ -1,8 +1,9 @@
 """An outbox: records are stored first, sent then, and ticked when every in-sync replica has them.
 
-A process that is killed leaves records whose end nobody knows. They are not sent again blindly: each has a header with
-the name of its outbox and its number there, so the topic is read from where the outbox began to send, and what stands
-there is ticked. Where the topic forgets, what does not be there may have: that is kept back, and a person decides.
+A killed process leaves records with an unknown end. They are not sent again blindly: each has a header with the name
+of its outbox and its number there. So the topic is read from where the outbox began to send, and every record found
+there is ticked. Where the topic has lost records, a missing one may have been sent: it is withheld, and a person
+decides.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 ID_HEADER = "highwater.outbox.id"
 # `<name of the outbox>:<number of the record>`: no other record ever has the same.
 ORIGIN_HEADER = "highwater.outbox"
-# So many ticks are written together; a crash between costs nothing, the topic tells.
+# The number of ticks written together; a crash between costs nothing, since the topic shows them.
 TICKS = 500
-# So many records are held in memory at once.
+# The number of records held in memory at once.
 PORTION = 1_000
 
 _SCHEMA = """
@@ -99,7 +100,7 @@ class Outbox:
             )
 
     def waiting(self) -> list[tuple[str, Record]]:
-        """What is not ticked, in the order of storing."""
+        """The records without a tick, in the order of storing."""
         return [(record_id, record) for portion in self._behind(0) for _, record_id, record in portion]
 
     def _behind(self, number: int) -> Iterator[list[tuple[int, str, Record]]]:
@@ -181,7 +182,7 @@ class Outbox:
         return {p: _window(topic, p, began.get(p, 0), seen) for p, seen in state.partitions.items()}
 
     def _unsettled(self, topic: str, windows: Mapping[int, _Window]) -> Iterable[tuple[bytes, Outcome]]:
-        """What tells where each record comes from, and where it is."""
+        """The origin and the offset of each record that the topic holds."""
         for message in self._kafka.read(topic, {p: window.offsets for p, window in windows.items()}, committed=False):
             headers = dict(message.headers() or [])
             origin = headers.get(ORIGIN_HEADER, headers.get(ID_HEADER))
@@ -189,7 +190,7 @@ class Outbox:
                 yield origin, Outcome(topic, message.partition() or 0, message.offset() or 0, message.timestamp()[1])
 
     def _unproved(self, topic: str, windows: Mapping[int, _Window]) -> set[str]:
-        """Records that may have been sent before this process, and of which the topic may have forgotten that."""
+        """Records that may have been sent before this process, and that the topic may have lost."""
         query = (
             'SELECT id, fixed FROM outbox WHERE "offset" IS NULL AND topic = ? AND doubt = 0 '
             "AND number > ? AND number <= ?"
@@ -206,7 +207,7 @@ class Outbox:
         self._withheld |= record_ids
 
     def _keep_positions(self, topic: str, topic_id: str | None, offsets: Mapping[int, int]) -> None:
-        """From where each partition is read after a crash: nothing of ours that still waits stands before."""
+        """From where each partition is read after a crash: none of our waiting records is before that offset."""
         rows = [(topic, partition, offset, topic_id) for partition, offset in offsets.items()]
         with self._connection as open_:
             open_.execute("DELETE FROM positions WHERE topic = ?", (topic,))
@@ -216,7 +217,7 @@ class Outbox:
     def send(self, producer: ReliableProducer, on_outcome: OnOutcome | None = None) -> None:
         """Hand over what waits and was not handed over by this process, in order; ticks come with `producer.poll`.
 
-        What is kept back is not, nor are others of its key, unless the producer goes on after a failure.
+        Withheld records are not sent, nor others of their key, unless the producer goes on after a failure.
 
         Raises:
             ConfigurationError: the producer is transactional.
@@ -301,7 +302,7 @@ class Outbox:
                 open_.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?)", ends)
 
     def forget(self, keep: int) -> int:
-        """Delete what arrived, save the newest so many records; returns how many are gone.
+        """Delete arrived records, except for a number of the newest; returns how many are gone.
 
         A record that is forgotten may be put again under its id, and would be sent again.
 
@@ -340,7 +341,7 @@ def _locked(file: Path) -> IO[str]:
 
 
 class _Window(NamedTuple):
-    """What is read of a partition, and whether that is all that was written to it since sending began."""
+    """The records of a partition, and whether they are all that was written to it since sending began."""
 
     offsets: OffsetRange
     whole: bool
@@ -349,7 +350,7 @@ class _Window(NamedTuple):
 def _window(topic: str, partition: int, began: int, seen: PartitionState) -> _Window:
     """From where to where a partition is read; what retention took cannot be looked at.
 
-    A position behind the end is of a log that was cut off: of what is there now nothing is known.
+    A position behind the end belongs to a log that was truncated: nothing is known of its current records.
     """
     if seen.log_start is None or seen.high_watermark is None:
         raise DependencyAwayError(
@@ -367,7 +368,7 @@ def _cleanup_policy(kafka: Kafka, topic: str) -> str:
 def _identity(connection: sqlite3.Connection) -> tuple[str, int, int]:
     """The name of an outbox, given once, and up to which number its records were sent without it, or sent at all.
 
-    A file from before has records that may be in a topic with nothing but their id, and tells of none whether it was
+    A file from before has records that may be in a topic with nothing but their id, and does not say whether one was
     sent.
     """
     with connection as open_:

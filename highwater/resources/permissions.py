@@ -1,4 +1,4 @@
-"""What a cluster lets this user do with topics, told by the cluster itself (KIP-430): nothing is read or written."""
+"""The operations on topics that a cluster permits this user, from the cluster itself (KIP-430); reads no data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUEST_SECONDS = 10.0
 def permitted(kafka: Kafka, topics: Sequence[str]) -> dict[str, frozenset[str]]:
     """For each of these topics the operations that are allowed, such as `READ`.
 
-    Topics that are not there, or not to be seen, are left out, and so are those of brokers that do not tell.
+    Absent and invisible topics are left out, and so are topics of brokers that do not answer that.
 
     Raises:
         DependencyAwayError: no broker answered in time.

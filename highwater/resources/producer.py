@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.1
 CLOSE_SECONDS = 60.0
-# So many ids an error's text names; `counts` has them all.
+# An error names at most this many ids; `counts` has them all.
 NAMED = 20
 # Records that the client has: as many as a fast producer writes within a tenth of a second.
 MOST_WITH_CLIENT = 50_000
@@ -30,10 +30,10 @@ MOST_WITH_CLIENT = 50_000
 MOST_QUEUED = 10_000
 # `send` takes in reports that often. At each record, taking in would cost more than sending.
 TAKE_IN_SECONDS = 0.005
-# `send_all` takes so many records at a time: those share one delivery report's recipient, where their keys differ.
+# `send_all` takes this many records at a time; they share one callback where their keys differ.
 PORTION = 100
-# Records of a portion are delivered at different times, so more portions are open than could be under way. Where there
-# are so many times as many, something is stuck, and each record gets its own.
+# Records of a portion are delivered at different times, so more portions are open than could be under way. At this
+# multiple something is stuck, and each record gets a ticket of its own.
 SPREAD = 3
 PURGE_SECONDS = 10.0
 # The client's own words for what a record leaves open.
@@ -70,7 +70,7 @@ class Outcome(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What is sent. A tuple, since one is made for every record: a frozen dataclass takes three times as long to make.
+    """A record to send. A tuple, since one is made for every record: a frozen dataclass takes three times as long.
 
     Args:
         topic: the topic, which must exist.
@@ -136,7 +136,7 @@ NO_CALLBACKS: _Callbacks = (None, None)
 
 
 class _Sent(NamedTuple):
-    """What is kept of a record until its end is known."""
+    """The state of a record until its end is known."""
 
     number: int
     record_id: str | None
@@ -148,11 +148,11 @@ class _Sent(NamedTuple):
 
 
 class _Ticket:
-    """What the client calls with the delivery reports of the records that it stands for at the time.
+    """The callback for the delivery reports of one or several records.
 
-    Where it can, it stands for a portion of `send_all`: with one for each record, a report waits for memory that the
-    processor last saw some ten thousand records ago, which was a sixth of a producer's time. Which of them a report
-    is of, its key tells, so their keys differ; it is asked only if the record failed or there is a callback.
+    Where possible it covers a portion of `send_all`: with one for each record, a report waits for memory that the
+    processor last saw some ten thousand records ago, which was a sixth of a producer's time. The key of a report names
+    its record, so the keys differ; it is read only if the record failed or there is a callback.
 
     Tickets are used again. One made for each record would be one more object for the interpreter's collector, which
     then walks through all that a process has loaded: in a worker of Dagster that took a third of a producer's time.
@@ -165,7 +165,7 @@ class _Ticket:
     """The id of a record that is alone; it costs no sequence of ids."""
     ids: Sequence[str | None]
     places: dict[bytes | None, int] | None
-    """By key the places of those that were not told apart yet; None for a record that is alone."""
+    """By key the places of records without a report; None for a record that is alone."""
     callbacks: _Callbacks | None
     left: int
     """Reports to come."""
@@ -180,19 +180,19 @@ class _Ticket:
         places: dict[bytes | None, int],
         callbacks: _Callbacks | None,
     ) -> Self:
-        """Stand for records from the number `first` on; `places` are theirs by key."""
+        """Cover records from the number `first` on; `places` are theirs by key."""
         self.first, self.one, self.ids, self.places, self.callbacks = first, None, ids, places, callbacks
         self.left = len(ids)
         return self
 
     def stand_for_one(self, number: int, record_id: str | None, callbacks: _Callbacks | None) -> Self:
-        """Stand for a record alone."""
+        """Cover a single record."""
         self.first, self.one, self.ids, self.places, self.callbacks = number, record_id, (), None, callbacks
         self.left = 1
         return self
 
     def take_back(self) -> bool:
-        """Stand for its last record no more, which the client did not take; returns whether it is free then."""
+        """Drop the last record, which the client did not take; returns whether the ticket is free then."""
         if self.left:
             self.left -= 1
             self.ids = self.ids[:-1]
@@ -246,16 +246,17 @@ def _key(topic: str, key: bytes | None) -> Key | None:
 class ReliableProducer:
     """Sends records, waits instead of failing when its queue is full, and accounts for every one of them.
 
-    Records wait in a queue of ours, and only so many are with the client at a time: what the client has may be on a
-    broker already, also when it says that it is still in its queue, so only ours can be reclaimed for sure.
+    Records wait in a queue of ours, and the client holds a limited number of them: its records may be on a broker
+    already,
+    also when it says that they are still in its queue, so only ours can be withdrawn for sure.
 
     Use it as a context manager, or call `close`, which is where a loss is reported. It belongs to one thread.
 
     Args:
         properties: made by `producer_properties`.
-        on_failure: what happens to the later records of a key of which one failed for good.
-        most_with_client: so many records the client has at a time, 1 or more. When a key is stopped, or the brokers are
-            away, these count as under way; fewer narrow that, and may be slower.
+        on_failure: what happens to the later records of a key after one failed for good.
+        most_with_client: how many records the client holds at a time, 1 or more. When a key is stopped, or the brokers
+            are away, these count as under way; fewer narrow that, and may be slower.
         clients: how many share the work, each with some of the keys and with batches of its own under way. More than
             one is faster where brokers are far away, and only there.
 
@@ -295,7 +296,7 @@ class ReliableProducer:
         # Records that wait here hold none.
         self._queue: deque[tuple[Record, _Sent]] = deque()
         self._most_with_client = max(1, most_with_client)
-        # Once it gives up: of each topic, the records that had no report until then.
+        # After closing: for each topic, the records that had no report until then.
         self._late: Counter[str] | None = None
         self._taken_in = 0.0
         # The callbacks of the last record: callers repeat them, and a tuple per record costs garbage collection.
@@ -327,7 +328,7 @@ class ReliableProducer:
         """Hand a record over; waits while the queue is full.
 
         Args:
-            record: what is sent.
+            record: the record to send.
             record_id: the caller's name of it, for its report; a number if None.
             on_delivered: called with the id once every in-sync replica has the record, from `send`, `poll`, `flush` or
                 `close`. Acknowledge upstream only then.
@@ -364,7 +365,7 @@ class ReliableProducer:
         counts.sent += 1
         try:
             self._hand_over(record, number, record_id, callbacks)
-        except Exception as error:  # noqa: BLE001 - what is not for the queue is raised there
+        except Exception as error:  # noqa: BLE001 - errors that are not for the queue are raised there
             self._not_taken(record, _Sent(number, record_id, callbacks), error)
 
     def send_all(
@@ -432,7 +433,7 @@ class ReliableProducer:
             every = zip(some, tickets, produces, strict=True)
             for taken, (((key, value), _), ticket, produce) in enumerate(every, 1):  # noqa: B007
                 produce(topic, value, key, ANY_PARTITION, ticket)
-        except Exception as error:  # noqa: BLE001 - what is not for the queue is raised below
+        except Exception as error:  # noqa: BLE001 - errors that are not for the queue are raised below
             refused, taken = error, taken - 1
         finally:
             self.counts.sent += taken
@@ -459,13 +460,14 @@ class ReliableProducer:
         ids: Sequence[str | None],
         callbacks: _Callbacks | None,
     ) -> None:
-        """Add a ticket for each record: the same one for all where their keys tell them apart.
+        """Add a ticket for each record: one ticket for all where their keys distinguish them.
 
-        Whatever interrupts it, who has the list can give back what is in it.
+        After an interruption, the owner of the list can give back its tickets.
         """
         first = self._next_number
         places = dict(zip(keys, range(len(keys)), strict=True))
-        # Reports do not tell an empty key from none. And one stuck record keeps the keys of all that share its ticket.
+        # Reports do not distinguish an empty key from none. And one stuck record keeps the keys of all that share its
+        # ticket.
         most = SPREAD * self._most_with_client // PORTION + SPREAD
         if len(places) == len(keys) and all(keys) and self._busy < most:
             tickets += [self._ticket()] * len(keys)
@@ -541,7 +543,7 @@ class ReliableProducer:
                 # Where no producer takes anything any more, those under way end by themselves.
                 fault = str(refusal.found) if isinstance(refusal, RecordRefusedError) else NOT_SENT
                 self._ended(sent, record.key, nowhere(topic, fault, refused=True))
-            except Exception as error:  # noqa: BLE001 - a value of a wrong type, say: told by the next look
+            except Exception as error:  # noqa: BLE001 - a value of a wrong type, say: the next look reports it
                 self._ended(sent, record.key, nowhere(topic, NOT_SENT))
                 self._raised.keep(error)
 
@@ -562,7 +564,7 @@ class ReliableProducer:
         ticket.first, ticket.one, ticket.callbacks, ticket.left = number, record_id, callbacks, 1
         ticket.ids, ticket.places = (), None
         try:
-            # Most records have neither; what is named here costs each of them time.
+            # Most records have neither; naming them here would cost each record time.
             if headers or timestamp is not None:
                 at = NOW if timestamp is None else timestamp
                 produce(topic, value, key, to, ticket, headers=[*headers], timestamp=at)
@@ -653,8 +655,9 @@ class ReliableProducer:
     def close(self, seconds: float = CLOSE_SECONDS) -> Counts:
         """Wait so long at the most for the rest; returns the counts when every record was delivered.
 
-        Nothing is left in a queue afterwards: what the client never got is not delivered, the rest of what is
-        outstanding is unknown, also what the client never tells of. What a callback raises keeps no other record
+        Nothing is left in a queue afterwards: a record that the client never got is not delivered, other outstanding
+        records
+        are unknown, also those that the client never reports. A callback that raises keeps no other record
         waiting: it is raised at the end, with what was not delivered as a note.
 
         Raises:
@@ -676,12 +679,12 @@ class ReliableProducer:
         return self.counts
 
     def _end(self, seconds: float) -> UndeliveredError | None:
-        """Give up what is still outstanding after so many seconds; returns the error that names it."""
+        """Abandon records that are outstanding after this many seconds; returns the error that names them."""
         late = self._give_up()
         return self._undelivered(seconds, late) if self.counts.failed or self.counts.outstanding else None
 
     def _leave(self, error: BaseException) -> None:
-        """End at once what is left, and tell it beside an error that goes on."""
+        """End the remaining records at once, and report them beside an error that goes on."""
         self._drain(POLL_SECONDS, past_errors=True)
         undelivered = self._end(POLL_SECONDS)
         raised = self._raised.take()
@@ -691,7 +694,7 @@ class ReliableProducer:
             error.add_note(f"a callback raised {raised!r}")
 
     def _give_up(self) -> Counter[str]:
-        """End what is still outstanding; returns how many of each topic that was."""
+        """End outstanding records; returns how many of each topic there were."""
         late = self._late = Counter(record.topic for record, _ in self._queue)
         while self._queue:
             self._hand_back(*self._queue.popleft())
@@ -706,7 +709,7 @@ class ReliableProducer:
         return late
 
     def _end_unreported(self, ticket: _Ticket) -> None:
-        """End records without a report as unknown, and with them those of which it is not distinguished who had one."""
+        """End records without a report as unknown, and with them those that share an ambiguous ticket."""
         unreported = ticket.unreported()
         self.counts.delivered -= len(unreported) - ticket.left
         ticket.callbacks = NO_CALLBACKS
@@ -766,7 +769,7 @@ def _tickets(
         free: where a ticket goes when all its records were delivered.
         counts: where that is counted.
         raised: where what a callback raises goes.
-        reported: takes in what is more than that. Weak, or no client would end before the collector comes.
+        reported: takes the surplus of reports. Weak, or no client would end before the collector comes.
     """
 
     class Ticket(_Ticket):

@@ -8,15 +8,15 @@ from types import MappingProxyType
 from highwater.errors import ConfigurationError
 from highwater.producer_rules import ALIASES, plain_name
 
-# An outage of brokers is mended within a day, or a person decides; until then records wait in memory and in order.
+# An outage of brokers ends within a day, or a person decides; until then records wait in memory and in order.
 DELIVERY_TIMEOUT_MS = 24 * 60 * 60 * 1000
 # Below two minutes (Kafka's own default, KIP-91) a rolling restart of the brokers may already lose records.
 LEAST_DELIVERY_TIMEOUT_MS = 120_000
 # The broker's transaction.max.timeout.ms is 15 minutes by default; it refuses more.
 TRANSACTION_TIMEOUT_MS = 60_000
 MOST_IN_FLIGHT = 5
-# librdkafka's 5 make many small batches, each of which three replicas write down: records of a hundred bytes took a
-# third longer than with 20, which a record waits for at the most.
+# librdkafka's 5 make many small batches, which three replicas write each: records of a hundred bytes took a third
+# longer than with 20, the longest wait of a record.
 LINGER_MS = 20
 
 

@@ -83,7 +83,7 @@ class SeveralClients:
         return len(self)
 
     def purge(self, **which: bool) -> None:
-        """Give up what is queued or under way."""
+        """Abandon records that are queued or under way."""
         for client in self._clients:
             client.purge(**which)
 

@@ -52,8 +52,8 @@ def create(
 ) -> None:
     """Write the first version of a table, unless somebody else does at the same moment.
 
-    It is one file, there or not, whoever else writes it and wherever one is killed. The client's own retries would
-    write what was too late as the second version, with another identity of the table, over what came between.
+    It is one file, there or not, despite other writers and kills. The client's own retries would write a late log entry
+    as the second version, with another identity of the table, over what came between.
 
     Args:
         path: where it lies; that it is absent was seen.
@@ -95,15 +95,15 @@ def replace_partitions(
 ) -> int:
     """Replace the rows of some values of `slice` in one commit, which takes the version after the opened one, or fails.
 
-    So whoever commits has read the whole table, and nobody comes in between. The version is taken in this process, by
-    the storage's own put-if-absent: a writer that hung commits at its old place or not at all.
+    So a writer has read the whole table when it commits, and nobody comes in between. The version is taken in this
+    process, by the storage's own put-if-absent: a writer that hung commits at its old place or not at all.
 
     Args:
         table: as it was opened before anything was read that the rows rest on.
         rows: the new rows.
         partitions: the values of `slice` that are replaced.
         metadata: the commit's `userMetadata`.
-        unlike: columns of which hardly two rows are alike; they are written without a dictionary.
+        unlike: columns with hardly two equal rows; they are written without a dictionary.
 
     Returns:
         The version of the table after the commit.
@@ -157,7 +157,7 @@ def _replace(
 def append(path: str, rows: pa.Table) -> None:
     """Add rows in one commit to a table that only grows; it is created with the first of them.
 
-    Whoever appends at the same moment is not in the way: neither rests on what the other writes.
+    A concurrent append does not conflict: neither rests on what the other writes.
 
     Raises:
         DependencyAwayError: the storage could not be read or written.

@@ -84,12 +84,11 @@ _SPARK_AWAY = re.compile(
     r"|INVALID_HANDLE\.|RETRIES_EXCEEDED|SESSION_NOT_FOUND|SESSION_CLOSED|OPERATION_NOT_FOUND|Stream removed"
     r"|incorrect server side session identifier"
 )
-# What a channel to a Connect server needs beyond PySpark's own options. A server that hangs, or a network that
-# swallows packets, sends no error, and PySpark waits for ever (SPARK-58094): so a connection on which nothing came for
-# a minute while a call is under way is asked by a ping, and given up when that is not answered for 20 s. A server in
-# Java takes offence at the fourth ping within five minutes in which it sent nothing (gRPC's proposal A8); Connect's
-# sends something every two, as it ends each stream of answers then (`spark.connect.execute.reattachable.
-# senderMaxStreamDuration`).
+# Options of a channel to a Connect server beyond PySpark's own. A server that hangs, or a network that swallows
+# packets, sends no error, and PySpark waits for ever (SPARK-58094): so a connection without traffic for a minute during
+# a call gets a ping, and is closed when that is not answered for 20 s. A server in Java refuses the fourth ping within
+# five minutes in which it sent nothing (gRPC's proposal A8). Connect's sends something every two minutes, as it ends
+# each stream of answers then (`spark.connect.execute.reattachable.senderMaxStreamDuration`).
 CHANNEL: Sequence[tuple[str, int]] = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -153,7 +152,7 @@ def _give_up_in_time(session: SparkSession) -> None:
 
 
 def try_once(session: SparkSession) -> None:
-    """Let what is still to be asked of a Connect server be asked once: whoever ends need not wait for it again."""
+    """Send outstanding requests of a Connect server only once, so that the process ends without waiting for retries."""
     if is_connect(session):
         vars(session)["_client"].set_retry_policies([])
 

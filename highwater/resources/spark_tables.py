@@ -25,9 +25,9 @@ Lock = Callable[[], AbstractContextManager[object]]
 CHANGE_TRIES = 3
 # The catalog that Delta follows (`highwater.resources.spark.STATIC_CONF`).
 CATALOG = "spark_catalog"
-# What is read is cut into this many tasks or more, so that one slice has work for as many cores.
+# Sources are cut into at least this many tasks, so that one slice has work for as many cores.
 TASKS = 8
-# A task that writes what so many others would have read does it one after the other; of more it is gathered.
+# A task that writes the input of this many others does it one after the other; larger inputs are shuffled.
 READS_A_WRITER = 2
 # Parts of a slice that may go to different files.
 _SHARES = 1024
@@ -52,8 +52,8 @@ def create_table(
     Args:
         path: where it lies.
         columns: the columns in SQL.
-        searched: the columns of which each file keeps the least and the greatest value, so that readers skip files.
-        lock: keeps out whoever commits to the table from another driver; it is taken when columns are to be added.
+        searched: the columns with minimum and maximum in each file's statistics, so that readers skip files.
+        lock: keeps out commits to the table from another driver; it is taken when columns are to be added.
         comment: the comment of a table that is created.
         properties: table properties of a table that is created, beside those of Delta.
 
@@ -95,7 +95,7 @@ def _create(
 
 
 def _lacking(path: str, columns: str) -> list[str] | None:
-    """The columns in SQL that a table lacks as it stands now; None if there is no table."""
+    """The columns in SQL that a table lacks now; None if there is no table."""
     table = open_table(path)
     if table is None:
         return None
@@ -121,7 +121,7 @@ def _added(spark: SparkSession, path: str, lacking: Sequence[str], *, last: bool
 
 
 def parts_of(columns: str) -> list[str]:
-    """The columns of a SQL list, split where a comma stands outside of brackets."""
+    """The columns of a SQL list, split at commas outside brackets."""
     parts, depth = [""], 0
     for letter in columns:
         depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(letter, 0)
@@ -161,7 +161,7 @@ def known_rows(spark: SparkSession, columns: str, rows: Sequence[Sequence[str | 
 
 
 def _known(columns: str) -> str:
-    """The query that makes rows of what `_told` tells as its argument `rows`."""
+    """The query that makes rows of the JSON of `_json_rows`, its argument `rows`."""
     # By default a value that its column cannot hold is read as null: a slice's records would be joined with nothing.
     strict = "map('mode', 'FAILFAST')"
     fields = ", ".join(column.replace(" ", ": ", 1) for column in parts_of(columns))
@@ -246,7 +246,7 @@ def table_in_sql(path: str) -> str:
 
 
 def _neighbours(files: int, spread: str, keys: Sequence[str]) -> Column:
-    """What puts slices beside each other into one of so many files, and a large one into several beside each other.
+    """The key that puts slices beside each other into one of several files, and a large slice into several files.
 
     So the statistics of a file name few slices, and readers of one open few files.
     """
@@ -262,7 +262,7 @@ def _neighbours(files: int, spread: str, keys: Sequence[str]) -> Column:
 
 @lru_cache
 def numbers_by_hash(count: int) -> list[int]:
-    """Numbers that Spark's `repartition` sends to partition 0, 1, 2, ... of so many: it goes by a hash.
+    """Numbers that Spark's `repartition` sends to partition 0, 1, 2, ... of a given count: it goes by a hash.
 
     The hash is Murmur3 of 32 bits with the seed 42, modulo the number of partitions
     (`org.apache.spark.sql.catalyst.expressions.Murmur3Hash`).
@@ -291,7 +291,7 @@ def _murmur3(number: int) -> int:
 
 
 def _laid_out(whole: DataFrame, files: int, spread: str, tasks: int, keys: Sequence[str]) -> DataFrame:
-    """At the most so many files, and one slice by itself without a shuffle where few tasks can read it."""
+    """At most this many files, and one slice by itself without a shuffle where few tasks can read it."""
     from pyspark.sql import functions as F
 
     if files == 0:

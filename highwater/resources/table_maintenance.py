@@ -1,7 +1,7 @@
 """Upkeep of tables: what they take in log and storage, joining small files, removing files that no version needs.
 
-Neither changes a row: OPTIMIZE writes the same rows into fewer files, and what is removed are files
-that belong to no version younger than the horizon. Neither cleans Delta's log up.
+Neither changes a row: OPTIMIZE writes the same rows into fewer files, and removal deletes files that belong to no
+version younger than the horizon. Neither cleans Delta's log up.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def join_small(table: DeltaTable, keys: Sequence[str]) -> None:
 def removable(table: DeltaTable, hours: int) -> dict[str, int]:
     """The data files that no version younger than `hours` needs, and those of writers that died so long ago, by size.
 
-    delta-rs tells which: by Delta's log, and by the age in storage of what the log does not know. It would also take
-    Hadoop's checksums of files that stay, and would make an entry in the log; so it is only asked.
+    delta-rs lists them: by Delta's log, and by the age in storage of files outside the log. It would also take Hadoop's
+    checksums of files that stay, and would make an entry in the log; so it is only asked.
 
     Raises:
         DependencyAwayError: the storage could not be read.
@@ -191,7 +191,7 @@ def removable(table: DeltaTable, hours: int) -> dict[str, int]:
 
 
 def remove_files(table: DeltaTable, hours: int) -> int:
-    """Remove what is `removable`, with its checksums; returns how many data files that were.
+    """Remove the `removable` files, with their checksums; returns how many data files that were.
 
     Raises:
         DependencyAwayError: the storage is away; files that were removed by then are gone.

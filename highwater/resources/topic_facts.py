@@ -23,7 +23,7 @@ def topic_facts(
     Args:
         kafka: the cluster.
         topic: its name.
-        oldest_unread, age_known: what is known of it already, for the rules about it.
+        oldest_unread, age_known: facts for the rules about the age of unread records.
 
     Raises:
         TopicAbsentError: there is no such topic.
@@ -97,7 +97,7 @@ def _settings(kafka: Kafka, kind: Any, name: str) -> Mapping[str, Setting] | Non
         if error.args[0].code() in denied:
             return None
         if kind == ResourceType.TOPIC and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            kafka.description(name)  # tells so, unless it is just being made
+            kafka.description(name)  # raises if it is absent, unless it is just being made
         raise kafka.away(error) from error
     except TimeoutError as error:
         raise kafka.away(error) from error

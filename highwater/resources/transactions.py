@@ -58,12 +58,12 @@ _DENIED = frozenset({"TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATI
 
 
 def _nothing() -> None:
-    """What is done meanwhile where nobody has anything to do."""
+    """The idle callback that does nothing."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a publication came: so many records of the decision with this attempt, of what `identity` names."""
+    """The progress of a publication: how many records of this attempt are committed, for the slice in `identity`."""
 
     attempt: int
     sent: int
@@ -78,7 +78,7 @@ def publishing_properties(kafka: Kafka, name: str, most_bytes: int = LARGEST_BAT
     """
     config = kafka.client_config()
     bootstrap = config.pop("bootstrap.servers")
-    # What is too large for its topic is refused by the broker.
+    # The broker refuses records that are too large for their topic.
     sized = {
         "message.max.bytes": str(LARGEST_RECORD),
         "connections.max.idle.ms": str(IDLE_MS),
@@ -94,7 +94,7 @@ class Transactions:
     Args:
         kafka: the cluster.
         name: names the transactions; who opens the same name fences who had it.
-        topic: the mark stands at partition 0 of this topic, which must exist.
+        topic: the mark is stored at partition 0 of this topic, which must exist.
         most_bytes: the least `max.message.bytes` of the topics that are sent to: brokers hold whole batches against it.
         group: the consumer group of the mark; it has the name of the transactions if left out.
 
@@ -118,7 +118,7 @@ class Transactions:
         self._group = kafka.reader(**{"group.id": group or name})
 
     def _new_producer(self, *, reports_delivery: bool) -> Producer:
-        """A producer, which reports what was refused if it tells.
+        """A producer; with delivery reports it also reports refused records.
 
         A transaction in which a record failed cannot be committed, whether anybody hears of the record or not
         (librdkafka counts them, `txn_dr_fails`). Where reports are asked for, the client takes the interpreter's lock
@@ -146,12 +146,12 @@ class Transactions:
     def _connect(self) -> None:
         """Let the client find a broker first: with none, it would ask for the coordinator again after half a second.
 
-        The first answer comes by a connection that the client gives up as it learns the brokers' names (librdkafka
-        2.16), the second one by one that stays.
+        The first answer comes by a connection that the client closes as it learns the brokers' names (librdkafka 2.16),
+        the second one by one that stays.
         """
         from confluent_kafka import KafkaException
 
-        with suppress(KafkaException):  # what is wrong is reported by the call that needs it
+        with suppress(KafkaException):  # the call that needs it reports a fault
             for _ in range(2):
                 self._producer.list_topics(self._topic, CONNECT_SECONDS)
 
@@ -170,7 +170,7 @@ class Transactions:
 
         def ask() -> Any:
             # Not the admin client's question for it: confluent-kafka 2.16 was seen to crash the process in it while the
-            # group's coordinator loads. A reader of committed records is told of no offset that is still in doubt.
+            # group's coordinator loads. A reader of committed records gets no offset that is still in doubt.
             [found] = self._group.committed([TopicPartition(self._topic, 0)], CALL_SECONDS)
             return found
 
@@ -216,10 +216,10 @@ class Transactions:
             self._renew()
             if refused is not None:
                 raise refused from error
-            self._publish(records, mark)  # again, by a producer that tells which
+            self._publish(records, mark)  # again, by a producer with delivery reports
 
     def _may_be_too_large(self, records: Iterable[Record], error: TemporaryError) -> bool:
-        """Whether the transaction itself failed: of a record that is refused it may tell no more than that."""
+        """Whether the transaction itself failed: a refused record may cause no other error than that."""
         from confluent_kafka import KafkaException
 
         if not isinstance(error.__cause__, KafkaException):
@@ -237,7 +237,7 @@ class Transactions:
         """Go on with another producer, unless another run went on meanwhile.
 
         One that had a record refused was seen to skip sequence numbers in its next transactions (librdkafka 2.16).
-        The new one tells what is refused: a silent one would fail a transaction more at the next refusal.
+        The new one reports refused records: a silent one would fail a transaction more at the next refusal.
         """
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
         self._producer, last = self._new_producer(reports_delivery=True), self._last
@@ -404,5 +404,5 @@ def _called(call: Callable[[], T]) -> T:
 
 
 def _content(topic: str | None, key: bytes | None, value: bytes | None) -> tuple[str | None, bytes, bytes]:
-    """By what a record is known again: reports do not tell an empty key or value from none."""
+    """The identity of a record: reports do not distinguish an empty key or value from none."""
     return topic, key or b"", value or b""

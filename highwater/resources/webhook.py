@@ -16,7 +16,7 @@ _LATER = frozenset({408, 425, 429})
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would arrive as a GET without its body, and count as told."""
+    """A redirected POST would arrive as a GET without its body, and count as delivered."""
 
     def redirect_request(self, *_: object) -> None:
         return None

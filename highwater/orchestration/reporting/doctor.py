@@ -332,7 +332,7 @@ def _group(deployment: Deployment, name: str) -> str:
 
 
 def _ledger(deployment: Deployment) -> str:
-    """Read it, and write to it: a lease, which is exhausted at once."""
+    """Read it, and write to it: a lease, which is released at once."""
     ledger = deployment.ledger()
     planned = sum(ledger.counts().values())
     with ledger.lease(f"doctor {uuid.uuid4().hex}", seconds=LEASE_SECONDS):

@@ -154,7 +154,7 @@ class Breakers(LedgerPart):
         Args:
             stream: the stream's name.
             keys: the slices whose judgements are looked at.
-            decide: makes the state and the judgements from those that stand; asked again when they changed meanwhile.
+            decide: makes the state and the judgements from the stored ones; asked again when they changed meanwhile.
 
         Raises:
             LeaseHeldError: others changed the breaker again and again.
@@ -219,7 +219,7 @@ class Breakers(LedgerPart):
             return _with_reasons(connection, connection.execute(query.order_by(table.c.judged_at)).all())
 
     def accept(self, stream: str, acceptances: Iterable[Acceptance]) -> int:
-        """Keep that slices are let through; returns how many were not before. What is given again counts from then."""
+        """Record that slices are let through; returns how many are new. A repeated permission counts from now."""
         table = schema.acceptances
         given = {one.slice_key: one for one in acceptances}
         with self._database.writing() as connection:

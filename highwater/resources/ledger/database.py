@@ -13,7 +13,7 @@ from highwater.resources.ledger.engine import open_engine, parse_url, shown, tra
 
 
 class Database:
-    """The ledger's database. An instance connects at its first use, which creates what is missing.
+    """The ledger's database. An instance connects at its first use, which creates missing tables.
 
     Args:
         url: an SQLAlchemy URL of SQLite or PostgreSQL.

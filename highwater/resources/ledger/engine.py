@@ -20,7 +20,7 @@ from highwater.portions import portions
 KEYS_A_STATEMENT = 500
 # A run uses one connection, and another one for a moment when its lease is renewed.
 POOL_SIZE = 2
-# A code server ticks in eight threads (`dagster.yaml`), four of which may renew a lease at the same time: 2 + 10 = 12.
+# A code server ticks in eight threads (`dagster.yaml`); four may renew a lease at the same time: 2 + 10 = 12.
 POOL_OVERFLOW = 10
 _WRITES = "highwater_writes"
 
@@ -144,7 +144,7 @@ def rows_of(connection: Connection, table: sa.Table, keys: Sequence[str]) -> Ite
 
 @contextmanager
 def translate_errors(engine: Engine) -> Iterator[None]:
-    """Say database errors in our words; `IntegrityError` passes, since callers tell by it that another was first."""
+    """Translate database errors; `IntegrityError` passes, since callers handle it as a lost race."""
     try:
         yield
     except (HighwaterError, sa.exc.IntegrityError):

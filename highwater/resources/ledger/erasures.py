@@ -75,7 +75,7 @@ class Erasures(LedgerPart):
         return [Recorded(one, taken.get(one.number, {})) for one in self.of(stream) if not (of_keys and one.by_age)]
 
     def slices(self, keys: Sequence[str]) -> dict[str, list[Erased]]:
-        """What was erased of slices, by slice; those of which nothing was are left out."""
+        """The erasures of slices, by slice; slices without any are left out."""
         found: dict[str, list[Erased]] = {}
         with self._database.reading() as connection:
             for row in sorted(rows_of(connection, _SLICES, keys), key=lambda row: int(row.erasure)):

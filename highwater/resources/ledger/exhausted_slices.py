@@ -54,7 +54,7 @@ class ExhaustedSlices(LedgerPart):
             return [_of(row) for row in connection.execute(query.order_by(_TABLE.c.since, _TABLE.c.slice_key))]
 
     def of(self, keys: Sequence[str]) -> dict[str, ExhaustedSlice]:
-        """What is known of these slices, the released ones among them."""
+        """The records of these slices, including released ones."""
         with self._database.reading() as connection:
             return {row.slice_key: _of(row) for row in rows_of(connection, _TABLE, keys)}
 
@@ -63,7 +63,7 @@ class ExhaustedSlices(LedgerPart):
         return {key: one.released_at for key, one in self.of(keys).items() if one.released_at is not None}
 
     def add(self, stream: str, runs: Mapping[str, int], now: datetime) -> None:
-        """Keep that slices are exhausted after so many runs; of one that is exhausted already the first time stays."""
+        """Record slices as exhausted, with the number of their runs; an exhausted slice keeps its first record."""
         try:
             with self._database.writing() as connection:
                 known = rows_of(connection, _TABLE, [*runs])

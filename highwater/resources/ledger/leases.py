@@ -33,7 +33,7 @@ class Lease:
 
     Args:
         database: the ledger's.
-        name: what is locked.
+        name: the name of the lock.
         seconds: its term.
     """
 
@@ -122,7 +122,7 @@ def held(connection: Connection) -> dict[str, datetime]:
 
 
 def forget(connection: Connection, over_for: float) -> None:
-    """Delete the leases that ran out so many seconds ago: each run has a name of its own, so these would grow."""
+    """Delete leases that expired this many seconds ago: each run has a name of its own, so these would grow."""
     connection.execute(delete(_TABLE).where(_TABLE.c.until < _now(connection) - over_for))
 
 
@@ -133,7 +133,7 @@ class Heartbeat:
 
     Args:
         database: the ledger's, which connects when it is first needed.
-        name: what is told to be alive.
+        name: the process or run that is alive.
         seconds: its term.
     """
 
@@ -147,7 +147,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Renew no more. The lease is left to run out: who was told to be alive may still have to say how it ended."""
+        """Stop renewing. The lease is left to expire: its holder may still have to say how it ended."""
         self._done.set()
         self._thread.join()
 
@@ -158,7 +158,7 @@ class Heartbeat:
                 lease = lease or Lease(self._database, self._name, self._seconds)
                 lease.take()
             except HighwaterError:
-                pass  # tried again at the next beat; whoever looks meanwhile sees it run out
+                pass  # tried again at the next beat; a reader meanwhile sees the lease expire
             self._done.wait(self._seconds / RENEWALS_A_TERM)
 
 
@@ -193,7 +193,7 @@ def _wait_for(lease: Lease, wait: float) -> None:
 
 
 def _renew(lease: Lease, done: threading.Event) -> None:
-    """Renew until done; a renewal that fails is tried again, and `check` tells when it was too late."""
+    """Renew until done; a failed renewal is tried again, and `check` shows when it was too late."""
     while not done.wait(lease.seconds / RENEWALS_A_TERM):
         try:
             if not lease.renew():

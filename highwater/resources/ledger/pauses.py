@@ -25,7 +25,7 @@ class Pause:
     """A pause of a topic's retries, or of a part of a stream.
 
     Args:
-        topic: what is paused, as sentences name it: the topic, or for example `the planner of orders`.
+        topic: the paused subject, as sentences name it: the topic, or for example `the planner of orders`.
         at: since when, in UTC.
         by: the person's name.
         because: why; may be empty.

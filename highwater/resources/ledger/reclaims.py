@@ -1,8 +1,8 @@
 """Reclaims in the ledger: which origins were reclaimed from the DLQ, by whom, and in which order.
 
-What one command reclaims is one act. A decision keeps the number of the last act that it saw, and its rejects are
-computed as of that act, however many came since. Acts are numbered one after another because whoever records one holds
-the lease of the stream's retries (`highwater.assets.events`).
+One command is one act. A decision keeps the number of the last act that it saw, and its rejects are computed as of
+that act, whatever came since. Acts are numbered in sequence, since recording one needs the lease of the stream's
+retries (`highwater.assets.events`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Reclaims(LedgerPart):
             return int(connection.execute(query).scalar_one())
 
     def by_slice(self, stream: str) -> dict[str, list[Act]]:
-        """For each slice of which anything was reclaimed the acts that did, in their order; one question for all."""
+        """For each slice with reclaimed records the acts, in their order; one query for all."""
         table = schema.reclaims
         totals = func.count(), func.min(table.c.reclaimed_at), func.min(table.c.reclaimed_by)
         query = select(table.c.slice_key, table.c.act, *totals).where(table.c.stream == stream)
@@ -71,8 +71,8 @@ class Reclaims(LedgerPart):
 
         Args:
             stream: the stream's name.
-            acts: only by the first so many acts.
-            after: only by acts after the first so many.
+            acts: only the first acts, up to this number.
+            after: only acts after this number.
             slice_key: only what this slice of the main topic reprocesses.
         """
         table = schema.reclaims
@@ -88,7 +88,7 @@ class Reclaims(LedgerPart):
 
         Args:
             stream: the stream's name.
-            reclaims: what is reclaimed.
+            reclaims: the records to reclaim.
             after: the highest number that a decision of these slices saw: a ledger that was rebuilt counts again.
 
         Raises:

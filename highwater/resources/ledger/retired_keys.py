@@ -49,7 +49,7 @@ class RetiredKeys(LedgerPart):
                 connection.execute(insert(_TABLE), rows)
 
     def recall(self, keys: Sequence[str], now: datetime) -> None:
-        """Mark retired keys as brought back; of others nothing is kept."""
+        """Mark retired keys as brought back; other keys are ignored."""
         with self._database.writing() as connection:
             for some in portions(keys, KEYS_A_STATEMENT):
                 mine = update(_TABLE).where(_TABLE.c.slice_key.in_(some), _TABLE.c.recalled_at.is_(None))

@@ -1,4 +1,4 @@
-"""Rows of the ledger and the values that they stand for."""
+"""Conversions between rows of the ledger and their values."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class StalledSlice:
 
 
 class StalledSlices(LedgerPart):
-    """The slices of a deployment that are requested on, in vain so far."""
+    """The slices of a deployment that many runs left undone and that are still requested."""
 
     def open(self, stream: str) -> list[StalledSlice]:
         """Those of a stream, the longest ago first."""
@@ -49,7 +49,7 @@ class StalledSlices(LedgerPart):
             return [StalledSlice(row.slice_key, row.since, row.runs) for row in connection.execute(query)]
 
     def add(self, stream: str, runs: Mapping[str, int], now: datetime) -> None:
-        """Keep slices that so many runs left undone; of one that is known the first time stays."""
+        """Record slices with the number of runs that left them undone; a known slice keeps its first record."""
         try:
             with self._database.writing() as connection:
                 known = {row.slice_key for row in rows_of(connection, _TABLE, [*runs])}

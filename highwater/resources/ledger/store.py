@@ -60,11 +60,11 @@ WAIT_SECONDS = 5.0
 
 
 class Ledger:
-    """The ledger of a deployment. Making one connects to nothing; the first use creates what is missing.
+    """The ledger of a deployment. Making one connects to nothing; the first use creates missing tables.
 
     Args:
         url: an SQLAlchemy URL of SQLite or PostgreSQL.
-        wait_seconds: how long a lock or a server is waited for before a call gives up.
+        wait_seconds: how long a call waits for a lock or a server.
 
     Raises:
         ConfigurationError: the URL cannot be used.
@@ -153,8 +153,8 @@ class Ledger:
             stream: the stream's name.
             topic: only slices of this topic.
             after: only slices that were planned after the one with this key.
-            limit: so many from the start.
-            newest: so many from the end.
+            limit: at most this many from the start.
+            newest: this many from the end.
             topic_id: only slices of the topic with this ID; earlier ones under its name are left out.
 
         Raises:
@@ -330,7 +330,7 @@ class Ledger:
         return {stream: ",".join(sorted(topics)) for stream, topics in found.items()}
 
     def planned_end(self, stream: str, topic: str) -> dict[int, int]:
-        """For each partition the end of what is planned or exhausted as lost."""
+        """For each partition the end of the offsets that are planned or recorded as lost."""
         found = self.planned(stream, topic)
         if found is not None:
             return dict(found.ends)
@@ -351,7 +351,7 @@ class Ledger:
 
         Args:
             generation: the new one.
-            losses: what is recorded as lost with it.
+            losses: the losses to record with it.
             seen: the generation before; if it was planned on since, nothing is stored.
 
         Raises:
@@ -399,7 +399,7 @@ class Ledger:
     # Publications
 
     def publications(self, keys: Sequence[str]) -> dict[str, Publication]:
-        """What was published of these slices' rejects; those of which nothing was are left out."""
+        """The publications of these slices' rejects; slices without any are left out."""
         with self.database.reading() as connection:
             rows = rows_of(connection, schema.publications, keys)
             return {row.slice_key: Publication(row.attempt, row.sent, row.published_at) for row in rows}
@@ -414,7 +414,7 @@ class Ledger:
             return connection.execute(query).first() is not None
 
     def record_publication(self, stream: str, key: str, publication: Publication) -> None:
-        """Keep what Kafka has committed of a slice's rejects; what is older or less never replaces what is kept."""
+        """Record the committed offset of a slice's rejects; an older or lower one never replaces it."""
         table = schema.publications
         values = {
             "stream": stream,
@@ -433,7 +433,7 @@ class Ledger:
     # Discards
 
     def discard(self, stream: str, discards: Sequence[Discard]) -> int:
-        """Keep that a person gave records up; returns how many were not given up before, whose first reason stays."""
+        """Record that a person discarded records; returns how many are new. A record keeps its first reason."""
         table = schema.discards
         known = {discard.origin for discard in self.discards(stream)}
         fresh = {discard.origin: discard for discard in discards if discard.origin not in known}
@@ -443,7 +443,7 @@ class Ledger:
         return len(fresh)
 
     def discarded_until(self, stream: str) -> datetime | None:
-        """When a record of a stream was exhausted last, in UTC; None if none ever was."""
+        """When a record of a stream was discarded last, in UTC; None if none ever was."""
         table = schema.discards
         with self.database.reading() as connection:
             return connection.execute(
@@ -451,7 +451,7 @@ class Ledger:
             ).scalar()
 
     def discards_reported(self, stream: str) -> tuple[int, datetime | None]:
-        """How many records of a stream were exhausted, and when the last was, in UTC."""
+        """How many records of a stream were discarded, and when the last was, in UTC."""
         table = schema.discards
         totals = select(func.count(), func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
         with self.database.reading() as connection:
@@ -459,7 +459,7 @@ class Ledger:
             return many, last
 
     def discards(self, stream: str, within: tuple[int, int] | None = None) -> list[Discard]:
-        """What was exhausted of a stream, oldest first.
+        """The discards of a stream, oldest first.
 
         Args:
             stream: the stream's name.
@@ -593,7 +593,7 @@ class Ledger:
         """The slices of all streams that are held."""
         return Holds(self.database)
 
-    # Slices that were exhausted
+    # Slices with exhausted retries
 
     @property
     def exhausted_slices(self) -> ExhaustedSlices:
@@ -666,10 +666,10 @@ class Ledger:
     def lease(self, name: str, seconds: float, wait: float = 0.0) -> AbstractContextManager[Lease]:
         """A lock that all processes on this ledger respect, and that outlives its holder by `seconds` at the most.
 
-        It is renewed while the block runs. Whoever must not act without it asks the lease's `check` before.
+        It is renewed while the block runs. Critical code asks the lease's `check` before it acts.
 
         Args:
-            name: what is locked.
+            name: the name of the lock.
             seconds: how long it stays held when its holder dies.
             wait: how long to wait for another holder.
 
@@ -687,13 +687,13 @@ class Ledger:
         """A lease as a sign of life of this process, to be started and stopped; neither raises when the ledger is away.
 
         Args:
-            name: what is told to be alive; nobody else uses it.
-            seconds: how long it is told so after the last sign.
+            name: the process that is alive; nobody else uses it.
+            seconds: how long it counts as alive after the last sign.
         """
         return Heartbeat(self.database, name, seconds)
 
     def forget_leases(self, over_for: float) -> None:
-        """Delete the leases that ran out so many seconds ago."""
+        """Delete leases that expired this many seconds ago."""
         with self.database.writing() as connection:
             forget(connection, over_for)
 
