@@ -46,7 +46,7 @@ TABLES = (
     Table("current", COMMENTS["current"], ("events",), pool=True),
 )
 
-# Commits follow each other anyway; in turn they compute nothing in vain.
+# Commits follow each other anyway; in turn they compute nothing for nothing.
 METRICS = Table(
     "metrics",
     COMMENTS["metrics"],
@@ -81,7 +81,7 @@ def publish_job_name(stream: "Stream") -> str:
 
 
 def topic_key(stream: "Stream") -> dg.AssetKey:
-    """The key of the external asset that stands for the topic."""
+    """The key of the external asset of the topic."""
     return dg.AssetKey(["kafka", stream.topic])
 
 

@@ -39,8 +39,8 @@ def translate_errors(problem: str, kinds: type[Exception] = Exception) -> Iterat
     Of an error only its name is sent: texts may hold a password (I13).
 
     Args:
-        problem: what is wrong then.
-        kinds: what is said so.
+        problem: the problem to report.
+        kinds: the errors to translate.
 
     Raises:
         ConfigurationError: the configuration cannot be used.

@@ -88,8 +88,8 @@ def came_back(ledger: Ledger, stream: Stream) -> datetime | None:
 def ensure_lake_there(ledger: Ledger, lake: Lake) -> None:
     """See that the lake's folder is there, if anything was ever committed to it: a mount may be gone.
 
-    Without this a lake that was moved away would be taken for an empty one (I15), and restarted beside itself. Object
-    stores tell by themselves.
+    Without this a lake that was moved away would count as an empty one (I15), and a new one would start in its place.
+    Object stores report that by themselves.
 
     Raises:
         DependencyAwayError: it is not.

@@ -27,7 +27,7 @@ class Position:
 
     Args:
         partition: the Kafka partition.
-        planned: the end of what is planned.
+        planned: the end of the planned offsets.
         log_start: the earliest offset that the broker still holds.
         last_stable: the last stable offset: planning never goes past it (I3).
         high_watermark: the offset behind the last record, be it of an open transaction.

@@ -19,7 +19,7 @@ _SECRET = re.compile(r"password|secret|token|jaas|credential|\.pem$|oauthbearer\
 
 
 class HiddenError(Exception):
-    """Stands for an error whose text, or whose cause's text, held a secret."""
+    """Replaces an error whose text, or whose cause's text, held a secret."""
 
 
 # The secrets of all settings that this process has read. One that was replaced in its file is a secret still, and the
@@ -77,7 +77,7 @@ def without(text: str, secrets: Collection[str]) -> str:
 
 
 def harmless(error: Exception, secrets: Collection[str]) -> Exception:
-    """The error itself if neither it nor what caused it names a secret, else one that tells them all without it."""
+    """The error itself if neither it nor its cause names a secret, else one that describes them without secrets."""
     texts = [f"{type(part).__name__}: {part}" for part in _chain(error)]
     if not any(secret in text for text in texts for secret in secrets):
         return error

@@ -65,12 +65,12 @@ class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
     def open(
         self, clients: int = 1, most_with_client: int | None = None, on_failure: "OnFailure | None" = None
     ) -> "ReliableProducer":
-        """A producer of the caller's own; use it as a context manager, whose end tells what was not delivered.
+        """A producer of the caller's own; use it as a context manager, whose end reports undelivered records.
 
         Args:
             clients: how many share its work; more than one is faster to brokers that are far away.
-            most_with_client: so many records may be under way at a time; the producer's default if None.
-            on_failure: what happens to the later records of a key of which one failed for good; its key is stopped if
+            most_with_client: how many records may be under way at a time; the producer's default if None.
+            on_failure: what happens to the later records of a key after one failed for good; its key is stopped if
                 None.
 
         Raises:
@@ -102,7 +102,7 @@ class LedgerResource(dg.ConfigurableResource["Ledger"]):
         return _ledger(settings().ledger_url)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Begin to tell that the run's worker lives; in ticks there is no run.
+        """Begin to show that the run's worker lives; in ticks there is no run.
 
         A ledger that cannot be opened is reported by the steps, which need it.
         """

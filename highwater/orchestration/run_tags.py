@@ -3,7 +3,7 @@
 # The tag by which runs and assets of one stream are found.
 STREAM_TAG = "highwater/stream"
 # Runs that dagster.yaml bounds for each stream, by its name: those of slices of tiers, and those of slices of the main
-# topic, so that however long a backlog is, a place is left for what is retried or published.
+# topic, so that a long backlog leaves a place for retries and publication.
 TIER_TAG = "highwater/tier"
 MAIN_TAG = "highwater/main"
 RANGE_START = "dagster/asset_partition_range_start"
@@ -12,7 +12,7 @@ PARTITION = "dagster/partition"
 ATTEMPT = "highwater/attempt"
 PURPOSE = "highwater/purpose"
 PRIORITY = "dagster/priority"
-# Runs of tiers follow what is new: however many are due, a new slice waits for one run at the most.
+# Runs of tiers follow new slices: a new slice waits for at most one run, however many retries are due.
 TIER_PRIORITY = "-1"
 # Runs for records that retention is about to take start before all others.
 URGENT_PRIORITY = "1"

@@ -325,7 +325,7 @@ def _message(
     ticks: Mapping[str, Tick],
     lines: Sequence[str],
 ) -> str:
-    """The tick in one text: what a person has to mend first."""
+    """The tick in one text, beginning with faults that need a person."""
     texts = [
         *lines,
         *[f"{name}: {one.problem}; remedy: {one.remedy}" for name, one in faults.items()],
@@ -402,7 +402,7 @@ def alerts_sensor(
 
 
 def _teller(context: dg.SensorEvaluationContext) -> Callable[["Alert"], None]:
-    """Tells the receiver that is configured; without one the sensor's log."""
+    """Sends alerts to the configured receiver; without one to the sensor's log."""
     url = settings().alerts_url
     if url is not None:
         return lambda alert: post(url, alert.to_plain())

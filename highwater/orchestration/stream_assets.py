@@ -131,7 +131,7 @@ def work_of(
     return Work(
         stream=stream,
         slices=slices,
-        # Who has none asks it for nothing.
+        # Stages without Spark never use this.
         spark=given.spark.session() if spark else None,  # type: ignore[arg-type]
         lake=given.lake.open(),
         ledger=given.ledger.open(),

@@ -1,4 +1,4 @@
-"""The leases of runs' workers, as whoever looks into the ledger finds them."""
+"""The leases of runs' workers, as readers of the ledger find them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def ensure_not_blocked(instance: dg.DagsterInstance, stream: Stream, table: str, keys: Sequence[str]) -> None:
-    """See that no blocking check failed above a table, in what is there of these slices now.
+    """Ensure that no blocking check failed for the current rows of these slices upstream of a table.
 
     Raises:
         BlockedError: one did.

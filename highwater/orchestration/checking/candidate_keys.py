@@ -69,7 +69,8 @@ class Suspects:
     Args:
         events: the table as it was opened.
         stream: the stream, for what its versions are like.
-        rules: an event's state, the first version and state, and what is allowed of `state_before` and `state`, in SQL.
+        rules: an event's state, the first version and state, and the allowed pairs of `state_before` and `state`, in
+            SQL.
     """
 
     def __init__(self, events: DeltaTable, stream: Stream, rules: Mapping[str, str]) -> None:

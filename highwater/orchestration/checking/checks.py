@@ -186,7 +186,7 @@ CHECKS = (
     ),
     Checks(
         "events",
-        # What is missed may be among the rejects, and on its way back.
+        # A missing version may be among the rejects, and on its way back.
         ("rejects", "dlq"),
         {
             version_checks.MISSING: (
@@ -240,7 +240,7 @@ def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
                 additional_deps=[table_key(stream, needed) for needed in checks.needs],
                 description=f"{checks.what[name]} If it fails: {page_of(name)}",
                 metadata={"page": link_to(name)},
-                # Dagster then takes what is downstream of the table only after this check, in runs that have both.
+                # Dagster then runs the assets downstream of the table only after this check, in runs that have both.
                 blocking=stream.severity(name) is Severity.BLOCK,
                 partitions_def=slices_of(stream),
             )

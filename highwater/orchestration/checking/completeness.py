@@ -50,7 +50,7 @@ class Held:
 
     @property
     def error(self) -> str | None:
-        """What is wrong, in a sentence; None if nothing is."""
+        """The fault, in a sentence; None if there is none."""
         parts = [
             f"{len(places):,} records {what}: " + ", ".join(f"partition {p} offset {o}" for p, o in places[:SAMPLES])
             for places, what in ((self.lacking, "that Kafka serves are not in raw"), (self.altered, "differ in raw"))

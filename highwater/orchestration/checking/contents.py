@@ -66,7 +66,7 @@ class _Unlike(NamedTuple):
 def events_as_recorded(
     ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str], schemas: Schemas | None = None
 ) -> dict[str, Verdict]:
-    """For each slice whether its events have the fields that their records in raw tell.
+    """For each slice whether its events have the fields of their records in raw.
 
     Args:
         ledger: the plans.
@@ -170,12 +170,12 @@ def _of_tier(
 
 
 def _columns(stream: Stream, events: DeltaTable) -> list[_EventColumn]:
-    """All that a record tells; a field that was added to the stream counts as soon as the table has it."""
+    """All columns of a record; a field that was added to the stream counts as soon as the table has it."""
     declared = {one.name: one for one in stream.fields} | {one.name: one for one in read_fields(stream)}
     there = {field.name for field in events.schema().fields}
     named = [(one.name, one.name) for one in field_columns(stream) if one.name in there]
     roles = [(name, column) for name, column in _roles(stream) if name is not None]
-    # What an expression or a lookup gives only Spark can tell.
+    # Only Spark computes expressions and lookups.
     pairs = [(name, column) for name, column in [*named, *roles] if declared[name].is_read]
     # A record that deletes has these at least.
     always = stream.required_fields

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
     from highwater.slices import Slice
 
-# So many examples a slice; the counts are exact.
+# The number of examples a slice; the counts are exact.
 SAMPLES = 10
 
 
@@ -56,7 +56,7 @@ _ORIGIN = ", ".join(ORIGIN)
 _AS_PUBLISHED = f"{_ORIGIN}, origin_timestamp_ms, attempt, retries, reason, detail, next_topic, first_failed_at"
 # dlq does not keep it: it follows from the reason.
 _PERMANENT = "reason IN (" + ", ".join(f"'{reason}'" for reason in sorted(PERMANENT)) + ")"
-# One that was altered stands on each side by itself.
+# A changed row appears on both sides.
 _UNLIKE = f"""
 SELECT slice, {_ORIGIN}, sum(j) AS in_rejects, sum(d) AS in_dlq
 FROM (SELECT slice, {_AS_PUBLISHED}, {{rejected}} AS {NUMBER}, coalesce(permanent, {_PERMANENT}) AS permanent,

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
     from highwater.slices import Slice
 
-# Reading so many offsets that nobody asked for takes about as long as another consumer: 0.1 s at 200,000 a second.
+# Reading this many offsets that nobody asked for takes about as long as another consumer: 0.1 s at 200,000 a second.
 APART = 20_000
-# So many examples a slice; the counts are exact.
+# The number of examples a slice; the counts are exact.
 SAMPLES = 10
 
 
@@ -57,7 +57,7 @@ class Look:
     Args:
         lacking: records that it serves to readers of committed records, and that raw lacks.
         aborted: offsets that readers of uncommitted records alone see.
-        unseen: offsets that it holds no more, or under which other records stand now.
+        unseen: offsets that Kafka holds no more, or that other records occupy now.
         why: why they were not seen.
     """
 
@@ -195,7 +195,7 @@ def _without(gaps: Ranges, taken: Ranges) -> dict[int, list[OffsetRange]]:
 
 
 def _first(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges, lost: int, seen: Look) -> Gaps:
-    """What the first look comes to; what is distinguished by compaction needs the topic's settings, now and before."""
+    """The result of the first look; compaction is recognised by the topic's settings, now and before."""
     nobody = offsets_in(gaps) - lost - seen.aborted - seen.unseen
     policy = _cleanup_policy(kafka, slice_.topic) if nobody else None
     unclear = nobody and any(compacts(value) for value in {policy, *ledger.cleanup_policies(slice_.topic_id)})
@@ -250,7 +250,7 @@ def _look(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges) -> Look:
 def _seen(kafka: Kafka, slice_: Slice, gaps: Ranges) -> Look:
     try:
         uncommitted = _read(kafka, slice_.topic, gaps, committed=False)
-        # Whoever reads committed records sees none that the other does not see.
+        # A reader of committed records sees none that the other does not see.
         served = _read(kafka, slice_.topic, ranges_of(uncommitted), committed=True)
     except OffsetsExpiredError as error:
         raise DependencyAwayError(

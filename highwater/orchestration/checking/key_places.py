@@ -1,6 +1,6 @@
 """Keys of the main topic by the partitions that they are in: how many are in several, and who put them there.
 
-The order of a key holds within one partition. A key in several has none that offsets could tell.
+The order of a key holds within one partition. Offsets give no order to a key in several partitions.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from highwater.partition_counts import Era
     from highwater.resources.lake import Lake
 
-# So many examples; the counts are exact.
+# The number of examples; the counts are exact.
 SAMPLES = 10
-# Of so many keys in several partitions it is looked at why: two hashes of one take some microseconds.
+# For this many keys in several partitions the reason is looked up: two hashes of one take some microseconds.
 KEYS_EXPLAINED = 10_000
-# From so many records, about, the shares of partitioners are estimated: 2 % comes out as 1.8 to 2.2 %.
+# The shares of partitioners are estimated from about this many records: 2 % comes out as 1.8 to 2.2 %.
 RECORDS_SAMPLED = 50_000
-# Fewer tell nothing of the shares; nor is a smaller share told as a fleet.
+# Fewer records show no shares, and a smaller share is not reported as a fleet.
 LEAST_KEYS = 100
 LEAST_SHARE = 0.01
 # Records whose keys one query counts, some 100 bytes each; more are looked at in several portions of keys.
@@ -55,10 +55,10 @@ class KeyPlaces:
     Args:
         keys: how many there are, counted again in each generation.
         several: those that are in more than one partition of a generation.
-        why: of so many of these the reason.
+        why: the reason for some of these.
         samples: examples of them, as rows of a table.
-        shares: what choices of a partition explain the records, with their shares; None is a choice of no known
-            partitioner. Empty where the keys are too few to tell, or the topic has one partition.
+        shares: choices of a partition that explain the records, with their shares; None is a choice of no known
+            partitioner. Empty where the keys are too few, or the topic has one partition.
         sampled: from how many records the shares were estimated.
     """
 
@@ -77,7 +77,7 @@ class KeyPlaces:
 
     @property
     def warnings(self) -> list[str]:
-        """What should be mended at the producers, in sentences."""
+        """Advice for the producers, in sentences."""
         found = []
         if len(self.fleets) > 1:
             names = " and ".join(one.value for one in self.fleets)
@@ -211,7 +211,7 @@ class _Asked:
         return keys, several
 
     def several(self, found: int) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
-        """The places of the keys that are in several partitions; if so many were found, of some of them."""
+        """The places of keys that are in several partitions; of some of them if there are too many."""
         each = found if found <= KEYS_EXPLAINED else math.ceil(KEYS_EXPLAINED / len(self._portions))
         for portion in self._portions if found else ():
             chosen = (
@@ -232,7 +232,7 @@ class _Asked:
         return {"shares": shares(tally), "sampled": tally.total()}
 
     def _sampled(self, records: int) -> str:
-        """The condition of about so many records."""
+        """A condition that selects about this many records."""
         return f'{self._mine} AND "offset" % {max(1, self._rows // records)} = 0'
 
     def _grouped(self, where: str, chosen: str | None) -> Iterator[tuple[Key, list[dict[str, Any]]]]:

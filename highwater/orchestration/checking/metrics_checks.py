@@ -79,7 +79,7 @@ def _followed(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -
 
 @dataclass(frozen=True)
 class _Compared:
-    """The minutes that were compared: what is wrong with some, and those that may yet change."""
+    """The minutes that were compared: the faults of some, and minutes that may yet change."""
 
     wrong: Mapping[int, str]
     moving: Collection[int] = ()
@@ -139,7 +139,7 @@ def _compared(stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: 
         return _Compared({})
     stored = _stored_minutes(stream, metrics, minutes)
     wrong = _unlike(stream, stored, _Asked(stream, minutes).answered(events), minutes)
-    # Most often a slice was decided a moment ago, which its events in those hours tell.
+    # Most often a slice was decided a moment ago; its events in those hours show it.
     moving = _seeing(wrong, _unfollowed(metrics, events, wrong)) if wrong else set()
     left = wrong.keys() - moving
     if not left:
@@ -192,7 +192,7 @@ class _Asked:
     Args:
         stream: the stream.
         minutes: those that are asked for, and the hours that end with them.
-        whole: whether versions of the same keys at other times take part: a version counts once, wherever it stands.
+        whole: whether versions of the same keys at other times take part: a version counts once, wherever it occurs.
         late: slices that metrics do not follow.
     """
 

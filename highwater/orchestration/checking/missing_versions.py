@@ -39,7 +39,7 @@ class Gap:
     """Versions of a key that no event has, between two that events have, or below the first.
 
     Args:
-        group: the slice, or the stream, that it is told of.
+        group: the slice, or the stream, that the gap counts for.
         key: the key.
         since, until: the first and the last of them.
         topic, generation, partition, offset: the origin of the event above them.
@@ -143,7 +143,7 @@ def _reach(ordered: Sequence[tuple[int, int]]) -> Reach:
 
 def otherwise(gap: Gap, known: Reaches) -> str:
     """What a version is that is not among the rejects."""
-    # Of another system's topic nobody knows what is still to come.
+    # Later records of another system's topic are unknown.
     reach = known.get((gap.topic, gap.generation, gap.partition))
     if reach is None or reach.hole > gap.after + 1:
         return UNDECIDED
@@ -180,7 +180,7 @@ def missing(
 
     Args:
         lake, stream: the tables.
-        questions: what is judged, and by which events.
+        questions: the versions to judge, and the events to use.
         reclaim_numbers: how often origins were reclaimed from the DLQ.
 
     Raises:
@@ -223,7 +223,7 @@ def _reaches(tables: Mapping[str, DeltaTable], stream: Stream, since: str | None
 
 
 def _begins_before(gap: Gap, known: Reaches) -> bool:
-    """Whether a gap begins before the slices that are known: below them nothing is decided, as far as they tell."""
+    """Whether a gap begins before the known slices: below them nothing is known to be decided."""
     reach = known.get((gap.topic, gap.generation, gap.partition))
     return reach is None or gap.after + 1 < reach.begin
 

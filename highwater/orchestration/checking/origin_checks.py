@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
     from highwater.slices import Slice
 
-# So many examples a slice; the counts are exact.
+# The number of examples a slice; the counts are exact.
 SAMPLES = 10
 _ORIGIN = ", ".join(ORIGIN)
 
@@ -76,7 +76,7 @@ def _misplaced(
 ) -> dict[str, list[dict[str, Any]]]:
     """For each slice the origins that are not in exactly one place, or are there otherwise than in raw.
 
-    Of a slice whose rows of raw went by their age it is told what is in two places, or beyond what was planned.
+    For a slice whose rows of raw expired by age, only origins in two places or outside the plan are reported.
     """
     found: dict[str, list[dict[str, Any]]] = {key: [] for key in slices}
     decisions, gone = proofs["events"], {key for key, proof in proofs["raw"].items() if aged(proof)}
@@ -97,7 +97,7 @@ def _misplaced(
         other_key = _OTHER_KEY if stream.record_key == "strict" else "false"
         for row in _asked(tables, question, keys, tried=tried, other_key=other_key):
             found[row["slice"]].append(sample(f"in {name} otherwise than in raw", Origin.of_row(row)))
-    # Whose the records are that other systems sent rests on what was known when they were decided: the numbers tell.
+    # The owner of records of other systems depends on the ledger at decision time: the counts show it.
     tiers = [key for key, slice_ in slices.items() if slice_.topic in stream.tier_topics and key not in gone]
     for key in tiers:
         found[key] = _misplaced_of_tier(
@@ -136,7 +136,7 @@ def _asked(
     return query_all(tables, question.format(**mine, **named))
 
 
-# One pass, which finds what is in raw and nowhere, what is somewhere and not in raw, and what is there twice.
+# One pass, which finds records only in raw, records not in raw, and records that exist twice.
 _MISPLACED = f"""
 SELECT slice, {_ORIGIN}, sum(r) AS in_raw, sum(n) AS tombstones, sum(e) AS in_events, sum(j) AS in_rejects
 FROM (SELECT slice, topic AS origin_topic, generation AS origin_generation, "partition" AS origin_partition,
@@ -147,7 +147,7 @@ FROM (SELECT slice, topic AS origin_topic, generation AS origin_generation, "par
 GROUP BY slice, {_ORIGIN} HAVING sum(r) <> 1 OR sum(n) + sum(e) + sum(j) <> 1
 ORDER BY slice, origin_partition, origin_offset
 """
-# What is left to be reported without raw.
+# The part that can be checked without raw.
 _TWICE = f"""
 SELECT slice, {_ORIGIN}
 FROM (SELECT slice, {_ORIGIN} FROM events WHERE {{slices}}
@@ -198,15 +198,15 @@ def _misplaced_of_tier(
 ) -> list[dict[str, Any]]:
     """The same of a tier's slice, whose origins are in the envelopes of its records.
 
-    Several records may have one origin: one counts, the others are superseded. All of them are where another slice
-    accepted it or a person gave it up, and those that were published before their origin was reclaimed from the DLQ.
+    Several records may have one origin: one counts, the others are superseded. All are superseded where another slice
+    accepted the origin, a person discarded it, or they were published before it was reclaimed from the DLQ.
     """
     mine = f"{slice_is_one_of([slice_.key])}"
     asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE NOT ({_tombstones_of(decision)}) AND {mine}")
     early = _named_early(tables["rejects"], slice_, mine)
     copies = Counter(_copy_of(stream, slice_, row, early) for row in asked)
     read, counting, contents = Counter[Origin](), set(), defaultdict[Origin, set[str]](set)
-    tries = defaultdict[Origin, set[int | None]](lambda: {None})  # a row that does not tell is no error
+    tries = defaultdict[Origin, set[int | None]](lambda: {None})  # a row without the number is no error
     for one, times in copies.items():
         read[one.origin] += times
         counting |= set() if stale(reclaim_numbers, one.origin, one.reclaims) else {one.origin}
@@ -232,7 +232,7 @@ def _misplaced_of_tier(
     return found
 
 
-# What stands of a record in raw, and of what was made of it in events and rejects; times as numbers.
+# A record in raw, and the row of events or rejects that came of it; times as numbers.
 RECORD = """"partition", "offset", timestamp_ms AS ms, key, value, headers"""
 _TIME = "origin_timestamp_ms AS ms"
 _PLACED = {"events": f"{_TIME}, arrow_cast(key, 'Binary') AS key", "rejects": f"{_TIME}, key, value, headers"}

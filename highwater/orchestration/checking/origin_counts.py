@@ -41,7 +41,7 @@ class Ends:
     """How the origins of a stream's main topic ended.
 
     Args:
-        produced: records of the main topic that are in raw, or stood there until they went by their age.
+        produced: records of the main topic that are in raw, or were in raw until they expired by age.
         accepted: origins in events.
         twice: rows in events beyond one for each origin; anything but 0 is an error.
         tombstones: records without a value.
@@ -76,7 +76,7 @@ class Ends:
 
     @property
     def error(self) -> str | None:
-        """What is wrong with the numbers; None if they agree."""
+        """The contradiction in the numbers; None if they agree."""
         if self.twice:
             return f"{self.twice:,} rows of events are of an origin that is there already"
         if self.sum != self.produced:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
     from highwater.slices import Slice
 
-# So many examples a slice; the counts are exact.
+# The number of examples a slice; the counts are exact.
 SAMPLES = 10
 ABSENT = Verdict(passed=False, text="the slice is not in raw")
 
@@ -130,7 +130,7 @@ def another_commit(slice_: Slice, proof: Proof, table: str, rows: int | None) ->
         slice_: the plan.
         proof: what the commit says.
         table: where it is.
-        rows: how many the commit must tell of; None if nobody knows.
+        rows: how many the commit must name; None if nobody knows.
     """
     if (problem := another_plan(slice_, proof, table)) or None in {rows, proof.rows} or rows == proof.rows:
         return problem

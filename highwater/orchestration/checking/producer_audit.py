@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from highwater.resources.kafka import Kafka
     from highwater.topic_rules import TopicFacts
 
-# What a broker does not tell of those who write to a topic.
+# Facts about the writers to a topic that a broker does not show.
 OTHERS = "others"
 NOT_SHOWN = Finding(
     "all of them",

@@ -51,7 +51,7 @@ def names(stream: Stream) -> list[str]:
 def events_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, dict[str, Verdict]]:
     """For each slice whether its events were sent or are second deliveries, and nothing else was sent of it.
 
-    A slice that waits for its turn, or was reprocessed since, passes: the sensor sends what is to be sent.
+    A slice that waits for its turn, or was reprocessed since, passes: the sensor sends it later.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -151,8 +151,8 @@ JOIN (SELECT {_ORIGIN}, fingerprint AS "#print" FROM published
 def _altered(stream: Stream, events: DeltaTable, published: DeltaTable, key: str) -> list[Origin]:
     """Events of a slice whose value is not the one that was judged, by its fingerprint.
 
-    The value is written as the stream is declared now, with null for a field that came later, as it was for whoever
-    sent it then. Where no event agrees, the declaration was another one when they were sent.
+    The value is written as the stream is declared now, with null for a field that came later, as the sender wrote it
+    then. Where no event agrees, the declaration was another one when they were sent.
     """
     fields = ", ".join(f"e.{quoted(one.name)}" for one in stream.fields)
     asked = _PRINTS.format(fields=fields, columns=fields_of(stream, events), slices=slice_is_one_of([key]))

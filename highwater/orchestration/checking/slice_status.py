@@ -101,25 +101,25 @@ WITH highest AS (SELECT slice AS of_slice, key AS of_key, max(version) AS of_ver
      brought AS (SELECT slice, key, version, {_RULE}
                  FROM (SELECT slice, key, version, {_RULE} FROM e WHERE {{slices}}) r
                  LEFT SEMI JOIN highest ON slice = of_slice AND key = of_key AND version = of_version),
-     standing AS (SELECT key, version, {_RULE} FROM c {{deletes}}),
-     beside AS (SELECT b.slice, b.key, max(b.version) AS version, max(s.version) AS standing,
+     in_table AS (SELECT key, version, {_RULE} FROM c {{deletes}}),
+     beside AS (SELECT b.slice, b.key, max(b.version) AS version, max(s.version) AS in_table,
                   bool_or(s.version > b.version OR (s.version = b.version AND {IS_LATER} IS NOT TRUE)) AS followed
-                FROM brought b LEFT JOIN standing s ON b.key = s.key
+                FROM brought b LEFT JOIN in_table s ON b.key = s.key
                 GROUP BY b.slice, b.key, b.origin_partition, b.origin_offset, b.origin_generation),
-     held AS (SELECT slice, key, max(version) AS version, max(standing) AS standing,
+     held AS (SELECT slice, key, max(version) AS version, max(in_table) AS in_table,
                 bool_and(coalesce(followed, false)) AS followed
               FROM beside GROUP BY slice, key)
 SELECT slice, count(*) AS keys,
-       sum(CASE WHEN standing IS NULL THEN 1 ELSE 0 END) AS absent,
-       sum(CASE WHEN standing < version THEN 1 ELSE 0 END) AS behind,
-       sum(CASE WHEN standing = version AND NOT followed THEN 1 ELSE 0 END) AS late
+       sum(CASE WHEN in_table IS NULL THEN 1 ELSE 0 END) AS absent,
+       sum(CASE WHEN in_table < version THEN 1 ELSE 0 END) AS behind,
+       sum(CASE WHEN in_table = version AND NOT followed THEN 1 ELSE 0 END) AS late
 FROM held GROUP BY slice
 """
 # A delete is a version too: it is in events alone.
 _DELETES = "UNION ALL SELECT key, version, {rule} FROM e WHERE deleted"
 _COMMITTED_VERSIONS = f"""
      wanted AS (SELECT DISTINCT key FROM brought),
-     standing AS (SELECT c.key, max(c.version) AS version FROM (SELECT key, version, {_RULE} FROM c {{deletes}}) c
+     in_table AS (SELECT c.key, max(c.version) AS version FROM (SELECT key, version, {_RULE} FROM c {{deletes}}) c
                   JOIN wanted ON c.key = wanted.key GROUP BY c.key)
 """
 # Of each key the event that won among those of its slice.
@@ -130,7 +130,7 @@ WITH brought AS (SELECT * FROM (SELECT slice, key, version, origin_topic, origin
                                              origin_generation) AS place
                                 FROM e WHERE {{slices}}) WHERE place = 1), {_COMMITTED_VERSIONS},
      wrong AS (SELECT b.*, s.version AS in_current, row_number() OVER (PARTITION BY b.slice ORDER BY b.key) AS rank
-               FROM brought b LEFT JOIN standing s ON b.key = s.key WHERE s.version IS NULL OR s.version < b.version)
+               FROM brought b LEFT JOIN in_table s ON b.key = s.key WHERE s.version IS NULL OR s.version < b.version)
 SELECT slice, key, version AS in_events, in_current, origin_topic, origin_generation, origin_partition, origin_offset
 FROM wrong WHERE rank <= {SAMPLES} ORDER BY slice, key
 """
@@ -164,7 +164,7 @@ _HIGHEST = """
 WITH settled AS (SELECT slice FROM ({slices}) WHERE NOT {unsettled}),
      brought AS (SELECT key, max(version) AS version, bool_or({unsettled}) AS moving FROM e
                  WHERE {portion} GROUP BY key),
-     standing AS (SELECT key, max(version) AS version, max(live) AS live, max(dead) AS dead
+     in_table AS (SELECT key, max(version) AS version, max(live) AS live, max(dead) AS dead
                   FROM (SELECT key, version, version AS live, NULL AS dead, updated_by_slice AS slice
                         FROM c {deletes}) c
                   LEFT SEMI JOIN settled ON c.slice = settled.slice
@@ -173,7 +173,7 @@ WITH settled AS (SELECT slice FROM ({slices}) WHERE NOT {unsettled}),
                   CASE WHEN s.live < s.dead THEN 'revived'
                        WHEN s.version IS NULL THEN 'absent' WHEN b.version IS NULL OR s.version > b.version THEN 'ahead'
                        WHEN s.version < b.version THEN 'behind' ELSE '' END AS class
-                FROM brought b FULL OUTER JOIN standing s ON b.key = s.key WHERE NOT coalesce(b.moving, false))
+                FROM brought b FULL OUTER JOIN in_table s ON b.key = s.key WHERE NOT coalesce(b.moving, false))
 SELECT * FROM (SELECT *, count(*) OVER (PARTITION BY class) AS found,
                       row_number() OVER (PARTITION BY class ORDER BY key) AS rank FROM beside)
 WHERE rank <= CASE WHEN class = '' THEN 1 ELSE {samples} END
@@ -186,7 +186,7 @@ def highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflict
     Args:
         lake: the tables.
         stream: the stream.
-        attempts: what is in its tables, read before: what was committed since is left out.
+        attempts: the attempts in its tables, read before: later commits are left out.
         conflicts: whether a version has several contents; only then `current` may hold the wrong one of them.
 
     Raises:
@@ -240,7 +240,7 @@ def committed(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> 
 
 
 def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> Attempts:
-    """What is in the stream's tables, of these slices or of all.
+    """The attempts in the stream's tables, of these slices or of all.
 
     Raises:
         DependencyAwayError: the lake could not be read; a table that was never created is empty.

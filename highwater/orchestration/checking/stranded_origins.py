@@ -1,8 +1,8 @@
 """Origins that waited on a tier whose records were lost: nothing brings them back by itself.
 
-An acceptance of a loss of a tier says which offsets are gone, not whose origins they were. But when every slice of the
-tier is decided that may hold what was published before the acceptance, an origin that was published there before, and
-still waits, is one of those that are gone. Telling it too early does no harm: what is reclaimed is accepted once.
+An accepted loss of a tier says which offsets are gone, not whose origins they were. But when every slice of the tier is
+decided that may hold earlier publications, an origin that was published there before, and still waits, is one of the
+lost ones. Reporting it too early does no harm: a reclaimed record is accepted once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _accepted(
     """
     recreated_at = [later.opened_at for one, later in pairwise(generations) if one.topic_id != later.topic_id]
     others = [later.opened_at for one, later in pairwise(generations) if one.topic_id == later.topic_id]
-    # What is lost with a topic is recorded at the moment of its new generation.
+    # The losses of a topic are recorded at the moment of its new generation.
     others += [loss.recorded_at for loss in losses if loss.recorded_at not in recreated_at]
     waits = delay * (1 + JITTER) + PLANNED_WITHIN
     moments = [(at, at) for at in recreated_at] + [(at, at + waits) for at in others]

@@ -37,7 +37,7 @@ class Among:
     """Which events are held against `current`, in SQL.
 
     Args:
-        group: what an answer is told of.
+        group: the SQL of the group that an answer counts for.
         mine: the condition of the events.
         keys: the query of their keys.
         settled: the condition of the rows of `current` that are judged.

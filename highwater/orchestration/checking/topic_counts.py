@@ -32,7 +32,7 @@ _ORIGIN = ", ".join(ORIGIN)
 
 
 class Copy(NamedTuple):
-    """What tells one record from every other.
+    """The identity of a record.
 
     Args:
         origin: of the record.
@@ -71,7 +71,7 @@ class OnTopic:
 
     @property
     def error(self) -> str | None:
-        """What is wrong, in a sentence; None if nothing is."""
+        """The fault, in a sentence; None if there is none."""
         parts = [
             f"{len(copies):,} records {what}: {', '.join(_described(copy) for copy in copies[:SAMPLES])}"
             for copies, what in ((self.lacking, "were sent and are not there"), (self.doubled, "are there twice"))
@@ -178,7 +178,7 @@ def _counted(kafka: Kafka, topic: str, wanted: Wanted, read: Callable[[Sequence[
 
 
 def _window(kafka: Kafka, state: TopicState, since: datetime) -> tuple[dict[int, OffsetRange], str | None]:
-    """What is read of each partition, up to the last stable offset; or why nothing is."""
+    """The records of each partition, up to the last stable offset; or why there are none."""
     starts = kafka.offsets_at(state.topic, round(since.timestamp() * 1000), state)
     if unled := sorted(state.partitions.keys() - starts.keys()):
         return {}, f"no leader for partitions {', '.join(map(str, unled))}"

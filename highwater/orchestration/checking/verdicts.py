@@ -24,7 +24,7 @@ class Verdict:
         text: the same in a sentence.
         numbers: exact counts.
         samples: a few of what was found, as rows of a table.
-        warning: whether it is a warning whatever the stream declares: what is wrong is explained, and may mend itself.
+        warning: whether it is a warning whatever the stream declares: the fault is explained, and may pass by itself.
     """
 
     passed: bool
@@ -186,7 +186,7 @@ def versions_rise(
             ". The unexplained happened after the higher version before it: look at its producer. current has the "
             "highest version all the same; a further version mends a state that is wrong"
         )
-    # What is unexplained first: few examples are looked at.
+    # Unexplained versions first: few examples are looked at.
     ordered = sorted(samples, key=lambda row: row["class"] != "unexplained")
     return Verdict(not classes.get("unexplained"), text, numbers, ordered)
 
@@ -270,7 +270,7 @@ class Attempts:
         return {name: table for name, table in found.items() if table is not None}
 
     def lacking(self, key: str) -> tuple[str, ...]:
-        """The tables in which a slice does not stand as its decision has it; empty when it is done."""
+        """The tables that lack the slice's decision; empty when it is done."""
         decision = self.events.get(key)
         return (
             *(() if key in self.raw else ("raw",)),

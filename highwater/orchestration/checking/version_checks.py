@@ -116,7 +116,7 @@ def _ask(
         found = missing(lake, stream, questions, reclaim_numbers)
         if questions.scope.whole or not any(one.counts[NOWHERE] for one in found.values()):
             return found
-        # What is nowhere among the slices around may be further away.
+        # A version that the neighbouring slices lack may be further away.
         return missing(lake, stream, questions.widened(), reclaim_numbers)
     asked: dict[str, Callable[[], dict[str, Found]]] = {
         ALONG_OFFSETS: questions.falls,

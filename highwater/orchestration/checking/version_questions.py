@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Stream
 
-# So many examples of each class; the counts are exact.
+# The number of examples of each class; the counts are exact.
 SAMPLES = 10
 # The name of the answers that are of no slice but of the whole stream.
 STREAM = ""
-# A slice of the main topic is held against so many before and behind it: otherwise the price of a check would grow with
-# the table. The whole stream is looked at by the audit.
+# A slice of the main topic is compared with this many before and behind it: otherwise the price of a check would grow
+# with the table. The audit looks at the whole stream.
 SLICES_AROUND = 1_000
 # Events that one query sorts, some 100 bytes each; more are looked at in several portions of keys.
 EVENTS_AT_ONCE = 5_000_000
@@ -80,7 +80,7 @@ class Scope:
 
     @property
     def group(self) -> str:
-        """What an answer is told of, in SQL: its slice, or the stream."""
+        """The SQL of the group that an answer counts for: its slice, or the stream."""
         return text(STREAM) if self.judged is None else "slice"
 
     def widened(self) -> Scope:
@@ -128,9 +128,9 @@ WITH {{history}},
                  FROM history)
 SELECT group_name, count(*) AS second_deliveries FROM counted WHERE mine AND copy > 1 GROUP BY group_name
 """
-# A fall is explained by evidence alone: it came back through a tier, it is the copy of a record before it, it
-# contradicts one, or its producer sent it late: it happened before what stands before it. What comes back through a
-# tier falls also behind what overtook it.
+# Only evidence explains a fall: the record came back through a tier, it is the copy of an earlier record, it
+# contradicts one, or its producer sent it late: it happened before its predecessor. A record from a tier also
+# falls behind the versions that overtook it.
 _FALLS = f"""
 WITH {{history}},
      seen AS (SELECT *,
@@ -250,7 +250,7 @@ class Questions:
         return self._ranked(_STATES)
 
     def gaps(self) -> Iterator[dict[str, Any]]:
-        """Versions between two, or below the first, of which there is no event; ordered by what they are told of."""
+        """Versions between two events, or below the first, without an event; ordered by group."""
         for scope in self._scopes:
             # Below the lowest version that is looked at nothing is known, unless everything is looked at.
             floor = str((self._stream.first_version or 0) - 1) if scope.whole else "version - 1"
@@ -309,7 +309,7 @@ def portions(events: DeltaTable, scope: Scope) -> Iterator[Scope]:
 
 
 def key_ranges(table: DeltaTable, sampled: str, parts: int, written: Callable[[Any], str]) -> Iterator[str]:
-    """Conditions that cut the keys of a table into so many ranges or fewer, each with about as many rows.
+    """Conditions that cut the keys of a table into at most this many ranges, each with about as many rows.
 
     A range costs a comparison a row, where a hash would cost more than the questions. Of a key that is a large part of
     the table all rows are in one range.

@@ -61,9 +61,8 @@ def audit(
 
     With DAGSTER_HOME set it counts failing checks as well. With --records N it reads the newest N slices of each stream
     from Kafka again and compares them with raw, record by record. With --versions it looks for versions that fall,
-    contradict each other, or are missing, over all slices. With --keys it tells which keys are in several partitions,
-    and whether producers hash differently. Exit status 2 if something has to be mended, 75 if all that is wrong is that
-    a service is away.
+    contradict each other, or are missing, over all slices. With --keys it shows keys in several partitions, and
+    whether producers hash differently. Exit status 2 if a fault needs a person, 75 if only a service is away.
     """
     from highwater.orchestration.checking.check_results import failing_checks
     from highwater.orchestration.reporting.audit import audit as gather

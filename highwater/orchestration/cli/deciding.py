@@ -86,7 +86,7 @@ def accept_rejects(
 ) -> dict[str, Any]:
     """Let each SLICE through the circuit breaker as it is: its rejects are published, however many they are.
 
-    For records that nothing will mend. The slices are decided whatever the breaker's state is, and do not change it.
+    For records that nothing will fix. The slices are decided whatever the breaker's state is, and do not change it.
 
     With --reason, accept rejects for that reason in all slices of STREAM from a slice on: they open the breaker no
     more, and other reasons still do.

@@ -17,7 +17,7 @@ NAMES = ("state", "tried", "found", "remedy")
 @deployment_of
 @click.pass_context
 def doctor(context: click.Context, deployment: Deployment, as_json: bool) -> None:  # noqa: FBT001 - click's flag
-    """Try every connection, permission and setting once, and tell the remedy of each that fails."""
+    """Try every connection, permission and setting once, and print the remedy of each that fails."""
     from highwater.orchestration.reporting.doctor import examine
 
     found = list(examine(deployment, deployment.settings, os.environ))

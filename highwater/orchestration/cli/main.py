@@ -85,7 +85,7 @@ def main(context: click.Context, declarations: Path | None) -> None:
 @as_json_option
 @deployment_of
 def plan(deployment: Deployment, stream: str, commit: bool, as_json: bool) -> None:  # noqa: FBT001 - click's flags
-    """Cut what is new in STREAM's topic into slices; a dry run unless --commit is given."""
+    """Cut the new offsets of STREAM's topic into slices; a dry run unless --commit is given."""
     from highwater.orchestration.sensing.planning import Planner
 
     declared = deployment.stream(stream)
@@ -234,7 +234,7 @@ def status(deployment: Deployment, streams: Sequence[str], as_json: bool) -> Non
                 print_table(*one.table)
     all_errors = [error for one in found for error in (*one.errors, *(dlq.error for dlq in one.dlq), one.accepted)]
     if errors := [error for error in all_errors if error is not None]:
-        # What a person has to mend comes before what mends itself.
+        # Faults that need a person come before those that pass.
         raise min(errors, key=exit_status)
 
 

@@ -15,10 +15,11 @@ from highwater.orchestration.deployment import Deployment
 @click.argument("streams", nargs=-1)
 @deployment_of
 def metrics(deployment: Deployment, streams: Sequence[str]) -> None:
-    """Print where the named STREAMS or all stand as OpenMetrics text, for a scraper.
+    """Print metrics of the named STREAMS, or of all, as OpenMetrics text for a scraper.
 
-    With DAGSTER_HOME set it counts failing checks as well. What is away leaves out what rests on it and has
-    highwater_up 0: the text is whole all the same, and the exit status is 75, or 2 where a person has to mend it.
+    With DAGSTER_HOME set it counts failing checks as well. A service that is away leaves out the metrics that rest on
+    it
+    and has highwater_up 0: the text is valid all the same, and the exit status is 75, or 2 where a person has to act.
     """
     from highwater.orchestration.reporting.open_metrics import measure
 
@@ -26,4 +27,4 @@ def metrics(deployment: Deployment, streams: Sequence[str]) -> None:
     found = measure(deployment.ledger(), deployment.kafka(), deployment.lake(), declared, dagster_instance)
     click.echo(found.text, nl=False)
     if found.errors:
-        raise min(found.errors, key=exit_status)  # an error that a person has to mend comes first
+        raise min(found.errors, key=exit_status)  # an error that needs a person comes first

@@ -74,7 +74,7 @@ def pause_tier(deployment: Deployment, /, **asked: Any) -> None:
 @_topic_options
 @deployment_of
 def resume_tier(deployment: Deployment, /, **asked: Any) -> None:
-    """Plan what is due of TOPIC again, which was paused."""
+    """Plan the due offsets of TOPIC again, which was paused."""
     _act(deployment, resume=True, **asked)
 
 

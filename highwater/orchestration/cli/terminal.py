@@ -1,6 +1,6 @@
 """The terminal: the connections of a command, and how it prints values, tables and errors.
 
-Exit status: 0 done; 2 an error that a person has to mend, or wrong arguments; 75 a dependency is away (EX_TEMPFAIL of
+Exit status: 0 done; 2 an error that needs a person, or wrong arguments; 75 a dependency is away (EX_TEMPFAIL of
 sysexits.h), so that a script may try again.
 """
 

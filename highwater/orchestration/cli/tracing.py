@@ -14,10 +14,10 @@ from highwater.orchestration.deployment import Deployment
 @as_json_option
 @deployment_of
 def explain(deployment: Deployment, slice_key: str, as_json: bool) -> None:  # noqa: FBT001 - click's flag
-    """Tell all that is known of SLICE: plan, commits, rejects, publication, leases, and its runs and checks.
+    """Print all facts about SLICE: plan, commits, rejects, publication, leases, and its runs and checks.
 
-    The latter with DAGSTER_HOME set. Where Dagster cannot be asked the rest is told all the same, and the exit status
-    is 75, or 2 if somebody has to mend that.
+    Runs and checks need DAGSTER_HOME. Where Dagster does not answer, the rest is printed all the same, and the exit
+    status is 75, or 2 if a person has to fix that.
     """
     from highwater.orchestration.reporting.explaining import explain as gather
     from highwater.orchestration.reporting.locating import stream_of
@@ -51,8 +51,8 @@ def locate(
 ) -> None:
     """Follow the record at OFFSET of PARTITION of TOPIC: its slice, its row in raw, and how its origin ended.
 
-    TOPIC is a main topic, a tier or a parked topic. Where Kafka is to be looked at and is away, what is known is told
-    all the same, and the exit status is 75.
+    TOPIC is a main topic, a tier or a parked topic. Where Kafka is needed and away, the known facts are printed all the
+    same, and the exit status is 75.
     """
     from highwater.orchestration.reporting.locating import locate as follow
     from highwater.orchestration.reporting.locating import stream_of

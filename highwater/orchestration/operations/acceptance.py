@@ -1,4 +1,4 @@
-"""Accepting what cannot be mended: offsets that are gone, and topics that were cut off or recreated (I11)."""
+"""Accepting permanent losses: offsets that are gone, and topics that were truncated or recreated (I11)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Acceptance:
         seen: the generation that it was made from.
         losses: the holes.
         opened: the generation that it opens; None if planning goes on in the one that was seen.
-        reasons: what is accepted, in sentences.
+        reasons: the accepted facts, in sentences.
     """
 
     seen: Generation
@@ -56,7 +56,7 @@ class Acceptance:
 
     @property
     def lines(self) -> list[str]:
-        """What is recorded, in sentences."""
+        """The recorded facts, in sentences."""
         lost = [
             f"lost: {loss.topic} generation {loss.generation} partition {loss.partition}, "
             f"{loss.offsets}, {len(loss.offsets):,} offsets: {loss.reason}"
@@ -121,7 +121,7 @@ def acceptance(
     diverged: Mapping[int, int] = NOTHING,
     divergence: bool = False,
 ) -> Acceptance:
-    """Work out what is recorded so that planning and reading go on.
+    """Compute the records that let planning and reading go on.
 
     Expired offsets become losses, unless a divergence is accepted. A recreated topic, and one with a partition that was
     cut off, opens a generation, in which offsets may come again. Slices that were never read lose what Kafka does not
@@ -131,7 +131,7 @@ def acceptance(
         stream: the declaration.
         planned: how far the topic is planned.
         state: what the topic holds; looked at after `planned`.
-        unread: slices of the topic that were never read, without what is recorded as lost of them already.
+        unread: slices of the topic that were never read, without recorded losses.
         by: who accepts.
         now: the time, in UTC.
         partitions: the only ones that are meant; None means all.
@@ -254,7 +254,7 @@ Unread = Callable[[Sequence[Slice]], Sequence[Slice]]
 
 
 def never_read(lake: Lake, stream: Stream) -> Unread:
-    """Tells which slices raw holds no commit of; may raise DependencyAwayError."""
+    """Returns the slices without a commit in raw; may raise DependencyAwayError."""
 
     def unread(slices: Sequence[Slice]) -> Sequence[Slice]:
         held = lake.committed(stream.name, "raw")
@@ -278,13 +278,13 @@ def accept_loss(
 ) -> Acceptance:
     """Work out what an acceptance records, and record it unless the run is dry.
 
-    What is recorded cannot be undone, so two looks at the topic must agree on it, and all its partitions have a leader.
+    A record cannot be undone, so two looks at the topic must agree on it, and all its partitions have a leader.
 
     Args:
         ledger: holds the plans, and takes the record.
         kafka: is looked at.
         stream: the declaration.
-        unread: tells which slices were never read.
+        unread: returns the slices that were never read.
         by: who accepts.
         now: the time, in UTC.
         partitions: the only ones that are meant; None means all.
@@ -297,7 +297,7 @@ def accept_loss(
         ConfigurationError: the topic was never planned, or single partitions of a recreated one are named.
         TopicAbsentError: the topic does not exist.
         DependencyAwayError: Kafka, the lake or the ledger is away, a partition has no leader, or two looks at the topic
-            do not agree on what is lost; nothing was recorded.
+            do not agree on the loss; nothing was recorded.
         TemporaryError: the topic was planned on in the meantime; nothing was recorded.
     """
     planned = ledger.planned(stream.name, stream.topic)

@@ -40,10 +40,10 @@ class Asked:
 def act(
     ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, now: datetime
 ) -> tuple[Acceptance, list[str]]:
-    """Accept what is gone of a topic, or report what would be recorded; returns it, and the same in sentences.
+    """Accept the losses of a topic, or report what would be recorded; returns them, and the same in sentences.
 
-    A tier that is not there any more is recreated first. Whoever dies behind that finds a topic that was recreated, and
-    accepts it by the same command.
+    An absent tier is recreated first. After a crash in between, the same command finds a recreated topic and accepts
+    it.
 
     Raises:
         TopicVanishedError: the topic is not there any more, and not ours to make.
@@ -69,7 +69,7 @@ def act(
 def _accept_losses(
     ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, *, sure: bool
 ) -> tuple[TopicState | None, list[str]]:
-    """The topic as it will be, of one that vanished and nobody is sure yet to make again; and what is done of it."""
+    """The state of a vanished topic that nobody has confirmed to create again; and the state after its creation."""
     if is_there(kafka, topic):
         return None, []
     gone = vanished(ledger, stream, topic)
@@ -87,6 +87,6 @@ def _next(stream: Stream, topic: str, found: Acceptance, now: datetime) -> list[
     """What becomes of records that waited on a tier: they are in raw and in rejects."""
     if found.nothing or topic not in stream.tier_topics:
         return []
-    until = now + timedelta(seconds=1)  # the option takes whole seconds; what came since is reprocessed in vain, once
+    until = now + timedelta(seconds=1)  # the option takes whole seconds; later records are reprocessed once for nothing
     next_command = f"highwater reclaim {stream.name} --on {topic} --until {until:%Y-%m-%dT%H:%M:%S} shows which records"
     return [f"what waited on {topic} and is gone is still in raw: {next_command}, and reclaims them to be reprocessed"]

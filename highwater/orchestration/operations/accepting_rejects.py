@@ -36,14 +36,14 @@ class Asked:
 
 
 def act(ledger: Ledger, streams: Collection[str], asked: Asked, now: datetime, log: Callable[[str], object]) -> int:
-    """Let slices through, or report what is known of them; returns how many were not let through before.
+    """Let slices through, or report their judgements; returns how many were not let through before.
 
     Args:
         ledger: holds plans and judgements.
         streams: the names of those that the slices may be of.
-        asked: what is asked.
+        asked: the request.
         now: the time, in UTC.
-        log: gets what is found and done, in sentences.
+        log: gets the findings and actions, in sentences.
 
     Raises:
         UnknownSliceError: one of them was never planned.

@@ -93,7 +93,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: date
     Args:
         work: the connections; its slices do not matter. Its `log` gets the sentences.
         instance: Dagster's instance, to know which slices runs work on; None where it cannot be asked.
-        asked: what is asked for.
+        asked: the request.
         now: in UTC.
 
     Raises:
@@ -120,7 +120,7 @@ def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: date
         work.log(f"{len(keys):,} slices hold the key. A dry run: nothing was erased")
         return Outcome(found.rows, later=later)
     with ledger.lease(lease_of(stream), LEASE_SECONDS) as lease:
-        # A producer's clock may run ahead: what is there now is older than the erasure, whatever its time says.
+        # A producer's clock may run ahead: existing records are older than the erasure, whatever their time says.
         at = max(now, moment_of(found.newest_ms))
         number = ledger.erasures.add(Erasure(stream.name, asked.digest, asked.because, asked.by, at))
         erasures_table.keep(ledger, work.lake, stream.name)

@@ -1,8 +1,8 @@
 """Retiring keys: what a slice costs Dagster ends when it is complete and old; and bringing keys back.
 
-The ledger comes first. A key that is marked and still live is taken at the next maintenance; one that was brought back
-and is not live yet is added by the sensor `repair`. Deleting a key fails the runs that name it, so whoever names one
-keeps it; what named one while it was deleted is looked for afterwards, and gets it back.
+The ledger comes first. A marked key that is still live is removed at the next maintenance; the sensor `repair` adds a
+key that was brought back and is not live yet. Deleting a key fails the runs that name it, so named keys stay; runs that
+named a key during its deletion are looked for afterwards, and the key is added again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
 
-# The lake is asked for so many slices at once.
+# The lake is asked for this many slices at once.
 PAGE = 500
-# Deleting one takes Dagster some milliseconds; what is above this is left to the next maintenance.
+# Deleting one takes Dagster some milliseconds; the rest is left to the next maintenance.
 MOST_KEYS = 20_000
 
 
@@ -112,7 +112,7 @@ def named_keys(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str
         now: in UTC.
 
     Raises:
-        DependencyAwayError: Dagster has something unfinished of which this is unknown.
+        DependencyAwayError: Dagster has something unfinished that does not name its keys.
     """
     from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 

@@ -113,7 +113,7 @@ class Report:
     Args:
         tables: of the stream, upstream first; those that were never created are left out.
         keys: what became of Dagster's keys; None where Dagster was not asked.
-        runs: what became of Dagster's old runs; None where Dagster was not asked, or all are kept.
+        runs: the result for Dagster's old runs; None where Dagster was not asked, or all stay.
         done: whether it was done.
         retained: what became of rows that are old enough; None of a stream that keeps them forever.
         groups: what became of consumer groups of publications, in a sentence.
@@ -263,7 +263,7 @@ def _maintained(task: _Task) -> TableReport:
 
 
 def _gently(task: _Task, step: Callable[[], None]) -> None:
-    """A step that gives way to writers: what is not done today is done another day."""
+    """A step that gives way to writers: it may be left to another day."""
     try:
         step()
     except (SupersededAttemptError, LeaseHeldError) as error:

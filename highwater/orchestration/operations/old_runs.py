@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Stream
 
-# Deleting one takes Dagster some milliseconds; what is above this is left to the next maintenance.
+# Deleting one takes Dagster some milliseconds; the rest is left to the next maintenance.
 MOST_RUNS = 2_000
 PAGE = 500
 

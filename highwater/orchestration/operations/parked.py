@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
 
 SAMPLES = 10
-# Of each record's detail so many characters are held and shown.
+# This many characters of each record's detail are held and shown.
 DETAIL = 60
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which parked records are meant; what is left out chooses all.
+    """A selection of parked records; without arguments it selects all.
 
     Args:
         reasons: why they were rejected the last time.
@@ -74,9 +74,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A parked record: where its latest copy stands, when it was parked (ms since 1970), and why, in a few words.
+    """A parked record: the place of its latest copy, when it was parked (ms since 1970), and why, in a few words.
 
-    Of one that is parked by reference also what is left out of it.
+    For a record that is parked by reference also the parts that it leaves out.
     """
 
     partition: int
@@ -154,7 +154,7 @@ class Asked:
 
     Args:
         choice: which ones.
-        most: the oldest so many of them; all if None.
+        most: at most this many matching records, oldest first; all if None.
         sure: do it; without it only what would be done is reported.
         by: the person's name.
         because: why they are discarded; None sends them back instead.
@@ -168,7 +168,7 @@ class Asked:
 
 
 def act(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, log: Callable[[str], object]) -> Parked:
-    """Look at the parked records, and send back or give up those that are meant; returns what was found.
+    """Look at the parked records, and send back or discard the selected ones; returns what was found.
 
     Raises:
         ConfigurationError: it is to be done and nobody is named, no reason is given, or there is no tier.
@@ -287,8 +287,9 @@ def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Ori
 def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, asked: Asked) -> tuple[int, int]:
     """Give the records up, in the ledger and then in the lake; returns how many, and how many have another end by now.
 
-    Meanwhile no retry is decided: what one accepted before is not exhausted, and what is discarded none accepts after,
-    also where it was sent back. The records stay on the topic, and are reported as given up.
+    Meanwhile no retry is decided: a record that a retry accepted before is not discarded, and no retry accepts a
+    discarded
+    record later, even one that was sent back. The records stay on the topic, and are reported as discarded.
     """
     ensure_lake_there(ledger, lake)
     with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:
@@ -298,7 +299,7 @@ def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, asked: 
         meant = [
             o for o, one in parked.waiting.items() if o not in ended and not stale(reclaim_numbers, o, one.reclaims)
         ]
-        # Decisions tell by the time which acts they saw.
+        # Decisions record by time which acts they saw.
         last, now = ledger.discarded_until(stream.name), datetime.now(UTC)
         now = now if last is None else max(now, last + timedelta(microseconds=1))
         lease.check()

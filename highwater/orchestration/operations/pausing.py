@@ -61,7 +61,7 @@ def act(ledger: Ledger, stream: Stream, asked: Asked, now: datetime, log: Callab
         stream: whose topic it is.
         asked: the wish.
         now: the time, in UTC.
-        log: gets what is found and done, in sentences.
+        log: gets the findings and actions, in sentences.
 
     Raises:
         ConfigurationError: its records are not retried, it is paused already or is not, or nobody is named.
@@ -100,7 +100,7 @@ def act_on_part(
         stream: the stream.
         asked: the wish.
         now: the time, in UTC.
-        log: gets what is found and done, in sentences.
+        log: gets the findings and actions, in sentences.
 
     Returns:
         The pauses as they were, by part.

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
 
-# The lake is asked for so many slices at once.
+# The lake is asked for this many slices at once.
 PAGE = 500
-# A command names so many slices; when they are done it is told again for the rest.
+# A command names this many slices; it is shown again for the rest when they are done.
 NAMED = 20
 
 
@@ -93,7 +93,7 @@ def summary(found: Sequence[ReclaimedRecords]) -> str:
 def remedy(stream: Stream, found: Sequence[ReclaimedRecords]) -> str:
     """The command that decides slices again, for a shell; first the one that brings their keys back, if it needs to.
 
-    Where it is not for all of them, how many are left stands before it in brackets.
+    If the command is not for all slices, the number of remaining ones precedes it in brackets.
     """
     first = found[:NAMED]
     back = [

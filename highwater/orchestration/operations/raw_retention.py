@@ -183,7 +183,7 @@ def in_dlq(ledger: Ledger, lake: Lake, stream: Stream) -> set[str]:
 
 
 def _done(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetime) -> Retained:
-    """What was begun and not done is looked at first; then what is old enough now goes."""
+    """Finish started removals first; then remove rows that are old enough now."""
     stream, erasures = work.stream, work.ledger.erasures
     back = _settle(work, instance, _open(work, now), now)
     preview = _look(work, instance, age, now)

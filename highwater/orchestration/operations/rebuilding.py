@@ -182,7 +182,7 @@ def _of_topic(stream: Stream, some_slices: Sequence[Slice], highest: int, now: d
                 Loss(stream.name, slice_.topic, slice_.generation, p, hole, f"a hole found by {BY}", BY, now)
                 for p, hole in sorted(holes.items())
             ]
-        # A proof tells the marks of its own records alone, and a plan those from before as well.
+        # A proof holds the marks of its own records alone, and a plan those from before as well.
         marks = {**marks, **slice_.marks}
         slices.append(replace(slice_, marks=marks))
         ends.update({p: r.end for p, r in slice_.ranges.items()})

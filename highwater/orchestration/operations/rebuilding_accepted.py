@@ -1,7 +1,7 @@
 """What the topic of accepted events holds, read once when a stream begins again, so that none of it is sent again.
 
-Whoever begins again opens the name of the topic's transactions first: a run of before that still goes on is fenced, and
-what it had under way is settled. Then the topic is read, and the mark handed to the new table.
+The new run opens the name of the topic's transactions first: an earlier run that still goes on is fenced, and its
+open transaction is settled. Then the topic is read, and the mark handed to the new table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
 
-# A row takes 1 KB at the most while it is made: so many are held at a time.
+# A row takes at most 1 KB while it is made: this many are held at a time.
 ROWS_A_PORTION = 50_000
 
 
@@ -38,9 +38,9 @@ class OnAccepted:
     Args:
         log: what the topic holds, by partition; empty of a stream that publishes nothing, or publishes all again.
         count: records that the topic holds.
-        first: by generation and partition of the main topic the lowest offset of what is there in its order.
+        first: by generation and partition of the main topic the lowest offset of the records in order.
         since: by partition whose log does not begin at 0 the time of its first record, in milliseconds; None without.
-        older: records on tiers that may have been accepted before that: whether they were the topic does not tell.
+        older: records on tiers that may have been accepted before that: the topic does not show it.
     """
 
     log: Mapping[int, OffsetRange] = field(default_factory=dict)
@@ -70,8 +70,8 @@ class OnAccepted:
     def unknown(self, number: int, log: Mapping[int, OffsetRange]) -> dict[int, OffsetRange]:
         """By partition the offsets of the main topic whose events may have been sent, and are not there any more.
 
-        What is there in its order begins with an offset, and nothing behind that is gone: late records of earlier ones
-        lay before it too.
+        The records in order begin with an offset, and nothing behind that is gone: late records of earlier ones
+        preceded it too.
 
         Args:
             number: the main topic's generation.
@@ -128,7 +128,7 @@ def keep(
     with Transactions(kafka, f"highwater.pub.{topic}", topic) as transactions:
         mark, state = transactions.mark(), kafka.topic_state(topic)
         found = OnAccepted(state.log())
-        # Whoever is fenced now had read no further.
+        # A fenced reader had read no further.
         ends = {stream.topic: {p: held.end for p, held in kafka.topic_state(stream.topic).log().items()}}
         accepted_copies.write(lake, stream.name, _portions(kafka, stream, topic, found, see), ends)
         work = Work(stream, [], cast("SparkSession", None), lake, ledger, kafka, lambda _: None)
@@ -153,7 +153,7 @@ def _ensure_not_compacted(kafka: Kafka, topic: str) -> None:
 def _portions(
     kafka: Kafka, stream: Stream, topic: str, found: OnAccepted, see: Callable[[accepted_copies.Copy], None]
 ) -> Iterator[list[dict[str, Any]]]:
-    """The records as rows, so many at a time, partition by partition: so files hold offsets that lie together."""
+    """The records as rows, in portions, partition by partition: so files hold neighbouring offsets."""
     portion: list[dict[str, Any]] = []
     for partition, offsets in found.log.items():
         for message in kafka.read(topic, {partition: offsets}):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
 
-# A copy takes 1.5 KB at the most: so many are held at a time.
+# A copy takes at most 1.5 KB: this many are held at a time.
 COPIES_A_PORTION = 10_000
 
 
@@ -65,7 +65,7 @@ class Copies:
         self.note(envelope.origin, envelope.timestamp, envelope.slice_key, main)
 
     def note(self, origin: Origin, ms: int, slice_key: str, main: str) -> None:
-        """Take note of what a copy tells of slices and of the main topic."""
+        """Note the slices and the main topic that a copy names."""
         for name, ordinal in highest([slice_key]).items():
             self.slices[name] = max(self.slices.get(name, 0), ordinal)
         if origin.topic == main:
@@ -309,7 +309,7 @@ def ensure_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
 
 
 def _marked(kafka: Kafka, stream: Stream, topics: Mapping[str, Mapping[int, OffsetRange]]) -> list[str]:
-    """The slices that Kafka's groups name: those of which something was published, and where the mirror was last."""
+    """The slices that Kafka's groups name: published ones, and the last position of the mirror."""
     published = [one.slice_key for one in parse_groups(kafka.groups()).values()]
     described(kafka, stream.group)  # a coordinator that is just made is waited for
     mirrored = held(kafka, stream.group, [(topic, p) for topic, log in topics.items() for p in log])
@@ -330,7 +330,7 @@ def _states(kafka: Kafka, stream: Stream) -> dict[str, TopicState]:
 def _portions(
     kafka: Kafka, stream: Stream, logs: Mapping[str, Mapping[int, OffsetRange]], seen: Copies, accepted: OnAccepted
 ) -> Iterator[list[dict[str, Any]]]:
-    """The copies on tiers and on the parked topic as rows, so many at a time; `seen` takes note of each."""
+    """The copies on tiers and on the parked topic as rows, in portions; `seen` takes note of each."""
     portion: list[dict[str, Any]] = []
     for topic in stream.dlq_topics:
         for message in kafka.read(topic, logs[topic]) if topic in logs else ():

@@ -14,7 +14,7 @@ NAMES = ("what", "key", "version", "updated_by_slice")
 
 
 def act(work: Work, *, sure: bool) -> Differences:
-    """Tell what `current` holds otherwise than the events have it, and replace it if that is wanted.
+    """Report differences between `current` and the events, and replace the table if that is wanted.
 
     Args:
         work: the connections; its slices do not matter. Its `log` gets the sentences.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 10
 NAMED = 5
-# The lake is asked for so many slices at once.
+# The lake is asked for this many slices at once.
 PAGE = 500
 _ORIGIN = ", ".join(ORIGIN)
 
@@ -140,7 +140,7 @@ class Asked:
 
     Args:
         choice: which records; its slices are those that read or rejected them, its times those of their publication.
-        most: of those that are meant the so many that were published first; all if None.
+        most: at most this many matching records, first published first; all if None.
         sure: do it; without it only what would be done is reported.
         by: the person's name.
         because: why.
@@ -156,10 +156,10 @@ class Asked:
 
 
 def act(ledger: Ledger, lake: Lake, stream: Stream, asked: Asked, log: Callable[[str], object]) -> Found:
-    """Look at what is in the DLQ, and reclaim what is meant; returns what was found.
+    """Look at the records in the DLQ, and reclaim the selected ones; returns what was found.
 
-    While it is recorded no retry is decided: what a slice of a tier accepted before is not reclaimed, and what is
-    reclaimed no slice of a tier accepts after.
+    Meanwhile no retry is decided: a record that a slice of a tier accepted before is not reclaimed, and no slice of a
+    tier accepts a reclaimed record later.
 
     Raises:
         ConfigurationError: it is to be recorded, and nobody is named or no reason is given; or nothing is published to

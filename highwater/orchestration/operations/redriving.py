@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # One transaction holds so much at the most: it lasts seconds, and memory is bounded.
 RECORDS_A_TRANSACTION = 1_000
 BYTES_A_TRANSACTION = 16 * 1024 * 1024
-# So many of those that stay are named.
+# At most this many of the remaining records are named.
 NAMED = 10
 
 
@@ -84,7 +84,7 @@ def redrive(
 
     Args:
         kafka: the cluster.
-        lake: holds what is parked by reference.
+        lake: holds the records that are parked by reference.
         stream: its declaration.
         wanted: partition and offset of the records on the parked topic.
         ends: to where it is read.
@@ -173,7 +173,7 @@ def _fitting(found: Iterator[_Back], limits: Limits, stay: _Stay) -> Iterator[_B
 
 
 def _sent(transactions: Transactions, portion: list[_Back], stay: _Stay, before: int) -> int:
-    """Send a portion, without what is refused for its size; returns how many were sent."""
+    """Send a portion, without records that are refused for their size; returns how many were sent."""
     while portion:
         try:
             # Nobody goes on from the mark.

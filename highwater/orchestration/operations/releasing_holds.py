@@ -45,9 +45,9 @@ def act(
     Args:
         ledger: holds plans and holds.
         streams: those that the slice may be of, by name.
-        asked: what is asked.
+        asked: the request.
         now: the time, in UTC.
-        log: gets what is found and done, in sentences.
+        log: gets the findings and actions, in sentences.
 
     Raises:
         UnknownSliceError: it was never planned.

@@ -1,7 +1,7 @@
 """Letting a slice be tried again that was exhausted: a person's decision, kept under a name.
 
-What repair gave up is in the ledger. Publication tells it by Dagster's runs, which are not asked here: of a stream that
-publishes any slice may be named, and its runs of before count no more.
+The ledger holds slices that repair exhausted. Publication derives it from Dagster's runs, which are not asked here: any
+slice of a stream that publishes may be named, and its earlier runs count no more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Asked:
 
     Args:
         slice_key: the slice.
-        sure: record it; without it only what is known of the slice is reported.
+        sure: record it; without it only the slice's state is reported.
         by: the person's name.
         because: why.
     """
@@ -45,9 +45,9 @@ def act(
     Args:
         ledger: the plans.
         streams: by name, those that the slice may be of.
-        asked: what is asked.
+        asked: the request.
         now: the time, in UTC.
-        log: gets what is found and done, in sentences.
+        log: gets the findings and actions, in sentences.
 
     Raises:
         UnknownSliceError: it was never planned.

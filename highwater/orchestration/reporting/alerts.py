@@ -1,4 +1,4 @@
-"""Alerts: what is measured of each stream, and one tick that begins, ends and tells them."""
+"""Alerts: the measures of each stream, and one tick that begins, ends and sends them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
 
-# The reject ratio is that of so many slices, the newest ones.
+# The reject ratio covers this many slices, the newest ones.
 SLICES = 20
 LEASE_SECONDS = 60.0
 # Dagster ends a tick after 60 s. No measuring of a stream begins later than this; most take less than a second.
@@ -74,7 +74,7 @@ class Asked:
         return count_parked(self.ledger, self.lake, self.stream)
 
     def ages(self, topic: str) -> Ages:
-        """Of what is not in raw of a topic, asked once.
+        """The offsets of a topic that are not in raw, read once.
 
         Raises:
             TopicAbsentError: there is no such topic.
@@ -117,7 +117,7 @@ def tick(
     begin: str = "",
     resting: Collection[str] = (),
 ) -> TickResult:
-    """Measure all streams, and tell what begins and what ends.
+    """Measure all streams, and send the alerts that begin and end.
 
     What cannot be measured, because something is away, leaves its alert as it is (I15), and so do streams for which no
     time is left. An alert that cannot be sent is sent at a later tick; one that the receiver refuses delays no other.
@@ -126,7 +126,7 @@ def tick(
     Args:
         ledger, kafka, lake: are asked.
         streams: the streams.
-        report: tells a receiver.
+        report: sends an alert to the receiver.
         sensors: measures the sensors.
         begin: the stream to begin with.
         resting: streams that are not measured now, since nothing of them changed.
@@ -210,7 +210,8 @@ def _measured(
                 found = measure(asked)
         except HighwaterError as error:
             lines.append(f"{stream.name}: not measured: {error.problem}")
-            # What is away has a breaker, and an absent topic stops its planning: these have alerts of their own.
+            # A dependency that is away has a breaker, and an absent topic stops planning: both have alerts of their
+            # own.
             if not isinstance(error, TemporaryError | TopicAbsentError):
                 unknown.append(error.problem)
         except Exception as error:  # noqa: BLE001 - what one stream holds must not silence the alerts of the others
@@ -339,7 +340,7 @@ class _Left:
         topic: its name.
         left: None if it takes none for its age.
         limit: below it there is something to warn of.
-        ages: of what is unread.
+        ages: the ages of the unread records.
         size: `retention.bytes`, if that is limited: it may take the record at any time.
     """
 
@@ -356,7 +357,7 @@ class _Left:
 
     @property
     def by_size(self) -> str:
-        """What is known of a limit by size."""
+        """The limit by size."""
         return "" if self.size is None else f"; retention.bytes={self.size} of {self.topic} may take it before"
 
 
@@ -401,7 +402,7 @@ def _all_left(asked: Asked) -> list[_Left]:
         except TopicAbsentError:
             if topic == asked.stream.topic:
                 raise
-            # Nothing was published to it yet; if it is gone, the age of retries tells.
+            # Nothing was published to it yet; if it is gone, the age of retries shows it.
     return found
 
 

@@ -1,4 +1,4 @@
-"""The audit of a stream: what is planned, committed and lost, how every origin ended, and how safe its topic is."""
+"""The audit of a stream: plans, commits and losses, how every origin ended, and how safe its topic is."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PartitionAudit:
 
     Args:
         partition: its number.
-        planned: the end of what is planned.
+        planned: the end of the planned offsets.
         committed: the end of the contiguous slices that are complete in all tables.
         last_stable: to where it can be read.
         age: of the oldest record that is not in raw; None where there is none, or it was not asked.
@@ -113,13 +113,13 @@ class Audit:
         dlq: the tiers and the parked topic.
         findings: what the rules say of the topic; empty if it could not be asked.
         endurance: how many brokers may fail.
-        problems: errors that keep something from being planned or looked at, by what is told of them.
+        problems: errors that stop planning or reading, by their subject.
         red: failing checks by name, with the number of slices; None where Dagster was not asked.
         dagster_unasked: whether Dagster was to be asked, and could not be; why is one of the problems.
         held: slices whose records were held against the topic.
         versions: by check of versions what it says of the whole stream; empty if they were not asked for.
         seams: where slices do not tile.
-        checked: of how many of them the checks were made; of those that stand whole.
+        checked: how many of the complete slices were checked.
         failing: checks of these that fail on the tables as they are now.
         eras: generations of the topic, and when partitions were added.
         producers: by name what the rules say of a producer.
@@ -159,7 +159,7 @@ class Audit:
 
     @property
     def errors(self) -> list[str]:
-        """What a person has to mend."""
+        """The faults that need a person."""
         found = [*self.problems]
         found += [self.ends.error] if self.ends.error else []
         found += [
@@ -181,7 +181,7 @@ class Audit:
 
     @property
     def away(self) -> list[HighwaterError]:
-        """Those of the errors that waiting mends: something could not be looked at, nothing was found."""
+        """The errors that pass by waiting: something could not be read, no fault was found."""
         return [error for error in self.problems.values() if isinstance(error, TemporaryError)]
 
     def _checks_with(self, result: str) -> list[str]:
@@ -271,7 +271,7 @@ class Audit:
 
     @property
     def _published_to(self) -> Rows:
-        """The rules that are not kept."""
+        """The violated rules."""
         return [
             [name, *_finding(one)]
             for name, findings in self.published_to.items()
@@ -413,8 +413,8 @@ def audit(
         ledger, kafka, lake: the connections.
         stream: the stream.
         red: failing checks by name; None where Dagster was not asked.
-        records_of: so many of the newest slices are held against the topic, record by record, and checked again;
-            what was sent of them is counted where it was sent to.
+        records_of: how many of the newest slices are compared with the topic, record by record, and checked again;
+            their sent records are counted in the target topics.
         versions: put the checks of versions to the whole stream too.
         keys: look in which partitions each key of the topic is.
         others: producers that are not ours.
@@ -423,7 +423,7 @@ def audit(
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
-    # The lake before the plan: a slice that is committed in between is at worst told as unfinished.
+    # The lake before the plan: a slice that is committed in between appears at worst as unfinished.
     ends, held = count_ends(ledger, lake, stream), attempts(lake, stream)
     there = slices_there(lake, stream)
     slices = ledger.slices(stream.name)
@@ -559,7 +559,7 @@ def committed_ends(planned: Planned | None, slices: Sequence[Slice], held: Attem
     Args:
         planned: how far a topic is planned.
         slices: slices, those of other topics among them.
-        held: what is in the tables.
+        held: the attempts in the tables.
     """
     if planned is None:
         return {}
@@ -573,7 +573,7 @@ def committed_ends(planned: Planned | None, slices: Sequence[Slice], held: Attem
 
 
 def _waiting(unread: Sequence[Slice], status: StreamStatus, losses: Sequence[Loss]) -> Counter[int]:
-    """For each partition of the main topic the offsets of these slices, without what is recorded as lost of them."""
+    """For each partition of the main topic the offsets of these slices, without recorded losses."""
     found: Counter[int] = Counter()
     for slice_ in unread:
         if (slice_.topic, slice_.topic_id) == (status.topic, status.topic_id):

@@ -1,6 +1,6 @@
 """What of a topic is not in raw yet, planned or not, and how old it is.
 
-A slice that is planned and not read is in as much danger of retention as what is not planned.
+Retention endangers a planned slice that is not read as much as offsets without a plan.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
     from highwater.slices import Slice
 
-# A record is read of so many partitions to know its age: those where it is the oldest.
+# A record is read from this many partitions to know its age: those where it is the oldest.
 PARTITIONS_ASKED = 32
 # Ages by which the oldest of more partitions are reported, from a second to half a century, in steps of a tenth.
 AGES = [timedelta(seconds=1.1**n) for n in range(224)]
 READ_SECONDS = 5.0
-# Of slices that are not in raw so many are looked at, the oldest: 100,000 rows of the ledger would take seconds.
+# At most this many of the oldest slices outside raw are looked at: 100,000 rows of the ledger would take seconds.
 SLICES_ASKED = 1_000
 
 
@@ -64,7 +64,7 @@ class Ages:
         sure: whether every partition could be asked, and the lake: without it all are as old as this at least. Of more
             than `PARTITIONS_ASKED` those were asked in which unread records are the oldest.
         waiting: the oldest slices that are planned and not in raw.
-        starts: for each partition that could be asked where what is not in raw begins.
+        starts: for each partition that answered, where the part outside raw begins.
         held_back: what open transactions hold back; it is unread too.
         expired: unread offsets that retention deleted, and that are not recorded as lost.
     """
@@ -93,7 +93,7 @@ def in_raw(ledger: Ledger, lake: Lake, stream: Stream) -> set[str] | None:
 
 
 def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: Collection[str] | None) -> Ages:
-    """The ages of what is not in raw of a topic.
+    """The ages of a topic's records that are not in raw.
 
     Args:
         ledger: the plans.
@@ -148,7 +148,7 @@ def _held_back(kafka: Kafka, state: TopicState) -> dict[int, HeldBack]:
 
 
 def unread_slices(ledger: Ledger, planned: Planned, read: Collection[str] | None) -> tuple[list[Slice], Slice | None]:
-    """The oldest slices of a topic that are not in raw, without what is recorded as lost of them.
+    """The oldest slices of a topic that are not in raw, without recorded losses.
 
     And the last that was looked at, if there are more.
     """
@@ -203,11 +203,12 @@ def _ages(
 
 
 def _oldest(kafka: Kafka, state: TopicState, waiting: Mapping[int, OffsetRange]) -> list[int]:
-    """So many partitions as are asked, among them that of the oldest record; of several as old, to a tenth, some.
+    """At most this many partitions, among them that of the oldest record; of several as old, to a tenth, some.
 
-    The broker is asked nine times at the most where each partition stood at some time. What one record behind a
-    producer's wrong clock makes look younger there is safe for as long: retention deletes whole segments from the first
-    one on, each by its latest timestamp.
+    The broker is asked nine times at the most where each partition was at some time. A record with a producer's wrong
+    clock
+    may make later ones look younger, but they are safe for as long: retention deletes whole segments from the first one
+    on, each by its latest timestamp.
     """
     now = time.time_ns() // 1_000_000
 

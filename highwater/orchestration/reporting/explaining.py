@@ -44,7 +44,7 @@ MOST_RUNS = 10
 
 @dataclass(frozen=True)
 class Commit:
-    """What stands of the slice in one table; None where nothing does."""
+    """The commit of the slice in one table; None where there is none."""
 
     table: str
     attempt: int | None
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def worker(self) -> str:
-        """What is known of the worker of a run that is started."""
+        """The worker of a run that is started."""
         if self.status != "STARTED":
             return ""
         return "no lease" if self.alive_until is None else f"lease until {self.alive_until:%H:%M:%S}"
@@ -86,7 +86,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Explained:
-    """What is known of a slice.
+    """All that ledger, lake and Dagster hold about a slice.
 
     Args:
         slice_: its plan.
@@ -247,7 +247,7 @@ def _counts(counts: Mapping[str, int] | None) -> str:
 
 
 def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opened | None = None) -> Explained:
-    """Gather what is known of a slice.
+    """Gather all facts about a slice.
 
     Args:
         ledger: the plans.
@@ -350,7 +350,7 @@ def _rejects(lake: Lake, stream: Stream, key: str) -> list[Rejected]:
 
 
 def _concerns(lease: str, stream: Stream) -> bool:
-    """Whether a lease is one of the stream's: its name is what is done, and the stream or one of its tables."""
+    """Whether a lease is one of the stream's: its name is the operation, and the stream or one of its tables."""
     return lease.partition(" ")[2].partition("/")[0] == stream.name
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Located:
-    """What is known of one offset.
+    """The facts about one offset.
 
     Args:
         end: `accepted`, `waiting`, `parked`, `discarded`, `reclaimed` (and not reprocessed yet), `rejected` (and not
@@ -118,7 +118,7 @@ def stream_of(streams: Iterable[Stream], topic: str) -> Stream:
 def locate(
     ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, topic: str, partition: int, offset: int
 ) -> list[Located]:
-    """What is known of an offset: an answer for each generation of the topic that planned it, or one that says why not.
+    """The facts about an offset: an answer for each generation of the topic that planned it, or one with the reason.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -241,7 +241,7 @@ def _ended(
     *,
     tombstone: bool = False,
 ) -> Located:
-    """How an origin ended: the last of what is known of it."""
+    """How an origin ended: its last known event."""
     published = {(found["slice"], found[NUMBER]): found for found in _rows_of(lake, stream, "dlq", origin)}
     found = _rows_of(lake, stream, "rejects", origin)
     rejects = sorted(found, key=lambda row: _when(row, published.get(_copy(row))))
@@ -285,7 +285,7 @@ def _end(
 
 
 def _when(found: Mapping[str, Any], published: Mapping[str, Any] | None) -> tuple[Any, ...]:
-    """The order of rejections: by how often it was reclaimed; as they were published, then what is not yet."""
+    """The order of rejections: by the number of reclaims; as they were published, then unpublished ones."""
     at = None if published is None else published["published_at"]
     moment = "" if at is None else at.isoformat(timespec="microseconds")
     return found[NUMBER], published is None, moment, found["retries"] or 0

@@ -106,7 +106,7 @@ class Metrics:
         return [*self.away.values(), *self.failed.values()]
 
     def add(self, name: str, value: float | None, *labels: str | int) -> None:
-        """One sample; what is not known is left out."""
+        """One sample; unknown values are left out."""
         if value is not None:
             self.samples[name].append((tuple(map(str, labels)), value))
 
@@ -182,7 +182,7 @@ def measure(
 
 
 def _stream(found: Metrics, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> None:
-    # The lake before the plan: a slice that is committed in between is at worst told as not whole.
+    # The lake before the plan: a slice that is committed in between appears at worst as incomplete.
     committed = found.ask("lake", lambda: attempts(lake, stream))
     slices = found.ask("ledger", lambda: ledger.slices(stream.name))
     losses = found.ask("ledger", lambda: ledger.losses(stream.name))
@@ -251,7 +251,7 @@ def _topic(
     for one in status.partitions:
         found.add("highwater_last_stable_offset", one.last_stable, view.name, view.topic, one.partition)
     if "ledger" in found.away:
-        return  # without the plan nobody knows what is unread
+        return  # without the plan the unread part is unknown
     for one in status.partitions:
         found.add("highwater_lag_records", one.lag, view.name, view.topic, one.partition)
         if one.last_stable is not None:

@@ -115,7 +115,7 @@ class DlqStatus:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What the lake tells of work that is to come.
+    """The work that waits in the lake.
 
     Args:
         publication: how far accepted events are behind; None of a stream that sends none.
@@ -167,7 +167,7 @@ class StreamStatus:
         dependencies: breakers of the stream's dependencies that are not closed, in sentences.
         holds: slices that records hold.
         exhausted_slices: slices that repair requests no more.
-        waiting: what the lake tells of work that is to come, or why that is not known; None where it was not looked at.
+        waiting: the work that waits in the lake, or why that is unknown; None where it was not looked at.
         workers: runs of the stream whose worker gave a sign of life within the last minute, and when its lease runs out
             unless it is renewed.
         accepted: why the topic of accepted events cannot be published to, or looked at; None if it can, or was not.
@@ -384,7 +384,7 @@ def stream_status(
 
 
 def _expired(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> list[HighwaterError]:
-    """Why planned slices cannot be read any more; nothing where that cannot be asked, which other errors tell."""
+    """Why planned slices cannot be read any more; empty where Kafka does not answer, which other errors report."""
     try:
         return [*expired_errors(ledger, kafka, stream, in_raw(ledger, lake, stream))]
     except HighwaterError as error:
@@ -523,7 +523,7 @@ def _tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> DlqStatus
     except HighwaterError as error:
         return DlqStatus(topic, error=error)
     due = sum(slice_.offsets for slice_ in tick.slices)
-    # What is due is cut in this dry run; behind it lies what is not.
+    # This dry run cuts all due offsets; later ones are not due.
     later = sum(max(0, (seen.last_stable or 0) - tick.ends.get(p, 0)) for p, seen in tick.state.partitions.items())
     stopped = next(iter(tick.errors.values()), None)
     return DlqStatus(topic, due + later, due, stopped, times=due_of(ledger, kafka, stream, topic, tick))
@@ -543,7 +543,7 @@ def _parked(ledger: Ledger, kafka: Kafka, stream: Stream) -> DlqStatus:
 
 
 def _partitions(stream: Stream, planned: Planned | None, state: TopicState, history: History) -> list[PartitionStatus]:
-    """The partitions as they stand; those of another topic under the same name have no planned ends."""
+    """The partitions as they are; those of another topic under the same name have no planned ends."""
     same = planned if planned is not None and planned.generation.topic_id == state.topic_id else None
     ends = positions(same, state) if same else {}
     trouble: dict[int, str] = {}

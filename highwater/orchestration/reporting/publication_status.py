@@ -1,4 +1,4 @@
-"""How far accepted events are behind on their way to their topic: what `status`, `explain` and an alert tell of it.
+"""How far accepted events are behind on their way to their topic, for `status`, `explain` and an alert.
 
 File times in the logs of the two tables show what waits: opening the proofs of some hundred slices takes longer than
 all the rest. Proofs are opened only where the times leave it open.
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
     from highwater.slices import Slice
 
-# Of so many slices whose events were written after they were sent it is looked up whether they were reprocessed: half
-# of them the first, half the last, for small files that were joined are written after, too. And of so many that were
-# sent last, whether they were sent to their end: one of which a part was sent is written down later than its events.
+# How many slices are looked up. First, slices whose events were written after they were sent, in case they were
+# reprocessed: half of them the oldest, half the newest, since files that maintenance joined are written later, too.
+# Second, the newest sent slices, in case they were sent in part: such a slice is recorded later than its events.
 MOST_OPENED = 50
 
 
 @dataclass(frozen=True)
 class Behind:
-    """How far publication is behind what is decided.
+    """How far publication is behind the decisions.
 
     Args:
         topic: where accepted events are sent.
@@ -50,7 +50,7 @@ class Behind:
         slices: slices that are decided and were never sent to their end.
         records: their events.
         revised: slices that were reprocessed since they were sent; what of them goes out again is not counted before.
-        unopened: further ones of which that is not known: there are too many to look them all up.
+        unopened: further slices in an unknown state: there are too many to look them all up.
         oldest: of all these the one that was decided first; None if there is none.
         since: when it was decided, in UTC.
         held_up: why the next is not sent, in a sentence; empty if nothing waits.
@@ -108,7 +108,7 @@ def behind(ledger: Ledger, lake: Lake, stream: Stream, also: Collection[str] = (
         ledger: the ledger.
         lake: the lake.
         stream: the stream.
-        also: slices of which it is looked up in any case whether they are sent as they are decided.
+        also: slices to look up in any case, whether they are sent as they are decided.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -237,7 +237,7 @@ def _held_up(
 
 
 def _undecided(ledger: Ledger, key: str) -> str:
-    """Why a slice is not decided, as far as the ledger tells."""
+    """Why a slice is not decided, by the ledger."""
     hold = ledger.holds.of([key]).get(key)
     if hold is not None and hold.release is None:
         return f"is held by {hold.found.many}; mend it, or highwater release-hold {key}"
@@ -262,7 +262,7 @@ def _rejects_follow(lake: Lake, stream: Stream, decided: Proof) -> bool:
 
 @dataclass(frozen=True)
 class PublishedSlice:
-    """What is known of a slice's way to the topic of accepted events.
+    """The state of a slice's way to the topic of accepted events.
 
     Args:
         topic: that topic.

@@ -1,4 +1,4 @@
-"""The workers of runs: the lease by which each tells that it lives, and the end of runs whose worker is gone.
+"""The workers of runs: the lease that shows each is alive, and the end of runs whose worker is gone.
 
 Dagster's default launcher cannot ask a worker whether it lives: worker and code server killed together leave a run
 started for ever, and with it its place in the queue and in its pool. Nothing rests on it that a worker without a lease
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.resources.ledger import Ledger
 
-# Whoever lives has given a sign within so many seconds after the ledger, or the machine, came back: a beat is 15 s.
+# A living worker renews its lease within this time after the ledger, or the machine, came back: a beat is 15 s.
 LOOK_AGAIN_SECONDS = 20.0
-# Leases of workers that died are kept for a day, for whoever looks into the ledger.
+# Leases of dead workers stay for a day, for readers of the ledger.
 LEASE_HISTORY_SECONDS = 86_400.0
 # Runs that were launched and have not ended.
 BEGUN = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
@@ -55,7 +55,7 @@ def end_runs_without_worker(
     """Report to Dagster which runs of the streams have failed with their worker, and free their places in pools.
 
     A run that is starting has no lease yet, and may take minutes for it on a busy machine. So it is missed only if it
-    was launched before this code server: the one before would tell of a worker that died, and died with it.
+    was launched before this code server: the one before would report a worker that died, and died with it.
 
     Dagster retries such a run as one whose worker died (`run_retries`); otherwise repair asks for its slices.
     It is looked at twice: while the ledger was away, or the machine slept, the leases of the living ran out as well.
@@ -85,7 +85,7 @@ def _sign_due_since(instance: dg.DagsterInstance, record: dg.RunRecord, here: da
     run = record.dagster_run
     if run.status == dg.DagsterRunStatus.STARTED:
         return _began(record)
-    # A launcher that can be asked, one of containers, tells of its workers by itself, and pulls images for minutes.
+    # A launcher of containers can be asked: it reports dead workers by itself, and pulls images for minutes.
     launched = None if _can_be_asked(instance) else instance.get_run_stats(run.run_id).launch_time
     at = None if launched is None else datetime.fromtimestamp(launched, UTC)
     return at if at is not None and at < here else None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from highwater.resources.kafka import Kafka
     from highwater.resources.ledger import Ledger
 
-# At each end of what waits in a partition so many offsets are read: the first and the last of them may be markers.
+# At each end of the waiting offsets of a partition this many are read: the first and the last may be markers.
 LOOKED_AT = 20
 READ_SECONDS = 5.0
 

@@ -1,4 +1,4 @@
-"""What the lake holds and Dagster forgot, told to Dagster as the run that committed it told it."""
+"""Report to Dagster again the materializations that the lake holds and Dagster lost."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def forgotten_events(
         lake: the tables.
         stream: the stream.
         slices: those that are looked at.
-        there: what stands of them in the tables.
-        most: so many at the most.
+        there: the committed proofs in the tables.
+        most: at most this many.
 
     Raises:
         DependencyAwayError: the lake could not be read.
@@ -62,7 +62,7 @@ def forgotten_events(
 def reports(
     lake: Lake, stream: Stream, table: str, some_slices: Sequence[Slice], attempts: Mapping[str, int]
 ) -> list[SliceReport]:
-    """What proofs and log tell of slices in a table; of one that was reprocessed meanwhile the attempt alone.
+    """The metadata that proofs and log hold for slices in a table; for a reprocessed slice the attempt alone.
 
     Raises:
         DependencyAwayError: the lake could not be read.

@@ -1,4 +1,4 @@
-"""The mirror of progress: one tick that sets a stream's consumer group to what is done (I12).
+"""The mirror of progress: one tick that sets a stream's consumer group to the finished prefix (I12).
 
 Nothing is remembered beside the group itself: a mark beside each offset names the last slice of the prefix, so a tick
 looks only at the slices behind it, and costs the same after any number of slices. A group that was deleted, that
@@ -85,7 +85,7 @@ def mirror(resources: Any, stream: Stream, cursor: str | None = None) -> Tick:
 
 
 def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime) -> Tick:
-    """Set the group of a stream to what is done, if that changed or was committed a day ago.
+    """Set the group of a stream to its finished prefix, if that changed or was committed a day ago.
 
     Raises:
         ForeignMemberError: somebody consumes in the group; nothing was committed.
@@ -122,7 +122,7 @@ def _is_stale(has: Held | None, offset: int, mark: Mark) -> bool:
 
 
 def _looks(ledger: Ledger, kafka: Kafka, stream: Stream, lines: list[str]) -> list[Looked]:
-    """The topics of which something was planned, and which are there; the others are reported in `lines`."""
+    """The planned topics that exist; the others are reported in `lines`."""
     found = []
     for topic in (stream.topic, *stream.delays):
         planned = ledger.planned(stream.name, topic)

@@ -1,6 +1,6 @@
 """Turns: slices of a stream that holds are taken one after another, in their order.
 
-The step decides, whoever asked for it; what repair asks for only keeps runs from failing in vain.
+The step decides for every run; repair orders its requests only so that runs do not fail for nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from highwater.orchestration.sensing.run_requests import History, PastRun, RepairRules
     from highwater.resources.ledger import Ledger
 
-# What comes before a run's slices is looked at so far back. Each of those followed its own so many before it went
-# on, so further back there is only what was left undone before the stream was declared so.
+# How many slices before a run's slices are looked at. Each of those followed its own predecessors, so further back
+# there are only slices that were left undone before the stream was declared ordered.
 LOOK_BACK = 20
 # A slice that is held keeps back all others, so it is asked for more often than one that fails by itself.
 LONGEST_WAIT = timedelta(minutes=10)
@@ -95,13 +95,13 @@ def take_turn(
 ) -> Turn:
     """Which slices go on, and which wait.
 
-    The first one is never given up, since all others wait for it. One that was left undone more than once goes alone:
-    it would keep undone what goes with it, and others would keep it so.
+    The first slice is never exhausted, since all others wait for it. A slice that was left undone more than once goes
+    alone: in a run with others it would keep them undone, and they would keep it so.
 
     Args:
         lacking: the main topic's slices that are not done, in the order of their plan, with the tables that they lack.
         planned_at: when each of them was planned, in UTC.
-        order: all keys in Dagster's order; a run takes what is side by side there.
+        order: all keys in Dagster's order; a run takes neighbours there.
         runs: runs of the last day that named slices.
         held: those of the slices that records hold.
         now: the time, in UTC.
@@ -152,7 +152,7 @@ def _shares(
     now: datetime,
     rules: RepairRules,
 ) -> bool:
-    """Whether a slice may go on in a run with others: none is at work on it, and no run of its own was in vain."""
+    """Whether a slice may go on in a run with others: no run works on it, and no run of its own failed."""
     history = known[key]
     awaited = history.last_end is None and now < planned_at[key] + rules.grace
     return key not in held and not history.in_flight and history.ended <= 1 and not awaited

@@ -1,4 +1,4 @@
-"""Planning: looking at a topic, and recording in the ledger what is to be read next."""
+"""Planning: look at a topic, and record the next offsets to read in the ledger."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRIES = 5
 MARK_SECONDS = 5.0
 # Each look connects again, which takes longer than what it reads.
 LOOKS_AT_ONCE = 4
-# So many offsets at the end of each partition are looked through for what was sent: the last are transactions' markers.
+# At the end of each partition this many offsets are searched for sent records: the last are transactions' markers.
 TAIL = 100
 
 Due = Callable[["TopicState", Planned], "TopicState"]
@@ -128,7 +128,7 @@ class Planner:
     def tick(
         self, stream: Stream, now: datetime, *, dry: bool = False, due: Due | None = None, look: Look | None = None
     ) -> Tick:
-        """Look at the stream's topic and record what is to be read next.
+        """Look at the stream's topic and record the next offsets to read.
 
         Any number of planners may tick at once: each offset is planned by one of them.
 
@@ -319,7 +319,7 @@ def _published_before(stream: Stream, what: str, found: str) -> ConfigurationErr
 
 
 def _sent_last(kafka: Kafka, topic: str) -> str | None:
-    """A slice of which the end of an accepted topic tells; others may have written there before Highwater did."""
+    """A slice from the end of an accepted topic; others may have written there before Highwater did."""
     log = _log_if_there(kafka, topic)
     tails = {p: OffsetRange(max(held.start, held.end - TAIL), held.end) for p, held in log.items()}
     for message in kafka.read(topic, tails):

@@ -34,7 +34,7 @@ class _Looks:
     """Plans and topics of all streams, read together.
 
     Args:
-        context: the streams, and what is asked about them.
+        context: the streams, and their clients.
         topics: by stream the topics to look at.
 
     Raises:
@@ -107,7 +107,7 @@ class PlannerRound(_Looks):
     """The round of the planner: a stream without new records costs two rows of the ledger.
 
     Args:
-        context: the streams, and what is asked about them.
+        context: the streams, and their clients.
 
     Raises:
         TemporaryError: Kafka or the ledger is away.
@@ -124,7 +124,7 @@ class PlannerRound(_Looks):
         self._idle = {one.name for one in idle} - self._without_keys(idle, topics)
 
     def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
-        """Plan the stream's topic, unless it holds what is planned; raises what `ticks.plan` does."""
+        """Plan the stream's topic, unless it holds exactly the plan; raises what `ticks.plan` does."""
         if stream.name in self._idle and cursor is None:
             return None
         tick = plan(
@@ -139,7 +139,7 @@ class RetriesRound(_Looks):
     """The round of retries: a stream whose tiers have no new records costs two rows of the ledger for each.
 
     Args:
-        context: the streams, and what is asked about them.
+        context: the streams, and their clients.
 
     Raises:
         TemporaryError: Kafka or the ledger is away.

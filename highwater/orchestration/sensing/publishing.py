@@ -1,7 +1,7 @@
 """Sending accepted events: one tick that requests the slices that are next.
 
-The prefix is that of the mirror: slices of the main topic that are done, without a gap from the first one on. What the
-table `published` holds tells where it is; nothing is remembered beside it.
+The prefix is that of the mirror: slices of the main topic that are done, without a gap from the first one on. The table
+`published` shows its progress; there is no other state.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _forgiven(ledger: Ledger, stream: Stream, keys: Sequence[str], runs: Sequenc
 def _decide(
     instance: dg.DagsterInstance, missing: Mapping[str, datetime], runs: Sequence[PastRun], now: datetime
 ) -> Repair:
-    """Which slices are due; those that only wait for a dependency are not given up."""
+    """Which slices are due; slices that only wait for a dependency are not exhausted."""
     found = decide_repair(missing, runs, now, RULES)
     if not found.exhausted_slices:
         return found
@@ -117,7 +117,7 @@ def _without_key(ledger: Ledger, order: Sequence[str], keys: Sequence[str], now:
 def next_run(order: Sequence[str], main: Sequence[str], late: Sequence[str], found: Repair) -> tuple[str, ...]:
     """The slices of the next run, which are neighbours in Dagster's order; none where nothing is due.
 
-    What is next of the main topic goes alone: another slice that cannot be sent would stop it with every run.
+    The next slice of the main topic goes alone: another slice that cannot be sent would stop it with every run.
 
     Args:
         order: all keys in Dagster's order.
@@ -131,7 +131,7 @@ def next_run(order: Sequence[str], main: Sequence[str], late: Sequence[str], fou
         return groups[0] if groups else ()
     group = next((one for one in groups if begin[0] in one), ())
     ours = [key for key in begin if key in group]
-    # Keys that were added again stand elsewhere in Dagster's order than in ours.
+    # Keys that were added again have another place in Dagster's order than in ours.
     return group if ours == begin[: len(ours)] else (begin[0],)
 
 

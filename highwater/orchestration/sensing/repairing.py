@@ -1,4 +1,4 @@
-"""What the sensor of repair does in one tick: what is not done and nobody works on is asked for again."""
+"""One tick of the sensor `repair`: request incomplete slices that no run works on."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Seen:
     Args:
         slices: by key: those that Dagster lacks first, then the page.
         main: those of the main topic.
-        there: what stands of them in the tables.
+        there: the committed proofs in the tables.
         lacking: those that are not done, with the tables that they are not in.
         left: those that are not done either, of topics that the stream does not read, as it is declared now.
         order: Dagster's keys in its order, then the lost ones.
@@ -123,7 +123,7 @@ class _Gate:
 
 @dataclass(frozen=True)
 class _Decided:
-    """What is asked for, and what is not."""
+    """The requested slices, and the others."""
 
     stopped: Stopped
     turn: Turn
@@ -132,7 +132,7 @@ class _Decided:
 
 
 def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor: str | None) -> Tick:
-    """Request what is not done and nobody works on; report to Dagster what the lake holds and Dagster forgot.
+    """Request incomplete slices that no run works on; report to Dagster materializations that it lost.
 
     Every tick asks the lake for the slices that Dagster lacks, and for the next page of all: so whatever ledger, lake
     and Dagster disagree on is found, and a tick costs the same after any number of slices.
@@ -206,7 +206,7 @@ def _look(
     lost = _lost([slice_ for slice_ in page if slice_.key not in retired], order, now)
     strange, suspects = _suspects(instance, ledger, stream, order)
     exhausted, stalled_slices = ledger.exhausted_slices.open(stream.name), ledger.stalled_slices.open(stream.name)
-    # One that was exhausted or tried in vain, and that somebody materialised since, is done, wherever the page is.
+    # An exhausted or stalled slice that somebody materialised since is done, wherever the page is.
     known_keys = {one.slice_key for one in exhausted[:PAGE]} | {one.slice_key for one in stalled_slices[:PAGE]}
     looked_after = ledger.get(sorted(known_keys))
     slices = {slice_.key: slice_ for slice_ in (*suspects, *looked_after, *page)}
@@ -250,7 +250,7 @@ def _of_accepted_reasons(ledger: Ledger, stream: Stream, seen: _Seen, refused: C
 
 
 def _still_exhausted(ledger: Ledger, seen: _Seen, accepted: Mapping[str, datetime], floor: datetime | None) -> set[str]:
-    """The slices that stay given up; forgotten are those that are done, and those whose failures count no more."""
+    """The slices that stay exhausted; done slices, and slices whose failures count no more, are forgotten."""
 
     def over(one: ExhaustedSlice) -> bool:
         return seen.done(one.slice_key) or any(
@@ -276,7 +276,8 @@ def _stalled(
     """Keep and return the slices that were left undone as often as others are exhausted, and that are asked for on.
 
     These are the first of a stream that decides in order, and those whose last run missed a dependency that has no
-    breaker: without this nobody would know of them. What is held, or waits for the breaker, has an alert of its own.
+    breaker: without this nobody would know of them. Held slices, and those that wait for the breaker, have their own
+        alert.
     A slice stays one of them until it is done or belongs to these, also when its runs are older than a day. One that
     a run works on becomes none: it may be the run that decides what was held.
     """

@@ -29,7 +29,7 @@ def plan_tier(
     dry: bool = False,
     look: Look | None = None,
 ) -> Tick:
-    """Plan what is due in a tier, or in a topic that another system fills.
+    """Plan the due offsets of a tier, or of a topic that another system fills.
 
     Args:
         ledger: holds the plans.
@@ -70,7 +70,7 @@ def plan_tier(
 def _up_to(seen: PartitionState, end: int | None, planned: int) -> PartitionState:
     """A partition as if it ended where its records are not due yet.
 
-    Never before what is planned, for the next slice may wait longer than the one before it did; unless its log really
+    Never before the planned end, for the next slice may wait longer than the one before it did; unless its log really
     ends there.
     """
     if end is None or seen.last_stable is None:

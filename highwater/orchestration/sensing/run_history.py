@@ -21,7 +21,7 @@ from highwater.orchestration.sensing.run_requests import PastRun, keys_named
 if TYPE_CHECKING:
     from highwater.declaration import Stream
 
-# Repair waits an hour at the longest, so what failed in the last day tells enough.
+# Repair waits at most an hour, so the failures of the last day suffice.
 MEMORY = timedelta(days=1)
 # Runs that are asked for at once: some megabytes of memory.
 RECORDS = 2_000

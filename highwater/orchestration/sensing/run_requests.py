@@ -121,7 +121,7 @@ class PastRun:
             itself.
         run_id: Dagster's.
         raw_alone: whether it was only to read them from Kafka, not to decide them.
-        by_hand: whether no sensor asked for it: what is decided already may be reprocessed.
+        by_hand: whether no sensor asked for it: decided slices may be reprocessed.
     """
 
     keys: frozenset[str]
@@ -154,7 +154,7 @@ class RepairRules:
     slices_a_tick: int = 200
 
     def wait(self, ended: int) -> timedelta:
-        """How long after the last of so many runs the next attempt waits."""
+        """How long the next attempt waits after this many runs."""
         doublings = min(max(ended - 1, 0), 20)  # beyond that a timedelta overflows
         return min(self.first_wait * float(2**doublings), self.longest_wait)
 
@@ -181,7 +181,7 @@ class Repair:
 
 @dataclass
 class History:
-    """What the runs of the last day made of a slice: so many of them ended and left it undone."""
+    """The runs of the last day for a slice: how many ended and left it undone."""
 
     in_flight: bool = False
     ended: int = 0
@@ -205,7 +205,7 @@ def decide_repair(
         now: the time, in UTC.
         rules: caps and waits.
         exhausted: slices that were exhausted before, and that nobody released.
-        patient: slices that are not given up, however many runs left them undone.
+        patient: slices that are never exhausted, however many runs left them undone.
     """
     known = histories(missing, runs)
     due: dict[str, int] = {}
@@ -317,8 +317,8 @@ def stop(
     """Stop the slices whose decision the breaker does not allow; what was decided before is finished.
 
     The probe is the oldest slice that no run tried to decide, if there is one; else the one whose last try is the
-    longest ago, be it that it was refused, failed or lost its worker. So a slice that nothing mends keeps back no
-    other. Those that were exhausted come last, and so does a probe that came to no end in its time.
+    longest ago, whether it was refused, failed or lost its worker. So a slice that always fails keeps back no other.
+    Exhausted slices come last, and so does a probe that came to no end in its time.
 
     Args:
         circuit: the breaker.

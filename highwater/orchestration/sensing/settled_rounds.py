@@ -67,7 +67,7 @@ class Rests:
     within a rest.
 
     Args:
-        context: the streams, and what is asked about them.
+        context: the streams, and their clients.
 
     Raises:
         TemporaryError: the ledger is away.
@@ -123,7 +123,7 @@ class _Resting(ABC):
     """A round that lets settled streams rest.
 
     Args:
-        context: the streams, and what is asked about them.
+        context: the streams, and their clients.
 
     Raises:
         TemporaryError: the ledger is away.
@@ -151,7 +151,7 @@ class RepairRound(_Resting):
     """The round of repair: runs whose worker is gone are ended first, for all streams together.
 
     Args:
-        context: the streams, and what is asked about them.
+        context: the streams, and their clients.
 
     Raises:
         TemporaryError: the ledger is away.

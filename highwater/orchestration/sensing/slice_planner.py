@@ -49,10 +49,10 @@ class PlanResult:
 
 
 def plan(stream: Stream, planned: Planned, state: TopicState, now: datetime, history: History = SOUND) -> PlanResult:
-    """Cut slices from what is stable and not planned yet.
+    """Cut slices from the stable offsets that have no plan yet.
 
     A slice names every partition that has a position, those with nothing to read by an empty range: so the newest slice
-    alone tells how far everything is planned.
+    alone shows all planned ends.
 
     Args:
         stream: the declaration, for its limits.
@@ -84,7 +84,7 @@ def plan(stream: Stream, planned: Planned, state: TopicState, now: datetime, his
 
 
 def is_caught_up(planned: Planned, state: TopicState) -> bool:
-    """Whether a topic holds exactly what is planned of it, in every partition, so that planning has nothing to do.
+    """Whether a topic holds exactly its plan, in every partition, so that planning has nothing to do.
 
     Elections are not looked at: they may have replaced records (`highwater.resources.history.elected_since`).
 

@@ -1,4 +1,4 @@
-"""The stream's breaker around the steps of a run: failures open it, a probe that stands whole closes it."""
+"""The stream's breaker around the steps of a run: failures open it, a probe that is committed everywhere closes it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ NOT_WATCHED = frozenset({"raw", "published"})
 
 @contextmanager
 def watched(work: Work, table: str, tries_so_far: int) -> Iterator[None]:
-    """Tell the stream's breaker how the block ends, which takes slices through one table.
+    """Report to the stream's breaker how the block ends, which takes slices through one table.
 
-    What is unknown, because ledger or lake are away, is left out: the error under way matters more, and a probe
-    that was not told of is tried again.
+    If ledger or lake are away, nothing is recorded: the error under way matters more, and a probe without a record is
+    tried again.
 
     Args:
         work: the slices and the connections.
@@ -56,8 +56,9 @@ def watched(work: Work, table: str, tries_so_far: int) -> Iterator[None]:
 def counts(error: Exception) -> bool:
     """Whether an error says something of the stream.
 
-    A temporary one does not: a dependency is away, or another run was first. A refused slice was counted when it was,
-    and one whose events were sent before tells of the rules, and of nothing that comes in.
+    A temporary error does not: a dependency is away, or another run was first. A refused slice was counted at its
+    refusal,
+    and a retraction error shows a fault of the rules, not of new records.
     """
     return not isinstance(error, TemporaryError | RejectsOverLimitError | RetractionError)
 
@@ -91,7 +92,7 @@ def _done(work: Work) -> None:
     if probe not in work.keys:
         return
     lacking = attempts(work.lake, work.stream, [probe]).lacking(probe)
-    # A check that blocks may keep it from what is downstream: that tells nothing of the next slice.
+    # A check that blocks may keep it from downstream tables: that shows nothing about the next slice.
     if "events" in lacking or (lacking and not work.stream.blocks):
         return
     now = datetime.now(UTC)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # The planner looks back so far beyond its own plans, and further where Dagster lacks some of these.
 LOOK_BACK = 20
-# Repair asks the lake for so many slices that Dagster lacks, and for so many of all in turn: 100,000 slices are
+# Repair asks the lake for this many slices that Dagster lacks, and for as many of all in turn: 100,000 slices are
 # compared in less than two hours of ticks.
 PAGE = 500
 # The cursor that begins again; Dagster takes an empty one for "as it was".
@@ -49,7 +49,7 @@ class Tick:
         lines: sentences for the tick's log.
         events: what Dagster is to record beside runs.
         cursor: remembered for the next tick: when it observed, or where it looked; nothing true depends on it.
-        error: the fault that a person has to mend; all else of the tick counts all the same.
+        error: the fault that needs a person; the rest of the tick counts all the same.
         settled: whether everything was looked at, and nothing is to be done until something changes.
     """
 
@@ -102,7 +102,7 @@ def plan(
 
     Keys of an earlier tick that died between plan and key are among them. A tick that died between key and run leaves
     slices without a run; those are repair's. So are older slices that raw holds: a Dagster instance that is new, or
-    that lost keys, gets the keys, and repair reports what is whole and requests what is not.
+    that lost keys, gets the keys, and repair reports complete slices and requests the others.
 
     Args:
         instance: Dagster's.
@@ -138,7 +138,7 @@ def plan(
 
 
 def together(errors: Sequence[PermanentError]) -> PermanentError:
-    """One error that tells all of these: the only one itself."""
+    """One error that names all of these: the only one itself."""
     first = errors[0]
     if len(errors) == 1:
         return first
@@ -221,7 +221,7 @@ def retry(
     cursor: str | None = None,
     looks: Mapping[str, Look | None] | None = None,
 ) -> Tick:
-    """Plan what is due in the tiers, and name the keys and the runs for it.
+    """Plan the due offsets of the tiers, and name the keys and the runs for them.
 
     The tick's error is that of the tiers that cannot be planned until a person acts.
 
@@ -310,7 +310,7 @@ def _observed(
     """The tick with the topic's lag as an observation of its asset.
 
     A topic is observed when something was planned, once a minute while something waits or is left out, and a last time
-    when nothing does any more. A topic that holds what is planned costs no write.
+    when nothing waits any more. A topic that holds exactly its plan costs no write.
 
     Args:
         tick: what the planner did.
@@ -336,7 +336,7 @@ def _observed(
 def next_page(ledger: Ledger, stream: Stream, cursor: str | None) -> tuple[list[Slice], str]:
     """The slices after the cursor, and the cursor behind them, or OLDEST.
 
-    The cursor says where to look, never what is true: one that means nothing to the ledger begins again.
+    The cursor says where to look, never what is true: a cursor that means nothing to the ledger begins again.
     """
     after = None if cursor == OLDEST else cursor
     try:
