@@ -49,6 +49,62 @@ def test_names_are_of_stream_and_table() -> None:
     assert [name_in_catalog("orders", one) for one in ("events", "_commits")] == ["orders_events", "orders_commits"]
 
 
+class FakeCatalog:
+    """A catalog that lists tables by name and location, and records the statements that change it."""
+
+    def __init__(self, **locations: str) -> None:
+        self.changes: list[str] = []
+        self._rows = [
+            {"tableName": name, "information": f"Catalog: x\nLocation: {at}\nProvider: delta\n", "isTemporary": False}
+            for name, at in locations.items()
+        ]
+
+    def sql(self, text: str) -> FakeCatalog:
+        if text.startswith(("DROP", "CREATE TABLE")):
+            self.changes.append(text)
+        return self
+
+    def collect(self) -> list[dict[str, Any]]:
+        return self._rows
+
+
+def write_table(path: Path) -> str:
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    write_deltalake(str(path), pa.table({"n": [1]}))
+    return str(path)
+
+
+def test_a_name_of_another_lake_is_left_alone(tmp_path: Path) -> None:
+    """Two deployments with one schema took each other's names in turn, and queries read the other lake."""
+    first, second = (write_table(tmp_path / lake / "orders" / "events") for lake in ("first", "second"))
+    catalog: Any = FakeCatalog(orders_events=f"file:{first}")
+    with pytest.raises(ConfigurationError, match=r"another table under the name lake\.orders_events") as caught:
+        register(catalog, "lake", {"orders_events": second})
+    assert (caught.value.stored, caught.value.found) == (first, second)
+    assert catalog.changes == []
+    assert register(catalog, "lake", {"orders_events": first}) == []
+    # The lake moved.
+    shutil.rmtree(tmp_path / "first")
+    assert register(catalog, "lake", {"orders_events": second}) == ["orders_events"]
+    assert [one.split()[0] for one in catalog.changes] == ["DROP", "CREATE"]
+
+
+def test_a_location_on_s3_is_the_same_by_each_scheme() -> None:
+    """Catalogs of AWS write s3://, and the table was registered again each night."""
+    catalog: Any = FakeCatalog(orders_events="s3://bucket/lake/orders/events/")
+    assert register(catalog, "lake", {"orders_events": "s3a://bucket/lake/orders/events"}) == []
+
+
+def test_only_names_of_highwater_are_dropped(tmp_path: Path) -> None:
+    """A table of another kind that a person put below the lake lost its name each night."""
+    gone, other = f"{tmp_path}/orders/events", f"{tmp_path}/reference/regions"
+    catalog: Any = FakeCatalog(orders_events=gone, regions=other, sales_events=gone)
+    assert drop_missing(catalog, "lake", str(tmp_path)) == ["orders_events"]
+    assert catalog.changes == ["DROP TABLE IF EXISTS `lake`.`orders_events`"]
+
+
 class NoGroups(SilentKafka):
     """A cluster without consumer groups."""
 

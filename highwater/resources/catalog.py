@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
 from highwater.resources.delta import open_table
+from highwater.resources.object_store import SCHEME
 from highwater.resources.spark import delta_errors
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def name_in_catalog(stream: str, table: str) -> str:
 
 
 def register(spark: SparkSession, schema: str, tables: Mapping[str, str]) -> list[str]:
-    """Register tables that the catalog lacks, or has at a location of before.
+    """Register tables that the catalog lacks, or has at the location of a lake that moved.
 
     Args:
         spark: a session whose catalog it is.
@@ -37,7 +38,7 @@ def register(spark: SparkSession, schema: str, tables: Mapping[str, str]) -> lis
         The names that were registered now.
 
     Raises:
-        ConfigurationError: the catalog has a table of another provider or owner under a name.
+        ConfigurationError: the catalog has another table under a name, such as that of another lake.
         DependencyAwayError: Spark or the catalog is away.
     """
     with delta_errors(f"catalog {schema}"):
@@ -46,12 +47,14 @@ def register(spark: SparkSession, schema: str, tables: Mapping[str, str]) -> lis
         missing = {name: path for name, path in tables.items() if there.get(name.lower()) != _plain(path)}
         for name, path in missing.items():
             found = there.get(name.lower())
-            if found is not None and not found.endswith(_ending(path)):
+            # A lake that moved left nothing behind. A table that is still there belongs to another lake.
+            if found is not None and (not found.endswith(_ending(path)) or open_table(found) is not None):
                 raise ConfigurationError(
                     f"the catalog has another table under the name {schema}.{name}",
                     stored=found,
                     found=path,
-                    remedy=f"set HIGHWATER_CATALOG to a schema of its own, or drop {schema}.{name}",
+                    remedy=f"set HIGHWATER_CATALOG to a schema of this lake alone; or, if the lake moved, drop "
+                    f"{schema}.{name}, which deletes no file",
                 )
             if found is not None:
                 spark.sql(f"DROP TABLE {_quoted(f'{schema}.{name}')}")
@@ -76,7 +79,7 @@ def drop_missing(spark: SparkSession, schema: str, root: str) -> list[str]:
     """
     with delta_errors(f"catalog {schema}"):
         spark.sql(f"CREATE SCHEMA IF NOT EXISTS {_quoted(schema)}")
-        ours = {name: at for name, at in _locations(spark, schema).items() if at.startswith(f"{_plain(root)}/")}
+        ours = {name: at for name, at in _locations(spark, schema).items() if _is_ours(name, at, root)}
         gone = [name for name, at in ours.items() if open_table(at) is None]
         for name in gone:
             spark.sql(f"DROP TABLE IF EXISTS {_quoted(f'{schema}.{name}')}")
@@ -90,9 +93,16 @@ def _locations(spark: SparkSession, schema: str) -> dict[str, str]:
     return {name: "" if match is None else _plain(match[1]) for name, match in found.items()}
 
 
+def _is_ours(name: str, at: str, root: str) -> bool:
+    """Whether a name was registered for a table of this lake; a person may have put tables of other kinds below it."""
+    stream, _, table = at.removeprefix(f"{_plain(root)}/").partition("/")
+    return at.startswith(f"{_plain(root)}/") and name == name_in_catalog(stream, table)
+
+
 def _plain(path: str) -> str:
-    """A location as Spark and the settings both write it: a local path has no scheme."""
-    return re.sub(r"^file:/{1,3}", "/", path.strip()).rstrip("/")
+    """A location as catalog and settings both write it: a local path has no scheme, and S3 the scheme of Hadoop."""
+    local = re.sub(r"^file:/{1,3}", "/", path.strip())
+    return re.sub(r"^s3n?://", f"{SCHEME}://", local).rstrip("/")
 
 
 def _ending(path: str) -> str:
