@@ -10,6 +10,7 @@ import sys
 import uuid
 import zipfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +21,7 @@ from click.testing import CliRunner
 from dev import log_store
 from dev.object_store import ObjectStore
 from dev.processes import LOOPBACK, free_port
-from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
+from highwater.errors import LAKE, ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.orchestration import resources
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.reporting import doctor
@@ -193,6 +194,49 @@ def test_a_store_that_does_not_answer_is_away(monkeypatch: pytest.MonkeyPatch) -
         ensure_conditional_put(f"s3a://away-{uuid.uuid4().hex}/orders/raw")
     assert away.value.of == LAKE
     assert "planted" not in str(away.value)
+
+
+class FakeStore:
+    """A store that answers the PUTs of a probe by statuses, one after another."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+        self.objects: set[str] = set()
+
+    def put_object(self, **asked: str) -> None:
+        from botocore.exceptions import ClientError
+
+        self.objects.add(asked["Key"])
+        if (status := self.statuses.pop(0)) != 200:
+            code = {"Error": {"Code": "planted"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+            raise ClientError(cast("Any", code), "PutObject")
+
+    def delete_object(self, **asked: str) -> None:
+        self.objects.discard(asked["Key"])
+
+
+@pytest.mark.parametrize(
+    ("statuses", "refused"),
+    [
+        # The answer of the first PUT was lost, and the client sent it again.
+        ([412], None),
+        ([200, 412], None),
+        ([200, 200], ConfigurationError),
+        # Runs tried it again and again: a store that does not know the condition counted as one that is away.
+        ([501], ConfigurationError),
+        ([200, 501], ConfigurationError),
+        ([403], DependencyAwayError),
+        ([200, 503], DependencyAwayError),
+    ],
+)
+def test_a_probe_leaves_nothing_whatever_the_store_answers(
+    statuses: list[int], refused: type[HighwaterError] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeStore(*statuses)
+    monkeypatch.setattr(object_store, "_client", lambda _: fake)
+    with nullcontext() if refused is None else pytest.raises(refused):
+        ensure_conditional_put(f"s3a://fake-{uuid.uuid4().hex}/orders/raw")
+    assert fake.objects == set()
 
 
 def test_a_lake_on_s3_without_boto3_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

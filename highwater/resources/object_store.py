@@ -7,12 +7,14 @@ import shutil
 import threading
 import uuid
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
 
 if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
     from pyspark.sql import SparkSession
 
 SCHEME = "s3a"
@@ -34,6 +36,7 @@ _OTHER_SCHEMES = ("s3", "s3n")
 # Variables of deltalake, with the value that changes nothing.
 _WEAKENING = {"AWS_CONDITIONAL_PUT": "etag", "AWS_S3_ALLOW_UNSAFE_RENAME": "false", "AWS_S3_LOCKING_PROVIDER": ""}
 _PRECONDITION_FAILED = 412
+_NOT_IMPLEMENTED = 501
 _REGION = "us-east-1"
 
 # Buckets whose store was seen to refuse a second PUT, for the life of the process.
@@ -135,7 +138,7 @@ def refuse_weakening(environment: Mapping[str, str]) -> None:
 def _probe(bucket: str, key: str) -> None:
     """PUT one object twice under the condition that it is absent."""
     try:
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, EndpointConnectionError
     except ImportError:
         raise ConfigurationError(
             "the package boto3 is needed to see whether an object store is safe to write to",
@@ -144,28 +147,54 @@ def _probe(bucket: str, key: str) -> None:
     where = f"{SCHEME}://{bucket}/{key}"
     try:
         client = _client(os.environ)
-        client.put_object(Bucket=bucket, Key=key, Body=b"", IfNoneMatch="*")
         try:
-            client.put_object(Bucket=bucket, Key=key, Body=b"", IfNoneMatch="*")
-        except ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] != _PRECONDITION_FAILED:
-                raise
-            return
-        finally:
-            client.delete_object(Bucket=bucket, Key=key)
+            refused = _refuses_second(client, bucket, key)
+        except (EndpointConnectionError, ConnectTimeoutError):
+            raise  # nothing is there
+        except (BotoCoreError, ClientError):
+            with suppress(BotoCoreError, ClientError):  # the first error says more
+                client.delete_object(Bucket=bucket, Key=key)
+            raise
+        client.delete_object(Bucket=bucket, Key=key)
     except (BotoCoreError, ClientError) as error:
+        if isinstance(error, ClientError) and _status(error) == _NOT_IMPLEMENTED:
+            raise ConfigurationError(
+                f"the object store of {SCHEME}://{bucket} knows no condition of a PUT",
+                found=str(error),
+                remedy=STORE_REMEDY,
+            ) from error
         raise DependencyAwayError(
             f"the object store did not answer a probe at {where}",
             found=str(error),
             remedy="see that HIGHWATER_LAKE is reachable, and that this user may write and delete below it",
             of=LAKE,
         ) from error
+    if refused:
+        return
     raise ConfigurationError(
         f"the object store of {SCHEME}://{bucket} ignores the condition of a PUT: two writers could lose a commit",
         stored="a second PUT with If-None-Match: * is answered by 412",
         found=f"the second PUT of {where} replaced the first",
         remedy=STORE_REMEDY,
     )
+
+
+def _refuses_second(client: Any, bucket: str, key: str) -> bool:
+    """PUT twice; a client sends the first PUT again where its answer was lost, so that may be refused too."""
+    from botocore.exceptions import ClientError
+
+    try:
+        for _ in range(2):
+            client.put_object(Bucket=bucket, Key=key, Body=b"", IfNoneMatch="*")
+    except ClientError as error:
+        if _status(error) != _PRECONDITION_FAILED:
+            raise
+        return True
+    return False
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
 
 
 def _client(environment: Mapping[str, str]) -> Any:
