@@ -225,10 +225,10 @@ class Trial:
         for name in tables:
             connection.execute(f"CREATE VIEW {name} AS SELECT * FROM delta_scan('{self._table(name)}')")
         wanted = {
-            "SELECT count(*) FROM raw": records,
+            f"SELECT count(*) FROM raw WHERE topic = '{self._topic.name}'": records,
             "SELECT count(*) FROM events": account.events,
             "SELECT count(*) FROM events WHERE deleted": account.deletes,
-            "SELECT count(*) FROM rejects": account.rejects,
+            "SELECT count(DISTINCT (origin_partition, origin_offset)) FROM rejects": account.rejects,
         }
         if account.current is not None:
             wanted["SELECT count(*) FROM current"] = account.current

@@ -85,12 +85,13 @@ def _millis(moment: datetime) -> int:
 
 
 def debezium(records: int, account: Account, _: Register) -> Iterator[Sent]:
-    """Changes of a table in PostgreSQL; one in eight deletes its row, and a tombstone follows."""
+    """A snapshot of a table in PostgreSQL, then its changes; a tenth deletes a row, and a tombstone follows."""
     chance, lsn, next_id = _chance(), 24_000_000, 1
     live: dict[int, tuple[Any, ...]] = {}
     sent = 0
     while sent < records:
-        lsn += chance.randint(8, 400)
+        in_snapshot = sent < records // 20
+        lsn += 0 if in_snapshot else chance.randint(8, 400)
         at = BEGIN_MS + sent
         action = chance.random()
         if action < 0.001:
@@ -99,8 +100,8 @@ def debezium(records: int, account: Account, _: Register) -> Iterator[Sent]:
             account.rejects += 1
             sent += 1
             continue
-        if action < 0.3 or not live:
-            op, identity, next_id = "c", next_id, next_id + 1
+        if in_snapshot or action < 0.3 or not live:
+            op, identity, next_id = ("r" if in_snapshot else "c"), next_id, next_id + 1
         else:
             op, identity = ("d" if action < 0.4 else "u"), chance.choice(list(live) if len(live) < 50 else _some(live))
         row, before = _row_of(identity, lsn, chance), None

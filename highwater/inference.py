@@ -24,6 +24,8 @@ from highwater.schemas import Schema
 from highwater.sources import Key
 
 EXAMPLE_LENGTH = 40
+# A schema that the registry does not know yet is there when it is replicated, or when its producer's owner mends that.
+REGISTRY_TIERS = (timedelta(minutes=5), timedelta(hours=1))
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a time without a zone has none
 
 
@@ -163,6 +165,8 @@ def _stream(
     options = {"answers": Answers("", "", ""), "record_key": "ignore", **more}
     if any(isinstance(source, Key) for one in fields for source in one.sources):
         options["key_format"] = keys.format
+    if any(getattr(one, "registry", False) for one in (recognised.format, options.get("key_format"))):
+        options["tiers"] = REGISTRY_TIERS
     return Stream(name=name, topic=topic, fields=tuple(fields), value=recognised.format, **options)
 
 
@@ -200,8 +204,8 @@ def _concluded(
         event_time=None if roles.event_time is None else by_draft[roles.event_time].name,
         deletes=deletes,
         record_key=key.record_key if roles.key else "ignore",
-        answers=_answers(roles, by_draft),
     )
+    stream = replace(stream, answers=_answers(roles, by_draft, retries=bool(stream.tiers)))
     reasons = {
         "format": recognised.reason,
         "envelope": envelope.reason,
@@ -279,7 +283,7 @@ def _deletes(
     return None, "none: no field says so, and the sample has no tombstones"
 
 
-def _answers(roles: _Roles, by_draft: Mapping[Draft, Field]) -> Answers:
+def _answers(roles: _Roles, by_draft: Mapping[Draft, Field], *, retries: bool) -> Answers:
     key = ", ".join(by_draft[one].name for one in roles.key)
     if roles.version is None:
         order = "No: events are appended, and none replaces another."
@@ -288,10 +292,11 @@ def _answers(roles: _Roles, by_draft: Mapping[Draft, Field]) -> Answers:
         version = by_draft[roles.version].name
         order = f"Only within a key ({key}): the event with the highest {version} is its state."
         doubles = f"The same {version} with the same content counts once; with other content it is a conflict."
+    retried = "one whose schema is unknown is retried" if retries else "nothing is retried"
     return Answers(
         does_order_matter=order,
         what_of_doubles=doubles,
-        what_on_failure="Malformed and invalid records are parked for a person; nothing is retried.",
+        what_on_failure=f"Malformed and invalid records are parked for a person; {retried}.",
     )
 
 

@@ -414,6 +414,16 @@ def test_avro_types_come_from_the_schemas_of_the_registry() -> None:
     assert kinds(found, records, REGISTRY.get) == ["event"] * 200
 
 
+def test_a_schema_that_is_unknown_yet_is_retried(tmp_path: Path) -> None:
+    """Streams of a registry were declared without tiers, so that a person had to send such a record again."""
+    found = infer("invoices", records_of(invoices()), schemas=REGISTRY.get)
+    assert len(found.stream.tiers) > 0
+    assert "retried" in found.stream.answers.what_on_failure
+    assert infer("orders", records_of(orders())).stream.tiers == ()
+    (tmp_path / "invoices.py").write_text(to_source(found.stream, summary="Invoices.", comments={}, field_comments={}))
+    assert load_streams(tmp_path)["invoices"] == found.stream
+
+
 def test_json_of_a_registry_is_framed_or_named_by_a_header() -> None:
     records = []
     for number in range(200):
