@@ -130,7 +130,7 @@ def test_a_role_needs_no_keys_of_aws() -> None:
 
 @pytest.mark.slow
 def test_the_bucket_of_the_compose_file_is_made_on_its_own_store(tmp_path: Path) -> None:
-    """It was made in the account of whoever had configured Amazon's store, and a second start failed."""
+    """It was made in the account of a deployment on Amazon's store."""
     [python, option, code] = compose()["services"]["bucket"]["command"]
     assert "http://s3:5000/highwater" in code
     with ObjectStore(tmp_path) as store:
