@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
@@ -27,11 +29,14 @@ from dagster._daemon.types import DaemonHeartbeat
 
 from dev.processes import LOOPBACK, free_port
 from highwater.errors import ConfigurationError
+from highwater.orchestration import resources
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
+from highwater.orchestration.cli.serve_metrics import measured
 from highwater.orchestration.reporting.health import LIMIT, SENSORS, Finding, Health, examine
 from highwater.orchestration.reporting.open_metrics import Metrics
 from highwater.orchestration.reporting.serving import Shared, application, server
+from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
 from highwater.settings import metrics_listen
 from tests.test_openmetrics import read
@@ -194,7 +199,7 @@ def beat(instance: dg.DagsterInstance, at: datetime) -> None:
 
 
 def failing(ledger: Ledger, instance: dg.DagsterInstance, now: datetime) -> dict[str, str]:
-    found = examine(ledger, lambda: nullcontext(instance), now)
+    found = examine(lambda: ledger, lambda: nullcontext(instance), now)
     return {one.name: one.reason for one in found.findings if not one.ok}
 
 
@@ -227,7 +232,7 @@ def test_what_never_worked_fails(ledger: Ledger, instance: dg.DagsterInstance) -
 def test_a_ledger_that_cannot_be_used_fails() -> None:
     """Its password is in no reason."""
     url = f"postgresql+psycopg2://highwater:hunter2@{LOOPBACK}:{free_port()}/none"
-    found = examine(Ledger(url), nobody, datetime.now(UTC))
+    found = examine(lambda: Ledger(url), nobody, datetime.now(UTC))
     assert not found.ok
     assert [one.ok for one in found.findings] == [False, None, None]
     assert "hunter2" not in json.dumps(found.to_plain())
@@ -267,6 +272,35 @@ def test_the_command_serves_both_until_it_is_ended(tmp_path: Path) -> None:
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(DEADLINE) == 0
+
+
+def test_a_secret_that_is_replaced_in_its_file_is_used_by_the_next_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process asked with the old password until it was started again, and brokers lock users for that."""
+    asked: list[tuple[str, str]] = []
+
+    def measure(ledger: Ledger, kafka: Kafka, *_: object) -> Metrics:
+        asked.append((repr(ledger), kafka.spark_options()["kafka.sasl.jaas.config"]))
+        return Metrics()
+
+    monkeypatch.setattr("highwater.orchestration.reporting.open_metrics.measure", measure)
+    config, url = tmp_path / "config", tmp_path / "url"
+    monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG_FILE", str(config))
+    monkeypatch.setenv("HIGHWATER_LEDGER_URL_FILE", str(url))
+    older: weakref.ref[Ledger] | None = None
+    for secret in ("first", "second"):
+        login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
+        config.write_text(json.dumps({**login, "sasl.password": secret}))
+        url.write_text(f"sqlite:///{tmp_path}/{secret}")
+        measured([])
+        if older is not None:
+            gc.collect()
+            assert older() is None, "its pool of connections is closed"
+        older = weakref.ref(resources.LedgerResource().open())
+    for secret, (place, jaas) in zip(("first", "second"), asked, strict=True):
+        assert secret in place
+        assert secret in jaas
 
 
 @pytest.mark.parametrize(

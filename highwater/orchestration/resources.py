@@ -132,9 +132,10 @@ def _kafka(bootstrap: str, config: frozenset[tuple[str, str]], files: object) ->
     return Kafka(bootstrap, dict(config))
 
 
-@lru_cache(maxsize=4)
+# One for the same reason. A ledger that is in use outlives its place here.
+@lru_cache(maxsize=1)
 def _ledger(url: str) -> "Ledger":
-    """One pool of connections a process."""
+    """One pool of connections a process; those of an older password are closed when nobody uses them."""
     from highwater.resources.ledger import Ledger
 
     return Ledger(url)

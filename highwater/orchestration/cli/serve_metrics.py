@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +15,19 @@ from highwater.orchestration.cli.terminal import deployment_of
 from highwater.orchestration.dagster_home import dagster_instance
 from highwater.orchestration.deployment import Deployment
 from highwater.settings import DEFAULT_METRICS_LISTEN, METRICS_LISTEN, metrics_listen
+
+if TYPE_CHECKING:
+    from highwater.declaration import Stream
+    from highwater.orchestration.reporting.open_metrics import Metrics
+
+
+def measured(streams: Sequence[Stream]) -> Metrics:
+    """Measure with the connections of the settings as they are now: secrets in files may have been replaced."""
+    from highwater.orchestration.reporting import open_metrics
+    from highwater.orchestration.resources import KafkaResource, LakeResource, LedgerResource
+
+    opened = LedgerResource().open(), KafkaResource().open(), LakeResource().open()
+    return open_metrics.measure(*opened, streams, dagster_instance)
 
 
 @click.command("serve-metrics")
@@ -37,14 +52,16 @@ def serve_metrics(deployment: Deployment, listen: str, seconds: float) -> None:
 
     Streams are declared when it starts: start it again after a change. It has no login and shows no secrets.
     """
-    from highwater.orchestration.reporting import health, open_metrics
+    from highwater.orchestration.reporting import health
     from highwater.orchestration.reporting.serving import HEALTH_SECONDS, Shared, application, server
+    from highwater.orchestration.resources import LedgerResource
 
     host, port = metrics_listen(listen)
     streams = [*deployment.streams().values()]
-    ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()
-    metrics = Shared(lambda: open_metrics.measure(ledger, kafka, lake, streams, dagster_instance), seconds)
-    state = Shared(lambda: health.examine(ledger, dagster_instance, datetime.now(UTC)), HEALTH_SECONDS)
+    open_ledger = LedgerResource().open
+    open_ledger()  # settings that cannot be used are an error at once
+    metrics = Shared(lambda: measured(streams), seconds)
+    state = Shared(lambda: health.examine(open_ledger, dagster_instance, datetime.now(UTC)), HEALTH_SECONDS)
     try:
         serving = server(host, port, application(metrics, state))
     except OSError as error:

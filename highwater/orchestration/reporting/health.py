@@ -60,11 +60,11 @@ class Health:
         return {"status": "ok" if self.ok else "failing", "checks": checks}
 
 
-def examine(ledger: Ledger, dagster: Opened, now: datetime) -> Health:
+def examine(ledger: Callable[[], Ledger], dagster: Opened, now: datetime) -> Health:
     """Examine the health of a deployment.
 
     Args:
-        ledger: the ledger.
+        ledger: opens the ledger.
         dagster: opens the instance; it gives None where DAGSTER_HOME is not set.
         now: the time, in UTC.
     """
@@ -77,9 +77,9 @@ def examine(ledger: Ledger, dagster: Opened, now: datetime) -> Health:
     )
 
 
-def _ledger(ledger: Ledger) -> Finding:
+def _ledger(ledger: Callable[[], Ledger]) -> Finding:
     try:
-        ledger.alerts()
+        ledger().alerts()
     except HighwaterError as error:
         return Finding("ledger", ok=False, reason=f"{error.problem}; {error.remedy}")
     return Finding("ledger", ok=True, reason="it answers")
