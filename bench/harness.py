@@ -1,4 +1,4 @@
-"""How figures are obtained and kept: alternating rounds, medians, one JSON file a benchmark."""
+"""Measurement: alternating rounds, medians, one JSON file a benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks run on: a broker, one Spark driver, topics with known records, a lake a round."""
+"""The benchmarks' environment: a broker, one Spark driver, topics with known records, a lake a round."""
 
 from __future__ import annotations
 

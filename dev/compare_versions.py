@@ -1,4 +1,4 @@
-"""What the checks of versions have to find in a table of events, found a second time: key by key, in plain Python."""
+"""A second implementation of the version checks: key by key, in plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Dagster loads under `make demo`: the shipped streams, whose breakers cool down within its minutes."""
+"""Dagster definitions for `make demo`: the shipped streams, with breakers that cool down within its minutes."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a comparison found to differ."""
+"""The differences that a comparison found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a generated record is meant to be, and where it must end: plain values."""
+"""The intended content and end of a generated record, as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What any JVM of Spark needs here: the Java, the jars, the settings, the environment."""
+"""The Java, jars, settings and environment of a Spark JVM on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an alert begins and when it ends: pure functions over measurements."""
+"""The begin and end of alerts: pure functions over measurements."""
 
 from __future__ import annotations
 

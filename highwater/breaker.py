@@ -1,9 +1,8 @@
-"""The circuit breaker of a stream: when its slices are not to be decided, and when they are again.
+"""The circuit breaker of a stream: when its slices may be decided."""
 
-Closed, slices are decided. One with which too many records are rejected is refused, and opens the breaker; so do
-failures in a row. Open, no slice is decided until the cool-down has passed; then one is, the probe: done, it closes the
-breaker, refused or failed, the cool-down begins again, twice as long as the one before.
-"""
+# Closed, slices are decided. One with which too many records are rejected is refused, and opens the breaker; so do
+# failures in a row. Open, no slice is decided until the cool-down has passed; then one is, the probe: done, it closes
+# the breaker, refused or failed, the cool-down begins again, twice as long as the one before.
 
 from __future__ import annotations
 

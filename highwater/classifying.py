@@ -1,4 +1,4 @@
-"""What becomes of a record, by Python alone: an event, a delete, a tombstone or a reject."""
+"""Classification of a record in Python alone: an event, a delete, a tombstone or a reject."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stream declares: topic, schema, key and version, transitions, lookup, limits, tiers, alerts, breaker."""
+"""The declaration of a stream: topic, schema, key and version, transitions, lookup, limits, tiers, alerts, breaker."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Erasure: what a person had removed of one key, and the numbers of a slice without it.
+"""Erasure: the erased keys, and the counts of a slice without their records."""
 
-A key is known by its SHA-256 alone. A record counts as erased by its key and by its time: one that was published after
-the erasure is a new one.
-"""
+# A key is known by its SHA-256 alone. A record counts as erased by its key and by its time: one that was published
+# after the erasure is a new one.
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Origins that other systems wrote: the headers of Kafka Connect, Kafka Streams and Spring on their DLQ records.
+"""Origins that other systems wrote: the headers of Kafka Connect, Kafka Streams and Spring on their DLQ records."""
 
-Kafka Connect (`DeadLetterQueueReporter`, with `errors.deadletterqueue.context.headers.enable`) and Kafka Streams
-(`errors.dead.letter.queue.topic.name`, KIP-1034) write topic, partition and offset as text in UTF-8, and give their
-record the timestamp of the original one. Spring (`DeadLetterPublishingRecoverer`) writes the topic as text, the
-partition as 4 bytes, offset and timestamp as 8 bytes, big-endian; its record has a time of its own. With
-`@RetryableTopic` Spring's names have another prefix and the same encodings. All of them append: a record that failed
-again has several headers of a name, and the first one is of the first failure.
-"""
+# Kafka Connect (`DeadLetterQueueReporter`, with `errors.deadletterqueue.context.headers.enable`) and Kafka Streams
+# (`errors.dead.letter.queue.topic.name`, KIP-1034) write topic, partition and offset as text in UTF-8, and give their
+# record the timestamp of the original one. Spring (`DeadLetterPublishingRecoverer`) writes the topic as text, the
+# partition as 4 bytes, offset and timestamp as 8 bytes, big-endian; its record has a time of its own. With
+# `@RetryableTopic` Spring's names have another prefix and the same encodings. All of them append: a record that failed
+# again has several headers of a name, and the first one is of the first failure.
 
 from __future__ import annotations
 

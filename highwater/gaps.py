@@ -1,8 +1,7 @@
-"""Gaps: planned offsets under which raw holds no record, and what explains them.
+"""Gaps: planned offsets without a record in raw, and their explanations."""
 
-A reader of committed records skips aborted ones, a reader of uncommitted records sees them. Neither sees markers of
-transactions or compacted records, so on a compacted topic these two cannot be distinguished.
-"""
+# A reader of committed records skips aborted ones, a reader of uncommitted records sees them. Neither sees markers of
+# transactions or compacted records, so on a compacted topic these two cannot be distinguished.
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What was recorded of a partition's past, and whether what Kafka holds now still agrees with it (I16).
+"""The recorded past of a partition, and its comparison with Kafka's current log (I16)."""
 
-A leader election that is not clean replaces acknowledged records under the same offsets and the same topic ID. Two
-things show: each batch carries the leader epoch in which it was written (KIP-320), and nothing before a planned end was
-written in a later epoch than the plan's; and the last record before that end has a fingerprint.
-"""
+# A leader election that is not clean replaces acknowledged records under the same offsets and the same topic ID. Two
+# things show: each batch carries the leader epoch in which it was written (KIP-320), and nothing before a planned end
+# was written in a later epoch than the plan's; and the last record before that end has a fingerprint.
 
 from __future__ import annotations
 

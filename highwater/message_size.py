@@ -1,9 +1,8 @@
-"""Whether a topic takes a record, and what of one is left out where it does not: pure functions.
+"""The size of a record against its topic's limit, and references that leave parts out: pure functions."""
 
-A broker holds a whole batch against the topic's `max.message.bytes`, as it comes, so after compression. librdkafka
-holds a record against its `message.max.bytes` before compression, with the largest framing there is
-(`rd_kafka_msg_max_wire_size`). One number serves for both: a record alone in its batch, with that framing.
-"""
+# A broker holds a whole batch against the topic's `max.message.bytes`, as it comes, so after compression. librdkafka
+# holds a record against its `message.max.bytes` before compression, with the largest framing there is
+# (`rd_kafka_msg_max_wire_size`). One number serves for both: a record alone in its batch, with that framing.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a consumer group may call a topic done: the mirror of progress, for ordinary tools (I12)."""
+"""The offsets of the consumer group that mirrors the finished prefix, for ordinary tools (I12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many partitions a topic had, slice by slice, and under which identity."""
+"""The partition counts of a topic, slice by slice, with the topic's identity."""
 
 from __future__ import annotations
 

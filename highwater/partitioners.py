@@ -1,8 +1,8 @@
-"""Which partition clients choose for a key, and which of them chose those that are seen.
+"""Partitioners of Kafka clients, and the recognition of those that chose given partitions."""
 
-Sources: `Utils.murmur2` and `BuiltInPartitioner` of Kafka's Java client, `rdkafka_msg.c` and `rdfnv1a.c` of librdkafka.
-The hashes are compared with the vectors that these projects' own tests publish (`tests/test_partitioners.py`).
-"""
+# Sources: `Utils.murmur2` and `BuiltInPartitioner` of Kafka's Java client, `rdkafka_msg.c` and `rdfnv1a.c` of
+# librdkafka. The hashes are compared with the vectors that these projects' own tests publish
+# (`tests/test_partitioners.py`).
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A producer's configuration as a text: Java properties or JSON.
+"""A producer's configuration as a text: Java properties or JSON."""
 
-The format of `.properties` is that of `java.util.Properties.load`, without escapes of Unicode: no name or
-value that a rule looks at has one.
-"""
+# The format of `.properties` is that of `java.util.Properties.load`, without escapes of Unicode: no name or value that
+# a rule looks at has one.
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""How a producer must be set so that nothing acknowledged is lost: a table of rules, as pure functions.
+"""Rules for a producer's settings so that no acknowledged record is lost: a table of pure functions."""
 
-Sources: the producer configurations of Kafka's documentation and its upgrade notes (KIP-91 for 2.1, KIP-679 for 3.0,
-KAFKA-13598 for 3.0.1 and 3.1.1), librdkafka's CONFIGURATION.md and CHANGELOG.md (1.0.0, 1.5.2).
-"""
+# Sources: the producer configurations of Kafka's documentation and its upgrade notes (KIP-91 for 2.1, KIP-679 for 3.0,
+# KAFKA-13598 for 3.0.1 and 3.1.1), librdkafka's CONFIGURATION.md and CHANGELOG.md (1.0.0, 1.5.2).
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one commit of a table says of one slice: its ranges, the attempt and the counts."""
+"""The proof of a slice in one commit of a table: its ranges, the attempt and the counts."""
 
 from __future__ import annotations
 

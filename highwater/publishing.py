@@ -1,4 +1,4 @@
-"""What of a slice's events goes to the topic of accepted events, and in which order: pure functions."""
+"""Selection and order of a slice's events for the topic of accepted events: pure functions."""
 
 from __future__ import annotations
 

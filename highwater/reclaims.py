@@ -1,9 +1,8 @@
-"""Reclaims: origins that a person reclaimed from the DLQ, so that their slice of the main topic decides them again.
+"""Reclaims: origins that a person reclaimed from the DLQ, so that their slice of the main topic decides them again."""
 
-Each time an origin is reclaimed its number grows by one, and later publications of it carry that number.
-So the number says whose a copy is: one with a lower number than the ledger has was published before the origin was
-reclaimed, and counts no more wherever it is read.
-"""
+# Each time an origin is reclaimed its number grows by one, and later publications of it carry that number. So the
+# number says whose a copy is: one with a lower number than the ledger has was published before the origin was
+# reclaimed, and counts no more wherever it is read.
 
 from __future__ import annotations
 

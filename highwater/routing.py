@@ -1,4 +1,4 @@
-"""Where a rejected record goes, and when a tier's records are due: pure functions."""
+"""The destination of a rejected record, and the due times of a tier: pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the records of a sample are classified, in numbers, and records from a file."""
+"""Counts of classified sample records, and records from a file."""
 
 from __future__ import annotations
 

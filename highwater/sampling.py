@@ -1,4 +1,4 @@
-"""Which records a sample has: as many of each partition, from its beginning and its end, and repeats of their keys."""
+"""The records of a sample: as many of each partition, from its beginning and its end, and repeats of their keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a field is taken from: a path into the value or the key, a header, what Kafka says of it, or a lookup."""
+"""The sources of a field: a path into the value or the key, a header, Kafka's metadata, or a lookup."""
 
 from __future__ import annotations
 

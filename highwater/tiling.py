@@ -1,4 +1,4 @@
-"""Whether slices tile: each starts where the one before it ends, and a hole is a recorded loss (I2)."""
+"""Tiling of slices: each starts where the one before it ends, and a hole is a recorded loss (I2)."""
 
 from __future__ import annotations
 

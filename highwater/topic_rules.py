@@ -1,8 +1,7 @@
-"""What a topic must be like so that nothing acknowledged is lost: a table of rules, as pure functions.
+"""Rules for a topic so that no acknowledged record is lost: a table of pure functions."""
 
-The rules follow Kafka's documentation of topic and broker settings (replication factor, `min.insync.replicas`,
-`unclean.leader.election.enable`, `retention.ms`, `cleanup.policy`, `auto.create.topics.enable`).
-"""
+# The rules follow Kafka's documentation of topic and broker settings (replication factor, `min.insync.replicas`,
+# `unclean.leader.election.enable`, `retention.ms`, `cleanup.policy`, `auto.create.topics.enable`).
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Offsets of the main topic that no slice has decided yet: what no sound envelope on a tier can name.
+"""Offsets of the main topic that no slice has decided yet; no valid envelope on a tier can name them."""
 
-A record is published to the DLQ after its slice was decided. So whatever names another one was garbled on its way, and
-the slice that reads that origin will decide it by itself: accepted on the tier too, it would be in events twice (I5).
-"""
+# A record is published to the DLQ after its slice was decided. So whatever names another one was garbled on its way,
+# and the slice that reads that origin will decide it by itself: accepted on the tier too, it would be in events twice
+# (I5).
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How numbers and spans are written for people, the same everywhere."""
+"""Numbers and spans as texts for people, the same everywhere."""
 
 from __future__ import annotations
 

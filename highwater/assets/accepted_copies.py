@@ -1,9 +1,8 @@
-"""What the topic of accepted events held when a lost lake was restarted, so that nothing is sent a second time.
+"""Copies of accepted events in their topic before a lake was lost, so that nothing is sent twice."""
 
-There is a row for each record of the topic: of an origin the one with the highest revision counts, as for its readers.
-An event that is reprocessed with the content that is there is kept under its new slice, and not sent; then its row
-here has done its work.
-"""
+# There is a row for each record of the topic: of an origin the one with the highest revision counts, as for its
+# readers. An event that is reprocessed with the content that is there is kept under its new slice, and not sent; then
+# its row here has done its work.
 
 from __future__ import annotations
 

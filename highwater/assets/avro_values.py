@@ -1,4 +1,4 @@
-"""What Spark leaves to do of values that it reads from Avro: unions of several types, and texts that are not UTF-8."""
+"""Avro values that Spark does not convert by itself: unions of several types, and texts that are not UTF-8."""
 
 from __future__ import annotations
 

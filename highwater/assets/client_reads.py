@@ -1,8 +1,7 @@
-"""Records that Spark's Kafka source cannot convert, read by our own consumer and handed to Spark as a Delta table.
+"""Records that Spark's Kafka source cannot convert, read by our own consumer and handed to Spark as a Delta table."""
 
-Spark's source turns each timestamp into `java.sql.Timestamp`: one beyond the year 294247 fails the task, and one before
-1582 comes out as another moment.
-"""
+# Spark's source turns each timestamp into `java.sql.Timestamp`: one beyond the year 294247 fails the task, and one
+# before 1582 comes out as another moment.
 
 from __future__ import annotations
 

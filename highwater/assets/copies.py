@@ -1,7 +1,6 @@
-"""Copies: events of a batch whose version came more than once, looked for in the table of events.
+"""Copies: events of a batch whose version came more than once, looked for in the table of events."""
 
-The same content has the same event time, so that the statistics of files leave out those of other times.
-"""
+# The same content has the same event time, so that the statistics of files leave out those of other times.
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Current: one row per key, the event with the highest version, whatever the order of arrival (I6).
+"""Current: one row per key, the event with the highest version, whatever the order of arrival (I6)."""
 
-A slice that is new here is one MERGE of its winners. A slice whose events changed recomputes its keys: those of the
-rows that it had brought, and those of its events now. Merges of one stream take turns; each is a numbered commit, so a
-late writer cannot bring back what a later attempt rejected (`highwater.resources.commit_log`).
-"""
+# A slice that is new here is one MERGE of its winners. A slice whose events changed recomputes its keys: those of the
+# rows that it had brought, and those of its events now. Merges of one stream take turns; each is a numbered commit, so
+# a late writer cannot bring back what a later attempt rejected (`highwater.resources.commit_log`).
 
 from __future__ import annotations
 

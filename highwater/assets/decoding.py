@@ -1,10 +1,9 @@
-"""Decoding record values: in every format to a variant whose parts become fields, or to the fault of the value.
+"""Decoding record values: in every format to a variant whose parts become fields, or to the fault of the value."""
 
-The columns are `payload`, the value without its framing; `usual`, whether the record is a usual one, and `usual_x`, the
-fields of such records (see `highwater.assets.fast_expressions`). For other records `json` is the variant, null where
-there is none; `unread` is the fault; and `markable` (see `highwater.assets.documents.takes_marks`).
-`unknown_schema` is the schema that the registry does not know yet.
-"""
+# The columns are `payload`, the value without its framing; `usual`, whether the record is a usual one, and `usual_x`,
+# the fields of such records (see `highwater.assets.fast_expressions`). For other records `json` is the variant, null
+# where there is none; `unread` is the fault; and `markable` (see `highwater.assets.documents.takes_marks`).
+# `unknown_schema` is the schema that the registry does not know yet.
 
 from __future__ import annotations
 

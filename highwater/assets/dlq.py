@@ -1,10 +1,9 @@
-"""Dlq: what was rejected is published to the tiers and to the parked topic, each record once (I7).
+"""Dlq: what was rejected is published to the tiers and to the parked topic, each record once (I7)."""
 
-The order is: the decision stays in events and rejects; its rejects are published, portion by portion, each with a mark
-that counts them; the ledger keeps the last mark; the table keeps the origins; the mark is deleted. Once the table has
-them, the slice may be reprocessed, and what was published is left to the DLQ, until a person reclaims it
-(`highwater.orchestration.operations.reclaiming`).
-"""
+# The order is: the decision stays in events and rejects; its rejects are published, portion by portion, each with a
+# mark that counts them; the ledger keeps the last mark; the table keeps the origins; the mark is deleted. Once the
+# table has them, the slice may be reprocessed, and what was published is left to the DLQ, until a person reclaims it
+# (`highwater.orchestration.operations.reclaiming`).
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""What the DLQ topics held when a lost lake was restarted, so that nothing is published a second time (I7).
+"""Copies of rejects in the DLQ topics before a lake was lost, so that nothing is published twice (I7)."""
 
-A record of the main topic was published if there is any copy of its origin. A record of another topic was published if
-a slice of this topic sent a copy that counts more attempts. On a tier the copy must also be younger: a redriven record
-may count its attempts from 1 again, beside the copies of its first way. For a reclaimed origin the copies with the
-highest number count (`highwater.reclaims`).
-"""
+# A record of the main topic was published if there is any copy of its origin. A record of another topic was published
+# if a slice of this topic sent a copy that counts more attempts. On a tier the copy must also be younger: a redriven
+# record may count its attempts from 1 again, beside the copies of its first way. For a reclaimed origin the copies with
+# the highest number count (`highwater.reclaims`).
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The consumer groups that count published rejects: their names, and deleting those that nothing needs any more.
+"""The consumer groups that count published rejects: their names, and deleting those that nothing needs any more."""
 
-A mark is needed from the first transaction of a decision until the table `dlq` records that all of its rejects are
-published. The group's name carries the attempt of the decision. So a late deletion, by a process that was stopped for a
-while, removes a mark that the table made redundant, and never the mark of a later decision.
-"""
+# A mark is needed from the first transaction of a decision until the table `dlq` records that all of its rejects are
+# published. The group's name carries the attempt of the decision. So a late deletion, by a process that was stopped for
+# a while, removes a mark that the table made redundant, and never the mark of a later decision.
 
 from __future__ import annotations
 

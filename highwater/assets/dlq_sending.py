@@ -1,8 +1,7 @@
-"""Sending rejects: whole where their topic takes them, on the parked topic, in the end by reference, where it does not.
+"""Sending rejects: whole where their topic takes them, else on the parked topic, at last by reference."""
 
-The table of rejects names the destination of a record before it is sent, so a run after a crash and every reader of
-the table know it. Only the headers of a record say that it is parked by reference.
-"""
+# The table of rejects names the destination of a record before it is sent, so a run after a crash and every reader of
+# the table know it. Only the headers of a record say that it is parked by reference.
 
 from __future__ import annotations
 

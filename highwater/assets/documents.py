@@ -1,12 +1,12 @@
-"""JSON documents that Spark's variant parser refuses: their declared fields, or the fault and its position.
+"""JSON documents that Spark's variant parser refuses: their declared fields, or the fault and its position."""
 
-The variant parser builds the whole document, so it also refuses faults of ignored fields: a long number, a deep array,
-a name that occurs twice. Here one regular expression cuts the document into tokens, and the grammar is followed token
-by token: ignored fields must be JSON, and nothing more. All of it is Spark SQL, since a cluster may have no Python.
-
-Every quantified group in the expressions is possessive. Java follows those in a loop, and any other by recursion, which
-overflows the stack in a long value.
-"""
+# The variant parser builds the whole document, so it also refuses faults of ignored fields: a long number, a deep
+# array, a name that occurs twice. Here one regular expression cuts the document into tokens, and the grammar is
+# followed token by token: ignored fields must be JSON, and nothing more. All of it is Spark SQL, since a cluster may
+# have no Python.
+#
+# Every quantified group in the expressions is possessive. Java follows those in a loop, and any other by recursion,
+# which overflows the stack in a long value.
 
 from __future__ import annotations
 

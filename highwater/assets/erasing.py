@@ -1,10 +1,9 @@
-"""Erasing a key: its records leave raw and events, and everything that is made of them follows.
+"""Erasing a key: its records leave raw and events, and everything that is made of them follows."""
 
-Raw is committed without the records, then events: the same decision without them, under an attempt of its own. What was
-sent of them is forgotten before, and rejects follow as they are, without the key. So the slice is one whose other
-followers are still to be written, and the stages that always do that write dlq, current and metrics. A run that dies in
-between leaves what the next erasure of the key finishes. Nothing is judged again.
-"""
+# Raw is committed without the records, then events: the same decision without them, under an attempt of its own. What
+# was sent of them is forgotten before, and rejects follow as they are, without the key. So the slice is one whose other
+# followers are still to be written, and the stages that always do that write dlq, current and metrics. A run that dies
+# in between leaves what the next erasure of the key finishes. Nothing is judged again.
 
 from __future__ import annotations
 

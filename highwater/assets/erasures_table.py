@@ -1,10 +1,9 @@
-"""The table `erasures`: what the ledger knows of erased keys, again in the lake, for a ledger that is rebuilt.
+"""The table `erasures`: what the ledger knows of erased keys, again in the lake, for a ledger that is rebuilt."""
 
-The ledger decides, and the table follows it before anything that rests on an erasure is committed: rows that are
-removed, and rows that a slice leaves out as it is read. So the table never holds an erasure that the ledger did not
-know, and no commit ever rests on one that the table lacks, wherever a process dies. Facts are only added: of several
-rows of the same erasure and slice one says that it is done, or none does.
-"""
+# The ledger decides, and the table follows it before anything that rests on an erasure is committed: rows that are
+# removed, and rows that a slice leaves out as it is read. So the table never holds an erasure that the ledger did not
+# know, and no commit ever rests on one that the table lacks, wherever a process dies. Facts are only added: of several
+# rows of the same erasure and slice one says that it is done, or none does.
 
 from __future__ import annotations
 

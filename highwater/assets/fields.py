@@ -1,9 +1,8 @@
-"""The declared fields of a record: their place in the value, their value in the column's type, and their faults.
+"""The declared fields of a record: their place in the value, their value in the column's type, and their faults."""
 
-Of a field `x` the columns are `json_x`, what the record has as a variant, null where it has nothing; `kind_x`, the type
-of that; `number_x`, of a number its digits, plain and exact; and `field_x`, the value. What is inside of arrays, maps
-and structs has no columns: the same expressions are evaluated for each element.
-"""
+# Of a field `x` the columns are `json_x`, what the record has as a variant, null where it has nothing; `kind_x`, the
+# type of that; `number_x`, of a number its digits, plain and exact; and `field_x`, the value. What is inside of arrays,
+# maps and structs has no columns: the same expressions are evaluated for each element.
 
 from __future__ import annotations
 

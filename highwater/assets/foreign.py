@@ -1,8 +1,7 @@
-"""Foreign origins in Spark: which record of the main topic a record is of that another system rejected.
+"""Foreign origins in Spark: which record of the main topic a record is of that another system rejected."""
 
-An origin that slices of the main topic read, or will read, is theirs until they publish it (I5): before that the record
-is left to them. One that none of them ever reads has a namespace of its own.
-"""
+# An origin that slices of the main topic read, or will read, is theirs until they publish it (I5): before that the
+# record is left to them. One that none of them ever reads has a namespace of its own.
 
 from __future__ import annotations
 

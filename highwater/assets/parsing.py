@@ -1,8 +1,7 @@
-"""Judging a record: parsed into the declared fields, or the reason why not.
+"""Judging a record: parsed into the declared fields, or the reason why not."""
 
-A reason is permanent when only the record's own content causes it, and temporary when waiting may help (I9).
-Order of arrival never makes a record invalid: that is for checks.
-"""
+# A reason is permanent when only the record's own content causes it, and temporary when waiting may help (I9). Order of
+# arrival never makes a record invalid: that is for checks.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch of slices sends: its events in order, each judged by what became of its origin before."""
+"""The records of a batch of slices: its events in order, each judged by its origin's earlier publication."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The table `published`: what became of each event on its way to the topic of accepted events.
+"""The table `published`: what became of each event on its way to the topic of accepted events."""
 
-A batch of slices is first written as it will be sent, to the table `_sending`, each record with its number. The mark in
-Kafka counts the records of the batch. So after a crash the records below the mark were sent with the written content,
-and the others were not, whatever the tables or the declaration say by then. `published` holds settled records, and its
-commits name the batch that they settle.
-"""
+# A batch of slices is first written as it will be sent, to the table `_sending`, each record with its number. The mark
+# in Kafka counts the records of the batch. So after a crash the records below the mark were sent with the written
+# content, and the others were not, whatever the tables or the declaration say by then. `published` holds settled
+# records, and its commits name the batch that they settle.
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A window: records for the topic of accepted events that are held at once, column by column.
+"""A window: records for the topic of accepted events that are held at once, column by column."""
 
-A window has many rows of few kinds, so equal properties are computed once for each kind: an object for each row would
-cost as much as sending it.
-"""
+# A window has many rows of few kinds, so equal properties are computed once for each kind: an object for each row would
+# cost as much as sending it.
 
 from __future__ import annotations
 

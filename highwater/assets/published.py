@@ -1,9 +1,8 @@
-"""Published: accepted events are sent to a topic for others to read, each once and in the order of their origin (I6).
+"""Publication: each accepted event is sent once to a topic, in the order of its origin (I6)."""
 
-One name for all transactions of a topic keeps the order: opening it fences every earlier run. A batch is written to the
-log before anything of it is committed, sent with a mark in each transaction that counts its records, and settled.
-Nothing here needs a JVM.
-"""
+# One name for all transactions of a topic keeps the order: opening it fences every earlier run. A batch is written to
+# the log before anything of it is committed, sent with a mark in each transaction that counts its records, and settled.
+# Nothing here needs a JVM.
 
 from __future__ import annotations
 

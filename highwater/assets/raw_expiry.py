@@ -1,8 +1,7 @@
-"""Rows of raw that go by their age: the commit that takes them, and the one that puts them back.
+"""Rows of raw that expire by age: the commit that removes them, and the one that restores them."""
 
-The proof stays, with the number of rows that went and the version of the table that holds them. Everything downstream
-stays as it was decided: it stands without raw.
-"""
+# The proof stays, with the number of rows that went and the version of the table that holds them. Everything downstream
+# stays as it was decided: it stands without raw.
 
 from __future__ import annotations
 

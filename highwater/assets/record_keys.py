@@ -1,8 +1,8 @@
-"""Decoding record keys: a variant that fields are taken from, or the fault of the key, in every format.
+"""Decoding record keys: a variant that fields are taken from, or the fault of the key, in every format."""
 
-The columns are `key_json`, the variant, null where there is no key; `key_unread`, the fault of the key; and
-`key_unknown_schema`, the schema that the registry does not know yet. All are null where no field is taken from the key.
-"""
+# The columns are `key_json`, the variant, null where there is no key; `key_unread`, the fault of the key; and
+# `key_unknown_schema`, the schema that the registry does not know yet. All are null where no field is taken from the
+# key.
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Envelopes on tiers that name an origin which no slice of the main topic has decided yet: they were garbled.
+"""Envelopes on tiers that name an origin which no slice of the main topic has decided yet: they were garbled."""
 
-The look costs the ledger's keys of the main topic and the logs of two tables: no rows of theirs are read.
-"""
+# The look costs the ledger's keys of the main topic and the logs of two tables: no rows of theirs are read.
 
 from __future__ import annotations
 

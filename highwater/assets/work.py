@@ -1,4 +1,4 @@
-"""What a stage works with, and what it reports."""
+"""The inputs of a stage, and its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which work asks which dependency."""
+"""The dependencies of each kind of work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our errors as Dagster understands them."""
+"""Translation of our errors into Dagster's failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Dagster's pages show of a slice."""
+"""The metadata of a slice on Dagster's pages."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Tables of the lake under names in Spark's catalog, so that `SELECT * FROM lake.orders_events` works.
+"""Tables of the lake under names in Spark's catalog, so that `SELECT * FROM lake.orders_events` works."""
 
-A registered table is external: the catalog has its name and its location, and Delta's log has everything else. Dropping
-the name deletes no file.
-"""
+# A registered table is external: the catalog has its name and its location, and Delta's log has everything else.
+# Dropping the name deletes no file.
 
 from __future__ import annotations
 

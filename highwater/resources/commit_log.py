@@ -1,8 +1,7 @@
-"""The table `_commits` of a stream: which slices each table holds, by the commits that wrote them.
+"""The table `_commits` of a stream: which slices each table holds, by the commits that wrote them."""
 
-A commit carries its records in `userMetadata`, and `_commits` gets them after it. So a reader takes what `_commits`
-has, and from the table's Delta log the commits behind it.
-"""
+# A commit carries its records in `userMetadata`, and `_commits` gets them after it. So a reader takes what `_commits`
+# has, and from the table's Delta log the commits behind it.
 
 from __future__ import annotations
 

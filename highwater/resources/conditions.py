@@ -1,9 +1,8 @@
-"""Conditions in SQL over places of records, for topics of thousands of partitions.
+"""Conditions in SQL over places of records, for topics of thousands of partitions."""
 
-DataFusion simplifies alternatives pair by pair, and by recursion: a thousand ranges joined by `OR` or `AND NOT` took
-ten seconds, and three thousand ended the process. So no condition here grows by terms: two places bound everything
-between them, and ranges are rows to look up.
-"""
+# DataFusion simplifies alternatives pair by pair, and by recursion: a thousand ranges joined by `OR` or `AND NOT` took
+# ten seconds, and three thousand ended the process. So no condition here grows by terms: two places bound everything
+# between them, and ranges are rows to look up.
 
 from __future__ import annotations
 

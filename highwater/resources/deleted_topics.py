@@ -1,7 +1,6 @@
-"""Topics that are not there: those that were never planned or published to yet, and those that vanished (I11).
+"""Topics that are not there: those that were never planned or published to yet, and those that vanished (I11)."""
 
-A topic that vanished is never recreated by itself: what waited on it would be forgotten silently.
-"""
+# A topic that vanished is never recreated by itself: what waited on it would be forgotten silently.
 
 from __future__ import annotations
 

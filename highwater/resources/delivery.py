@@ -1,9 +1,8 @@
-"""How the delivery of a record can end, and what each of Kafka's errors says of it.
+"""The ends of a record's delivery, and the end that each of Kafka's errors means."""
 
-`KafkaError.retriable()` does not separate temporary from permanent errors: it is false for NOT_ENOUGH_REPLICAS,
-LEADER_NOT_AVAILABLE and `_MSG_TIMED_OUT`. Sources: Kafka's protocol guide (error codes), librdkafka's rdkafka.h and
-INTRODUCTION.md, and rd_kafka_err_action and rd_kafka_handle_Produce_error in its rdkafka_request.c.
-"""
+# `KafkaError.retriable()` does not separate temporary from permanent errors: it is false for NOT_ENOUGH_REPLICAS,
+# LEADER_NOT_AVAILABLE and `_MSG_TIMED_OUT`. Sources: Kafka's protocol guide (error codes), librdkafka's rdkafka.h and
+# INTRODUCTION.md, and rd_kafka_err_action and rd_kafka_handle_Produce_error in its rdkafka_request.c.
 
 from __future__ import annotations
 

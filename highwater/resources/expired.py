@@ -1,4 +1,4 @@
-"""Which offsets of slices that were never read retention has deleted, confirmed by a second look at the topic."""
+"""Offsets of unread slices that retention deleted, confirmed by a second look at the topic."""
 
 from __future__ import annotations
 

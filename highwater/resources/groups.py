@@ -1,8 +1,7 @@
-"""Consumer groups from outside: who is in one, what it holds, and setting its offsets.
+"""Consumer groups from outside: who is in one, what it holds, and setting its offsets."""
 
-What a group holds is asked by a consumer that is assigned nothing, and not by the admin client, which was seen to crash
-the process in that question while the coordinator loads (confluent-kafka 2.16).
-"""
+# What a group holds is asked by a consumer that is assigned nothing, and not by the admin client, which was seen to
+# crash the process in that question while the coordinator loads (confluent-kafka 2.16).
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Java runs Spark."""
+"""The choice of a Java for Spark."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Kafka: what a topic holds, and how clients of it are configured.
+"""Kafka: what a topic holds, and how clients of it are configured."""
 
-Every request has its own short time-out, so that a sensor's tick ends within seconds when the broker is away. None of
-them creates a topic: the admin client asks for all topics and never for one by name, which a broker with automatic
-creation would take as a wish.
-"""
+# Every request has its own short time-out, so that a sensor's tick ends within seconds when the broker is away. None of
+# them creates a topic: the admin client asks for all topics and never for one by name, which a broker with automatic
+# creation would take as a wish.
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Properties of Kafka clients: what may not be set, and what a librdkafka property is called in Java.
+"""Properties of Kafka clients: what may not be set, and what a librdkafka property is called in Java."""
 
-Sources: librdkafka's CONFIGURATION.md and the Kafka documentation's pages of consumer and security configuration.
-"""
+# Sources: librdkafka's CONFIGURATION.md and the Kafka documentation's pages of consumer and security configuration.
 
 from __future__ import annotations
 

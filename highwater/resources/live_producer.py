@@ -1,8 +1,7 @@
-"""Our producers as the client has taken their configuration, for the audit.
+"""The configuration of our producers as the client took it, for the audit."""
 
-With `debug=conf` librdkafka logs, when a client is made, each property that is not at its default. No broker is needed
-for it, and nothing is sent: a name is fenced by `init_transactions` alone, which is not called.
-"""
+# With `debug=conf` librdkafka logs, when a client is made, each property that is not at its default. No broker is
+# needed for it, and nothing is sent: a name is fenced by `init_transactions` alone, which is not called.
 
 from __future__ import annotations
 

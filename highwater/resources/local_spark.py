@@ -1,4 +1,4 @@
-"""What a session in this process needs on a machine where nothing but the package is installed."""
+"""The settings of a Spark session in this process, on a machine with nothing but the package."""
 
 from __future__ import annotations
 

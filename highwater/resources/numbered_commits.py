@@ -1,9 +1,8 @@
-"""Numbered commits of a table: an intent in the ledger, one write, its records in `_commits` (I4).
+"""Numbered commits of a table: an intent in the ledger, one write, its records in `_commits` (I4)."""
 
-A writer looks at the table, and its commit takes the next number as Delta's `txnVersion`. If any other numbered commit
-came since that look, Delta skips the write or fails it: also the write of a dead run, of a process that hung,
-and of a deployment with another ledger.
-"""
+# A writer looks at the table, and its commit takes the next number as Delta's `txnVersion`. If any other numbered
+# commit came since that look, Delta skips the write or fails it: also the write of a dead run, of a process that hung,
+# and of a deployment with another ledger.
 
 from __future__ import annotations
 

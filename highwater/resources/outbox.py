@@ -1,10 +1,9 @@
-"""An outbox: records are stored first, sent then, and ticked when every in-sync replica has them.
+"""An outbox: records are stored first, sent then, and ticked when every in-sync replica has them."""
 
-A killed process leaves records with an unknown end. They are not sent again blindly: each has a header with the name
-of its outbox and its number there. So the topic is read from where the outbox began to send, and every record found
-there is ticked. Where the topic has lost records, a missing one may have been sent: it is withheld, and a person
-decides.
-"""
+# A killed process leaves records with an unknown end. They are not sent again blindly: each has a header with the name
+# of its outbox and its number there. So the topic is read from where the outbox began to send, and every record found
+# there is ticked. Where the topic has lost records, a missing one may have been sent: it is withheld, and a person
+# decides.
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Upkeep of tables: what they take in log and storage, joining small files, removing files that no version needs.
+"""Upkeep of tables: what they take in log and storage, joining small files, removing files that no version needs."""
 
-Neither changes a row: OPTIMIZE writes the same rows into fewer files, and removal deletes files that belong to no
-version younger than the horizon. Neither cleans Delta's log up.
-"""
+# Neither changes a row: OPTIMIZE writes the same rows into fewer files, and removal deletes files that belong to no
+# version younger than the horizon. Neither cleans Delta's log up.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster shows of a topic: replicas, settings and where they are set."""
+"""The facts of a topic in a cluster: replicas, settings and where they are set."""
 
 from __future__ import annotations
 

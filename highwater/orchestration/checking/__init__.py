@@ -1,4 +1,3 @@
-"""What proves the tables: the asset checks of slices, and the audit of a whole stream.
+"""Asset checks of slices, and the audit's checks of a whole stream."""
 
-`verdicts` decides over plain values; the other modules look.
-"""
+# `verdicts` decides over plain values; the other modules look.

@@ -1,8 +1,7 @@
-"""Checks that block, from one run to the next.
+"""Checks that block, from one run to the next."""
 
-Dagster's blocking ends with the run. A run that begins further down, of a backfill or of repair, would commit what the
-run before it was kept from.
-"""
+# Dagster's blocking ends with the run. A run that begins further down, of a backfill or of repair, would commit what
+# the run before it was kept from.
 
 from __future__ import annotations
 

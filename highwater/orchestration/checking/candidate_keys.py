@@ -1,9 +1,8 @@
-"""Keys whose versions may be remarkable, found in few passes over few columns.
+"""Keys whose versions may be remarkable, found in few passes over few columns."""
 
-Of most keys each version is there once, none is lacking, they rise along the offsets, and no state is out of place.
-No question has an answer about such a key, so only the others are asked about with all of their columns: ten million
-events of a sound stream take 33 s of processor time instead of ten minutes.
-"""
+# Of most keys each version is there once, none is lacking, they rise along the offsets, and no state is out of place.
+# No question has an answer about such a key, so only the others are asked about with all of their columns: ten million
+# events of a sound stream take 33 s of processor time instead of ten minutes.
 
 from __future__ import annotations
 

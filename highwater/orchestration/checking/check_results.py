@@ -1,4 +1,4 @@
-"""What the checks of slices said when they last ran, by Dagster's own records."""
+"""The last results of the checks of slices, from Dagster's own records."""
 
 from __future__ import annotations
 

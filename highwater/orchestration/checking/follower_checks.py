@@ -1,4 +1,4 @@
-"""What follows a decision: its rejects as they were published, its events as they are current (I5, I6)."""
+"""Checks of tables that follow a decision: published rejects and current events (I5, I6)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The gaps of slices, explained by what a second reader sees of them in Kafka (I5).
+"""The gaps of slices, explained by what a second reader sees of them in Kafka (I5)."""
 
-The evidence vanishes: retention takes the log, and after compaction an aborted record looks like a compacted one. So
-what was seen is kept in the ledger once, with a digest of the places. As long as the gaps are those, nothing is asked
-again. A slice without gaps is kept too: a gap that it has later is none that compaction explains.
-"""
+# The evidence vanishes: retention takes the log, and after compaction an aborted record looks like a compacted one. So
+# what was seen is kept in the ledger once, with a digest of the places. As long as the gaps are those, nothing is asked
+# again. A slice without gaps is kept too: a gap that it has later is none that compaction explains.
 
 from __future__ import annotations
 

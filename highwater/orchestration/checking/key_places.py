@@ -1,7 +1,6 @@
-"""Keys of the main topic by the partitions that they are in: how many are in several, and who put them there.
+"""Keys of the main topic by the partitions that they are in: how many are in several, and who put them there."""
 
-The order of a key holds within one partition. Offsets give no order to a key in several partitions.
-"""
+# The order of a key holds within one partition. Offsets give no order to a key in several partitions.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was rejected and not accepted since: for each origin its last rejection, as SQL over the tables."""
+"""Records that were rejected and not accepted since: the last rejection of each origin, as SQL over the tables."""
 
 from __future__ import annotations
 

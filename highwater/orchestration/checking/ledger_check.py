@@ -1,4 +1,4 @@
-"""Whether the ledger holds all that the lake's commits say of its slices."""
+"""The comparison of the ledger with the commits of slices in the lake."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Missing versions: where the record of each may be, if anywhere.
+"""Missing versions: where the record of each may be, if anywhere."""
 
-A record whose value cannot be read has no version. Its key is known all the same, by the record's key, so it may be the
-one that is missed.
-"""
+# A record whose value cannot be read has no version. Its key is known all the same, by the record's key, so it may be
+# the one that is missed.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tables hold of the offsets of slices, read without a JVM."""
+"""Queries for the offsets of slices in the tables, without a JVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many origins ended where: counted in the tables without a JVM, so that the ends sum to what was produced."""
+"""Counts of origins by their end, without a JVM; the ends sum to the produced records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether slices tile, and whether raw holds what was planned and nothing else (I2, I4)."""
+"""Checks that slices tile, and that raw holds exactly the planned records (I2, I4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was sent to the topic of accepted events, held against the events, origin by origin."""
+"""Checks of the sent records against the events, origin by origin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lake holds of a stream's slices, read without a JVM."""
+"""The commits of a stream's slices in the lake, read without a JVM."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Origins that waited on a tier whose records were lost: nothing brings them back by itself.
+"""Origins that waited on a tier whose records were lost: nothing brings them back by itself."""
 
-An accepted loss of a tier says which offsets are gone, not whose origins they were. But when every slice of the tier is
-decided that may hold earlier publications, an origin that was published there before, and still waits, is one of the
-lost ones. Reporting it too early does no harm: a reclaimed record is accepted once.
-"""
+# An accepted loss of a tier says which offsets are gone, not whose origins they were. But when every slice of the tier
+# is decided that may hold earlier publications, an origin that was published there before, and still waits, is one of
+# the lost ones. Reporting it too early does no harm: a reclaimed record is accepted once.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks decide: pure functions over proofs and counted keys."""
+"""The verdicts of the checks: pure functions over proofs and counted keys."""
 
 from __future__ import annotations
 

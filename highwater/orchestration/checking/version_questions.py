@@ -1,8 +1,7 @@
-"""The questions that the checks of versions put to the table of events, in SQL, read without a JVM.
+"""The questions that the checks of versions put to the table of events, in SQL, read without a JVM."""
 
-Judged are the events of some slices, or all of them. Looked at are all events of the same keys: what contradicts each
-other may lie in different slices.
-"""
+# Judged are the events of some slices, or all of them. Looked at are all events of the same keys: what contradicts each
+# other may lie in different slices.
 
 from __future__ import annotations
 

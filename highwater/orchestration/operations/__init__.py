@@ -1,1 +1,1 @@
-"""What a person decides, by command or by job: losses, rejects, holds, redriving, rebuilding, erasing, maintenance."""
+"""Operators' decisions, by command or job: losses, rejects, holds, redriving, rebuilding, erasing, maintenance."""

@@ -1,8 +1,8 @@
-"""Erasing a key of a stream: what a person decides, as a command and as a job; a dry run unless they are sure.
+"""Erasing a key of a stream: what a person decides, as a command and as a job; a dry run unless they are sure."""
 
-The ledger comes first: from then on no reader takes the key's older records, whichever slice or tier they are in. Then
-what each slice loses is kept, there and in the lake (`highwater.assets.erasures_table`), and only then it is removed.
-"""
+# The ledger comes first: from then on no reader takes the key's older records, whichever slice or tier they are in.
+# Then what each slice loses is kept, there and in the lake (`highwater.assets.erasures_table`), and only then it is
+# removed.
 
 from __future__ import annotations
 

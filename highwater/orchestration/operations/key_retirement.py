@@ -1,9 +1,8 @@
-"""Retiring keys: what a slice costs Dagster ends when it is complete and old; and bringing keys back.
+"""Retiring keys: what a slice costs Dagster ends when it is complete and old; and bringing keys back."""
 
-The ledger comes first. A marked key that is still live is removed at the next maintenance; the sensor `repair` adds a
-key that was brought back and is not live yet. Deleting a key fails the runs that name it, so named keys stay; runs that
-named a key during its deletion are looked for afterwards, and the key is added again.
-"""
+# The ledger comes first. A marked key that is still live is removed at the next maintenance; the sensor `repair` adds a
+# key that was brought back and is not live yet. Deleting a key fails the runs that name it, so named keys stay; runs
+# that named a key during its deletion are looked for afterwards, and the key is added again.
 
 from __future__ import annotations
 

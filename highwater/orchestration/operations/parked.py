@@ -1,8 +1,7 @@
-"""Parked records: which still wait for a person, having them sent back to the tiers, and giving them up.
+"""Parked records: which still wait for a person, having them sent back to the tiers, and giving them up."""
 
-A record that is sent back keeps its origin, so it is accepted once, however often it is sent; its copy on the parked
-topic stays, and counts no more.
-"""
+# A record that is sent back keeps its origin, so it is accepted once, however often it is sent; its copy on the parked
+# topic stays, and counts no more.
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Retention: slices of raw that are old enough lose their rows, as the stream declares it; a step of maintenance.
+"""Retention: slices of raw that are old enough lose their rows, as the stream declares it; a step of maintenance."""
 
-The record comes first, in the ledger and in the lake (`highwater.assets.erasures_table`), as it does where a key is
-erased. A run that began to decide a slice between look and commit is looked for afterwards: then the rows are put back.
-A maintenance that dies in between leaves slices that are begun and not done, and the next one looks at these first.
-"""
+# The record comes first, in the ledger and in the lake (`highwater.assets.erasures_table`), as it does where a key is
+# erased. A run that began to decide a slice between look and commit is looked for afterwards: then the rows are put
+# back. A maintenance that dies in between leaves slices that are begun and not done, and the next one looks at these
+# first.
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""A ledger that was lost, rebuilt from the lake: the proofs of the slices say what was planned, lost and published.
+"""A ledger that was lost, rebuilt from the lake: the proofs of the slices say what was planned, lost and published."""
 
-What was erased, and who gave up which parked record, is read from the tables `erasures` and `discards` of the lake, and
-which keys were retired follows from what Dagster and the lake hold.
-
-What a rebuilt ledger cannot know: what was planned and never read (it is planned again, under the same key where the
-slices around it are there), who accepted a loss and why, who took a record back, and whether anybody did where its
-slice was not reprocessed since. The epochs and fingerprints by which replaced history is noticed
-are in the proofs of `raw`; those that an older version wrote lack them.
-"""
+# What was erased, and who gave up which parked record, is read from the tables `erasures` and `discards` of the lake,
+# and which keys were retired follows from what Dagster and the lake hold.
+#
+# What a rebuilt ledger cannot know: what was planned and never read (it is planned again, under the same key where the
+# slices around it are there), who accepted a loss and why, who took a record back, and whether anybody did where its
+# slice was not reprocessed since. The epochs and fingerprints by which replaced history is noticed are in the proofs of
+# `raw`; those that an older version wrote lack them.
 
 from __future__ import annotations
 

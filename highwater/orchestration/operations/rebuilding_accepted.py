@@ -1,8 +1,7 @@
-"""What the topic of accepted events holds, read once when a stream begins again, so that none of it is sent again.
+"""The topic of accepted events, read once when a stream restarts, so that nothing is sent twice."""
 
-The new run opens the name of the topic's transactions first: an earlier run that still goes on is fenced, and its
-open transaction is settled. Then the topic is read, and the mark handed to the new table.
-"""
+# The new run opens the name of the topic's transactions first: an earlier run that still goes on is fenced, and its
+# open transaction is settled. Then the topic is read, and the mark handed to the new table.
 
 from __future__ import annotations
 

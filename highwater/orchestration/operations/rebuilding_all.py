@@ -1,13 +1,12 @@
-"""Ledger, lake and Dagster's instance lost together: the stream restarted from what Kafka holds.
+"""Ledger, lake and Dagster's instance lost together: the stream restarted from what Kafka holds."""
 
-The topic is planned again from where its log begins, under ordinals that nobody saw, and what its log lacks is recorded
-as lost. What tiers and the parked topic hold is read first, and kept in the table `dlq_copies`: the main slices leave
-these records to the DLQ, and the tiers' slices try them again from there, each from where it was. So is what was sent
-to the topic of accepted events (`highwater.orchestration.operations.rebuilding_accepted`).
-
-What a rebuild cannot know: records that Kafka no longer has, who accepted what, where the old slices were cut, and
-attempts that came to nothing. Who gave up what, and which keys were erased, it reads from copies of two tables.
-"""
+# The topic is planned again from where its log begins, under ordinals that nobody saw, and what its log lacks is
+# recorded as lost. What tiers and the parked topic hold is read first, and kept in the table `dlq_copies`: the main
+# slices leave these records to the DLQ, and the tiers' slices try them again from there, each from where it was. So is
+# what was sent to the topic of accepted events (`highwater.orchestration.operations.rebuilding_accepted`).
+#
+# What a rebuild cannot know: records that Kafka no longer has, who accepted what, where the old slices were cut, and
+# attempts that came to nothing. Who gave up what, and which keys were erased, it reads from copies of two tables.
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Taking records back from the DLQ, so that a backfill decides them again: `reclaim`, as a command and as a job.
+"""Taking records back from the DLQ, so that a backfill decides them again: `reclaim`, as a command and as a job."""
 
-A record that was published belongs to the DLQ, and a slice of the main topic that is materialised again leaves it
-there. Reclaimed, it is its slice's again: the copies on the tiers and the parked topic count no more. Nothing is sent,
-and nothing is decided before the slice is materialised again.
-"""
+# A record that was published belongs to the DLQ, and a slice of the main topic that is materialised again leaves it
+# there. Reclaimed, it is its slice's again: the copies on the tiers and the parked topic count no more. Nothing is
+# sent, and nothing is decided before the slice is materialised again.
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Letting a slice be tried again that was exhausted: a person's decision, kept under a name.
+"""Release of an exhausted slice for retries: a person's decision, recorded under a name."""
 
-The ledger holds slices that repair exhausted. Publication derives it from Dagster's runs, which are not asked here: any
-slice of a stream that publishes may be named, and its earlier runs count no more.
-"""
+# The ledger holds slices that repair exhausted. Publication derives it from Dagster's runs, which are not asked here:
+# any slice of a stream that publishes may be named, and its earlier runs count no more.
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What people are sent: status, alerts, the doctor, one slice explained, one record located, metrics."""
+"""Reports for people: status, alerts, the doctor, one slice explained, one record located, metrics."""

@@ -1,7 +1,6 @@
-"""What of a topic is not in raw yet, planned or not, and how old it is.
+"""The lag of a topic: offsets that are not in raw, planned or not, and their age."""
 
-Retention endangers a planned slice that is not read as much as offsets without a plan.
-"""
+# Retention endangers a planned slice that is not read as much as offsets without a plan.
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The doctor: every connection, permission and setting is tried once, and each that fails tells its remedy.
+"""The doctor: every connection, permission and setting is tried once, and each that fails tells its remedy."""
 
-Nothing is created but one file in a local lake, one lease in the ledger and one partition in Dagster's storage, which
-are removed again, and nothing is sent.
-"""
+# Nothing is created but one file in a local lake, one lease in the ledger and one partition in Dagster's storage, which
+# are removed again, and nothing is sent.
 
 from __future__ import annotations
 

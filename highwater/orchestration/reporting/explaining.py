@@ -1,4 +1,4 @@
-"""One slice explained: its plan, what each table committed of it, what was published, its runs and checks."""
+"""One slice explained: its plan, commits, publications, runs and checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where one record is: the slice that holds its offset, its row in raw, and how its origin ended."""
+"""One record located: the slice that holds its offset, its row in raw, and how its origin ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a stream is planned, and how far its topic is ahead."""
+"""The planning status of a stream, and its distance to the end of the topic."""
 
 from __future__ import annotations
 

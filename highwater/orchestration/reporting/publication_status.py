@@ -1,8 +1,7 @@
-"""How far accepted events are behind on their way to their topic, for `status`, `explain` and an alert.
+"""The lag of accepted events on their way to their topic, for `status`, `explain` and an alert."""
 
-File times in the logs of the two tables show what waits: opening the proofs of some hundred slices takes longer than
-all the rest. Proofs are opened only where the times leave it open.
-"""
+# File times in the logs of the two tables show what waits: opening the proofs of some hundred slices takes longer than
+# all the rest. Proofs are opened only where the times leave it open.
 
 from __future__ import annotations
 

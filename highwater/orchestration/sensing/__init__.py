@@ -1,5 +1,4 @@
-"""What a tick of a sensor does: planning, retries, requests of runs, repair, publication, the mirror.
+"""Ticks of sensors: planning, retries, requests of runs, repair, publication, the mirror."""
 
-Deciding is pure (`slice_planner`, `run_requests`, `due_times`); the rest carries it out. The sensors are in
-`highwater.orchestration.sensors`.
-"""
+# Deciding is pure (`slice_planner`, `run_requests`, `due_times`); the rest carries it out. The sensors are in
+# `highwater.orchestration.sensors`.

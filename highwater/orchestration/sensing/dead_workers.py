@@ -1,10 +1,9 @@
-"""The workers of runs: the lease that shows each is alive, and the end of runs whose worker is gone.
+"""The workers of runs: the leases that show they are alive, and the end of runs whose worker is gone."""
 
-Dagster's default launcher cannot ask a worker whether it lives: worker and code server killed together leave a run
-started for ever, and with it its place in the queue and in its pool. Nothing rests on it that a worker without a lease
-is dead: one that hung, or lost the ledger, goes on beside its successor, and the numbers of commits and
-the fences of publications keep it from doing anything twice (ADR 22, ADR 11).
-"""
+# Dagster's default launcher cannot ask a worker whether it lives: worker and code server killed together leave a run
+# started for ever, and with it its place in the queue and in its pool. Nothing rests on it that a worker without a
+# lease is dead: one that hung, or lost the ledger, goes on beside its successor, and the numbers of commits and the
+# fences of publications keep it from doing anything twice (ADR 22, ADR 11).
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When what waits in a tier is due: the next of it, and all of it."""
+"""Due times of the waiting records in a tier: of the next one, and of all."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The mirror of progress: one tick that sets a stream's consumer group to the finished prefix (I12).
+"""The mirror of progress: one tick that sets a stream's consumer group to the finished prefix (I12)."""
 
-Nothing is remembered beside the group itself: a mark beside each offset names the last slice of the prefix, so a tick
-looks only at the slices behind it, and costs the same after any number of slices. A group that was deleted, that
-expired, or that somebody else set is worked out again from the first slice on.
-"""
+# Nothing is remembered beside the group itself: a mark beside each offset names the last slice of the prefix, so a tick
+# looks only at the slices behind it, and costs the same after any number of slices. A group that was deleted, that
+# expired, or that somebody else set is worked out again from the first slice on.
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Turns: slices of a stream that holds are taken one after another, in their order.
+"""Turns: slices of a stream that holds are taken one after another, in their order."""
 
-The step decides for every run; repair orders its requests only so that runs do not fail for nothing.
-"""
+# The step decides for every run; repair orders its requests only so that runs do not fail for nothing.
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Sending accepted events: one tick that requests the slices that are next.
+"""Sending accepted events: one tick that requests the slices that are next."""
 
-The prefix is that of the mirror: slices of the main topic that are done, without a gap from the first one on. The table
-`published` shows its progress; there is no other state.
-"""
+# The prefix is that of the mirror: slices of the main topic that are done, without a gap from the first one on. The
+# table `published` shows its progress; there is no other state.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Dagster remembers of runs and slices."""
+"""The history of runs and slices in Dagster's database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which slices are requested, in which runs: decisions over plain values."""
+"""The slices to request, and their runs: decisions over plain values."""
 
 from __future__ import annotations
 

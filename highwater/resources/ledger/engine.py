@@ -1,4 +1,4 @@
-"""How the ledger's database is connected, and its transactions and errors."""
+"""The connection, transactions and errors of the ledger's database."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Erasures in the ledger: which keys a person had erased, and what each slice lost by it.
+"""Erasures in the ledger: which keys a person had erased, and what each slice lost by it."""
 
-The offsets of the erased records are kept, and of their key only a digest: so a slice that is read again leaves them
-out, and the checks know what its gaps are.
-"""
+# The offsets of the erased records are kept, and of their key only a digest: so a slice that is read again leaves them
+# out, and the checks know what its gaps are.
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Reclaims in the ledger: which origins were reclaimed from the DLQ, by whom, and in which order.
+"""Reclaims in the ledger: which origins were reclaimed from the DLQ, by whom, and in which order."""
 
-One command is one act. A decision keeps the number of the last act that it saw, and its rejects are computed as of
-that act, whatever came since. Acts are numbered in sequence, since recording one needs the lease of the stream's
-retries (`highwater.assets.events`).
-"""
+# One command is one act. A decision keeps the number of the last act that it saw, and its rejects are computed as of
+# that act, whatever came since. Acts are numbered in sequence, since recording one needs the lease of the stream's
+# retries (`highwater.assets.events`).
 
 from __future__ import annotations
 
