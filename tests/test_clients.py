@@ -263,14 +263,14 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
     for expected, last in ((0, STAGES[-2]), (3, STAGES[-1])):
         offset_mirror.tick(bench.ledger, bench.kafka, bench.lake, bench.stream, datetime.now(UTC))
         found = committed_offsets(bench.kafka, topic)
-        assert found == {"highwater.told": {0: expected}}, "its reject is published by the stage before the last"
+        assert found == {"highwater.reported": {0: expected}}, "its reject is published by the stage before the last"
         last.materialise(bench.work(slice_))
     groups = {group.group_id for group in admin.list_consumer_groups().result(60).valid}
     assert not {group for group in groups if topic in group}, "the mark of a complete publication is deleted (I7)"
     others = {group for group in groups if "highwater" in group and "highwater.pub." not in group}
-    assert others <= {"highwater.told", "highwater.orders"}
+    assert others <= {"highwater.reported", "highwater.orders"}
     assert not {group for group in groups if group.startswith("spark")}
-    admin.delete_consumer_groups(["highwater.told"])["highwater.told"].result(60)
+    admin.delete_consumer_groups(["highwater.reported"])["highwater.told"].result(60)
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def test_a_slice_that_was_decided_a_moment_ago_does_not_set_all_events_in_motion
     DeltaTable(made.lake.path("orders", "events")).delete("key = 'b'")
     found = verdict(made, 0)
     assert (found.numbers["unlike"], found.numbers["not_settled"]) == (0, 2)
-    assert found.text.startswith("the commit of metrics tells of 2 rows, and should of 1; ")
+    assert found.text.startswith("the commit of metrics names 2 rows, and should of 1; ")
     made.decide(1, Event("c", 1, -DAY, offset=5))
     found = verdict(made, 0)
     assert (found.passed, found.numbers["unlike"], found.numbers["not_settled"]) == (False, 1, 0)

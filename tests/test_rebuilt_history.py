@@ -129,7 +129,7 @@ def test_history_that_was_replaced_is_noticed_behind_a_rebuilt_ledger(tmp_path: 
     assert "records of a later epoch from offset 100" in stored[across.key]
     assert deployed.materialise(read[below.key]) == {}, "what it holds was not replaced"
     tick = Planner(deployed.ledger, deployed.kafka).tick(STREAM, NOON)
-    assert (tick.slices, "other records stand" in str(tick.errors[0])) == ((), True)
+    assert (tick.slices, "other records occupy" in str(tick.errors[0])) == ((), True)
 
 
 class Unled(Kafka):

@@ -67,17 +67,17 @@ def _found(row: Mapping[str, Any]) -> Found:
 
 
 def _held(work: Work, key: str, found: Found, *, is_committed: bool) -> SliceHeldError:
-    told = f"{key} is held by {found.many}, the first is {place(found.origin)}"
+    reason = f"{key} is held by {found.many}, the first is {place(found.origin)}"
     because = f"{found.reason}: {found.detail}"
     if is_committed:
         return SliceHeldError(
-            f"{told}; its earlier decision stays",
+            f"{reason}; its earlier decision stays",
             found=because,
             remedy="mend what the records lack, then request the slice again",
         )
     hold = work.ledger.holds.note(work.stream.name, key, found, datetime.now(UTC))
     return SliceHeldError(
-        f"{told}; no slice of {work.stream.name} behind it is decided",
+        f"{reason}; no slice of {work.stream.name} behind it is decided",
         stored=f"held since {hold.since:%Y-%m-%d %H:%M:%S} UTC, attempt {hold.attempts}",
         found=because,
         remedy=f"mend what the records lack: the sensor repair asks for the slice again. "
