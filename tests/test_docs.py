@@ -790,6 +790,17 @@ def test_every_decision_is_in_the_index() -> None:
     assert set(links(text_of("docs/adr/README.md"))) == files
 
 
+def test_a_decision_has_context_options_and_a_decision_or_names_its_successor() -> None:
+    for page in sorted(f"docs/adr/{file.name}" for file in (DOCS / "adr").glob("0*.md")):
+        headings = re.findall(r"^## (.+)$", text_of(page), re.MULTILINE)
+        decision = section(page, "Decision").strip()
+        if decision.startswith("Superseded by [") and next(links(decision)):
+            assert headings == ["Decision"], page
+        else:
+            assert headings == ["Context", "Options", "Decision"], page
+            assert decision.startswith("Accepted"), page
+
+
 def test_every_json_example_is_json() -> None:
     for page in PAGES:
         for block in blocks(str(page.relative_to(REPOSITORY)), "json"):

@@ -146,6 +146,36 @@ def test_the_second_reader_classifies_the_samples_as_the_page_reports(page: str,
         assert [one.key for one in stored] == [row[0].strip("`").replace("\\|", "|") for row in events]
 
 
+@pytest.mark.parametrize(("page", "place"), [("raw", 0), ("cloudevents", 1)])
+def test_the_second_reader_classifies_the_samples_in_tables_as_the_page_reports(page: str, place: int) -> None:
+    """The samples with keys and headers: which are events with which keys, and which are rejects for which reason."""
+    stream = declared(f"docs/formats/{page}.md")[place]
+    text = (ROOT / f"docs/formats/{page}.md").read_text().partition("| offset | key | headers | value |")
+    samples, *tables = [part for part in "".join(text[1:]).split("\n\n") if part.startswith("| ")]
+    events = next(rows(part) for part in tables if part.startswith("| key "))
+    rejects = {
+        int(row[0]): spans(row[1])[0] for row in next(rows(p) for p in tables if p.startswith("| offset | reason"))
+    }
+    found = {}
+    for row in rows(samples):
+        headers = [(name, value.encode()) for name, _, value in (span.partition(": ") for span in spans(row[2]))]
+        key, value = (_value(f"0  {spans(cell)[0]}") for cell in (row[1], row[3]))
+        record = Record(value, key, headers, stream.topic, 0, int(row[0]), 1767225600000)
+        found[record.offset] = classify(stream, record, _schemas().get)
+
+    assert {at: one.reason for at, one in found.items() if one.kind == "reject"} == rejects
+    assert [one.key for one in found.values() if one.kind == "event"] == [row[0] for row in events]
+
+
+def test_the_bytes_of_a_declared_schema_are_the_row_that_the_page_shows() -> None:
+    stream = declared("docs/formats/avro.md")[1]
+    line = next(span for span in spans((ROOT / "docs/formats/avro.md").read_text()) if span.startswith("06 6d"))
+
+    found = classify(stream, Record(_value(f"0  {line}"), b"k", (), stream.topic, 0, 0, 1767225600000), _schemas().get)
+
+    assert (found.kind, found.key, found.version) == ("event", "m-7", 1)
+
+
 def _value(line: str) -> bytes | None:
     """The value of a sample record; bytes are written in hexadecimal, with a space between two."""
     text = line.partition("  ")[2]
