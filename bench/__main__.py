@@ -16,6 +16,7 @@ from bench import (
     formats,
     growth,
     latency,
+    many_streams,
     producing,
     publishing,
     reading,
@@ -43,12 +44,14 @@ BENCHMARKS: dict[str, tuple[Callable[[World, int, int], Result], int]] = {
     "n": (reading.reading_small_slices, 1_000_000),
     "o": (formats.classification, 300_000),
     "p": (definitions.definitions, 0),
+    "q": (many_streams.idle_streams, 0),
+    "r": (many_streams.busy_streams, 0),
 }
-# These need neither broker nor Spark.
-WITHOUT_SERVICES = frozenset("p")
+# These need neither broker nor Spark, or start their own.
+WITHOUT_SERVICES = frozenset("pqr")
 
 # These take minutes whatever the rounds: they make large tables first.
-LONG = frozenset("dhkmno")
+LONG = frozenset("dhkmnoqr")
 
 
 def main(arguments: list[str]) -> int:
@@ -57,7 +60,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", default=",".join(BENCHMARKS), help="letters, for example a,d (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default: %(default)s)")
     parser.add_argument("--report", action="store_true", help="only write the page from the figures that are kept")
-    parser.add_argument("--quick", action="store_true", help="one round of all but d, h, k, m, n and o; keeps nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of all but d, h, k, m to o, q and r; keeps nothing"
+    )
     parser.add_argument("--records", type=int, help="records instead of the usual number, for example 10000000 of k")
     asked = parser.parse_args(arguments)
     letters = asked.only.split(",")

@@ -1,0 +1,160 @@
+"""The tutorial works when it is pasted: each file is saved and each command is run, beside a stack of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from dev.paths import REPOSITORY
+from dev.processes import free_port, wait_until
+
+pytestmark = pytest.mark.slow
+
+PAGE = REPOSITORY / "docs/tutorial.md"
+READY = "Ctrl-C ends everything."
+START_SECONDS = 300
+# A run beside other tests: start of a worker, four commits, checks.
+RUN_SECONDS = 420
+SHELL = 'source .highwater/env; highwater() { .venv/bin/highwater "$@"; }; '
+
+
+# A block that begins so is run after the stack was started again, save the first.
+STARTED = "source .highwater/env"
+
+
+class Step(NamedTuple):
+    """A block of the page.
+
+    Args:
+        section: the number of its section.
+        file: the file that the text is saved as; None for commands.
+        text: the block.
+    """
+
+    section: int
+    file: str | None
+    text: str
+
+
+def steps(page: str) -> Iterator[Step]:
+    """The blocks of Python and of commands, in their order."""
+    for number, section in re.findall(r"^## (\d+)\.[^\n]*\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL):
+        for before, language, text in re.findall(r"(.*?)^```(\w+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
+            if language == "python":
+                yield Step(int(number), re.findall(r"Save this as `([\w.]+)`", before)[-1], text)
+            elif language == "sh" and not text.startswith("make up"):
+                yield Step(int(number), None, text)
+
+
+def copied(folder: Path) -> Path:
+    """A checkout with these files, and the virtual environment and the jars of this one."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=True,
+    )
+    for name in listed.stdout.decode().split("\0"):
+        if name and (REPOSITORY / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(REPOSITORY / name, folder / name)
+    (folder / ".venv").symlink_to((REPOSITORY / ".venv").resolve())
+    (folder / ".highwater").mkdir()
+    for name in ("jars", "ivy"):
+        (folder / ".highwater" / name).symlink_to((REPOSITORY / ".highwater" / name).resolve())
+    return folder
+
+
+class Pasted:
+    """A terminal in a checkout, and `make up` in another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("HIGHWATER_", "DAGSTER_", "SPARK_"))}
+        self.env["PYTHONPATH"] = str(folder)
+
+    @contextmanager
+    def stack(self) -> Iterator[None]:
+        """`make up` until the block ends."""
+        log = self.folder / "up.log"
+        command = [".venv/bin/python", "-m", "dev.up", "--no-generate", "--ui-port", str(free_port())]
+        with log.open("w") as out:
+            up = subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out, stderr=subprocess.STDOUT)
+            try:
+                wait_until(lambda: up.poll() is not None or READY in log.read_text(), START_SECONDS, "the stack")
+                assert up.poll() is None, log.read_text()
+                yield
+            finally:
+                up.send_signal(signal.SIGINT)
+                up.wait(120)
+
+    def restart_code_server(self) -> None:
+        """Load the definitions, as a new start of `make up` does: its supervision starts the server again."""
+        server = f"{self.folder}/.venv/bin/dagster\0api\0grpc"
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                line = file.read_text()
+                if server in line and "guard.py" not in line:
+                    os.kill(int(file.parent.name), signal.SIGTERM)
+
+    def run(self, commands: str) -> str:
+        done = subprocess.run(
+            ["bash", "-euc", SHELL + commands],
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=RUN_SECONDS,
+        )
+        assert done.returncode == 0, f"{commands}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+    def counts(self) -> dict[str, int]:
+        """Rows by table, as the page's own program reads them; none while a table is missing."""
+        try:
+            output = self.run(".venv/bin/python read.py")
+        except AssertionError:
+            return {}
+        return {name: int(rows) for name, rows in re.findall(r"^(\w+) (\d+)$", output, re.MULTILINE)}
+
+    def waiting(self) -> int:
+        """How many records wait on the parked topic."""
+        found = re.search(
+            r"^(\d+) parked records? are meant", self.run("highwater redrive-parked parcels"), re.MULTILINE
+        )
+        return int(found[1]) if found else 0
+
+
+def test_each_step_has_the_counts_that_the_page_gives(tmp_path: Path) -> None:
+    terminal, blocks = Pasted(copied(tmp_path)), [*steps(PAGE.read_text())]
+    assert {step.section for step in blocks} == {*range(1, 9)}
+    (tmp_path / "read.py").write_text(next(step.text for step in blocks if step.file == "read.py"))
+    loaded = {"raw": 900, "events": 898, "rejects": 2, "current": 300}
+    with terminal.stack():
+        for step in blocks:
+            if step.file:
+                (tmp_path / step.file).write_text(step.text)
+                continue
+            if step.section > 1 and step.text.startswith(STARTED):
+                terminal.restart_code_server()
+            output = terminal.run(step.text)
+            if step.section == 4:
+                assert re.search(r"^event +898 .*^reject: malformed +2 ", output, re.MULTILINE | re.DOTALL)
+            if step.section == 5:
+                wait_until(lambda: terminal.counts() == loaded, RUN_SECONDS, "the first slice is in all tables")
+                wait_until(lambda: terminal.waiting() == 2, RUN_SECONDS, "two records are parked")
+            if step.text.startswith(STARTED) and step.section == 7:
+                wait_until(lambda: terminal.counts()["events"] == 899, RUN_SECONDS, "the retried record is an event")
+        assert terminal.counts() == {"raw": 901, "events": 900, "rejects": 1, "current": 300}
+        assert re.search("{'place': 'door', 'parcels': 300,", terminal.run(".venv/bin/python read.py"))
+        assert re.search("^produced +900$", terminal.run("highwater audit parcels"), re.MULTILINE)
