@@ -328,7 +328,10 @@ def test_a_person_says_which_of_those_arrived(tmp_path: Path, forget: Callable[[
     forget(log)
     box = log.outbox(file)
     box.recover()
-    with pytest.raises(ConfigurationError, match="not kept back; found: another"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"not withheld; found: another; remedy: settle only the records that withheld\(\) lists",
+    ):
         box.settle(["lost", "another"], arrived=False)
     box.settle(["sent"], arrived=True)
     box.settle(["lost"], arrived=False)

@@ -51,7 +51,7 @@ CREATE TABLE IF NOT EXISTS identity (name TEXT NOT NULL, unnamed INTEGER NOT NUL
 """
 # Whether a record may have arrived and gone: nobody knows, or it is sure that it did not arrive.
 _WITHHELD, _NOT_ARRIVED = 1, 2
-# Our own word, in an outcome, for a record that is kept back.
+# Our own word, in an outcome, for a record that is withheld.
 WITHHELD = "KEPT_BACK"
 
 OnOutcome = Callable[[str, Outcome], None]
@@ -123,15 +123,17 @@ class Outbox:
         return [record_id for (record_id,) in self._connection.execute(query, (_WITHHELD,))]
 
     def settle(self, record_ids: Iterable[str], *, arrived: bool) -> None:
-        """Say whether records that are kept back arrived: they are ticked then, and else sent by the next first `send`.
+        """Say whether withheld records arrived: they are ticked then, and else sent by the next first `send`.
 
         Raises:
-            ConfigurationError: one of them is not kept back.
+            ConfigurationError: one of them is not withheld.
         """
         ids = set(record_ids)
         if others := sorted(ids - self._withheld):
             raise ConfigurationError(
-                "records of the outbox are not kept back", found=", ".join(others), remedy="settle those of kept_back()"
+                "records of the outbox are not withheld",
+                found=", ".join(others),
+                remedy="settle only the records that withheld() lists",
             )
         with self._connection as open_:
             if arrived:
@@ -145,7 +147,7 @@ class Outbox:
         """Tick what a process that died had sent; returns how many. The first `send` does it, if nobody did before.
 
         What may have been sent and is not found waits to be sent again, if the topic still has all of that time; else
-        it is kept back (`kept_back`).
+        it is withheld (`withheld`).
 
         Raises:
             DependencyAwayError: the topic could not be read; nothing may be sent yet.
