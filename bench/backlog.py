@@ -61,7 +61,7 @@ Act = Callable[[Bed, "list[Slice]"], object]
 
 
 def _round(world: World, stream: Any, slices: int, records: int, act: Act, prepare: Act | None = None) -> Variant:
-    """What takes so many slices into a lake of its own; preparing it is not timed."""
+    """The work that takes slices into a lake of its own; preparing it is not timed."""
 
     def run(_: int) -> float:
         bed = world.fresh(stream)

@@ -36,7 +36,7 @@ TOPIC = "bench-d"
 LINKS_A_FILE = 50_000
 # Ordinals of slices whose files are links; all have as many digits.
 LINKED = 1_000_000
-# Delta writes a checkpoint at each tenth version, so one is among so many commits, wherever they begin.
+# Delta writes a checkpoint at each tenth version, so this many commits hold one, wherever they begin.
 COMMITS = 12
 
 
@@ -89,7 +89,7 @@ def _key_rows(world: World, keys: int) -> DataFrame:
 
 
 def _filled(world: World, bed: Bed, keys: int) -> None:
-    """Make a `current` with so many keys, and a table with the same keys for the peer."""
+    """Make a `current` with a given number of keys, and a table with the same keys for the peer."""
     path = bed.lake.path(bed.stream.name, current.TABLE)
     create_table(world.spark, path, current.columns(bed.stream), current.SEARCHED, nullcontext)
     metadata = to_user_metadata([CommitRecord(f"{TOPIC}@0000000", 1, keys, "filled")], 0)
@@ -195,7 +195,7 @@ def _raw_at(world: World, stream: Stream, slices: int, commits: int) -> Row:
 
 
 def _link_slices(path: Path, slices: int) -> None:
-    """Give the table so many further slices: one commit whose files are links to copies of the one that is there."""
+    """Add a number of slices to the table: one commit whose files are links to copies of an existing one."""
     [file] = path.rglob("*.parquet")
     log = path / "_delta_log"
     newest = max(int(f.stem) for f in log.glob("*.json"))

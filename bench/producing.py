@@ -40,7 +40,8 @@ class Settings(NamedTuple):
 
 
 FAR = {SMALL: Settings(2, 2 * ADDED_SECONDS, 140_000), USUAL: Settings(8, 6 * ADDED_SECONDS, 70_000)}
-# So many times more are sent than asked for: the last round trips are no throughput, and would be a good part of it.
+# Sent records, as a multiple of the requested ones: the last round trips are no throughput, and would be a good part of
+# it.
 TIMES = {SMALL: 3, USUAL: 2}
 RELIABLE, RELIABLE_FAR = "reliable", "reliable, set for far"
 BARE, BARE_BY_ID = "bare", "bare, each by its id"
@@ -128,7 +129,7 @@ class Case(NamedTuple):
 def _near_and_far(home: Path, brokers: int) -> Iterator[dict[str, str]]:
     """A cluster's address near by, and the one by which clients reach it the long way alone.
 
-    Each broker has a listener more, which tells clients the address of its proxy; among themselves brokers are near.
+    Each broker has a listener more, which gives clients the address of its proxy; among themselves brokers are near.
     """
     from dev.broker import EmbeddedCluster
 

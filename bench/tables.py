@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 PARTITIONS = 4
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-# So many keys live at a time, each through three versions.
+# A number of keys live at a time, each through three versions.
 LIVING = 10_000
 STATES = ("placed", "paid", "refunded")
-# Of so many records one is delivered twice, one comes back through a tier, and one more cannot be parsed.
+# Of a given number of records one is delivered twice, one comes back through a tier, and one more cannot be parsed.
 FAULT_EVERY = 1_000
 TWICE, UNRESOLVED, MALFORMED = 7, 13, 17
 SLICES_A_COMMIT = 20
@@ -87,7 +87,7 @@ class Chunk:
 
     @property
     def times(self) -> pa.Array:
-        """When they were published, and what they tell happened."""
+        """The times of publication and of the events."""
         import pyarrow as pa
 
         first = int(BEGIN.timestamp() * 1_000_000)
@@ -116,7 +116,7 @@ class Chunk:
 
 @dataclass
 class Maker:
-    """Writes the tables of a stream that holds so many contents, in slices of so many.
+    """Writes the tables of a stream that holds a given number of contents, in slices of a fixed size.
 
     Args:
         stream: the stream; its own topic's name and ID are used.
@@ -430,7 +430,7 @@ def write_log(path: str, slices: Sequence[Slice]) -> None:
 
 
 def _added(slice_: Slice, *, partitioned: bool) -> dict[str, Any]:
-    """A file as Delta's log tells of it."""
+    """A file as Delta's log describes it."""
     bounds = {"minValues": {"slice": slice_.key}, "maxValues": {"slice": slice_.key}}
     stats = {"numRecords": ROWS_A_FILE, **bounds, "nullCount": {}}
     file = {

@@ -88,7 +88,7 @@ def _tick(world: World, planner: Planner, stream: Stream, partitions: int) -> fl
 
 
 def _ensure_planned(tick: Tick, partitions: int) -> None:
-    """See that the tick did all that its time stands for: it planned every partition, and read its last record."""
+    """See that the tick did all of its work: it planned every partition, and read its last record."""
     read = {
         p
         for slice_ in tick.slices

@@ -129,7 +129,7 @@ def order_value(number: int, orders: int, prefix: str = "o") -> tuple[str, str]:
 
 
 def fill(world: World, topic: str, records: int, *, skewed: bool = False) -> Stream:
-    """Make a topic with so many orders, evenly over its partitions or with 90 % in one; returns its stream."""
+    """Make a topic with a number of orders, evenly over its partitions or with 90 % in one; returns its stream."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": world.bootstrap})
@@ -140,7 +140,7 @@ def fill(world: World, topic: str, records: int, *, skewed: bool = False) -> Str
 
 
 def add_orders(world: World, topic: str, records: int, *, prefix: str = "o", skewed: bool = False) -> None:
-    """Send so many records of orders of their own to a topic."""
+    """Send a given number of records of orders of their own to a topic."""
     from confluent_kafka import Producer
 
     config = {"bootstrap.servers": world.bootstrap, "enable.idempotence": True, "linger.ms": 20}
@@ -161,7 +161,7 @@ def _partition(number: int, *, skewed: bool) -> int:
 
 
 def last_slices(world: World, bed: Bed, slices: int, records: int, *, first: int = 0) -> list[Slice]:
-    """Planned slices of so many records each from an ordinal on, the last of them ending where the topic does."""
+    """Planned slices of a fixed size from an ordinal on, the last one ending where the topic does."""
     state = world.kafka().topic_state(bed.stream.topic)
     ends = {p: int(s.last_stable or 0) for p, s in state.partitions.items()}
     share = records // PARTITIONS

@@ -1,6 +1,6 @@
 """Archives of loaded classes, with which the JVMs of broker and Spark start in some 0.6 of the processor time.
 
-A JVM that is told to writes the classes it has loaded as it ends (JEP 350). One that starts with such a file neither
+On request a JVM writes the classes it has loaded as it ends (JEP 350). One that starts with such a file neither
 reads nor verifies these classes again. It holds the file against its own version and class path, and goes on without
 it where they differ; so an archive can be missing or out of date, and nothing but time is lost.
 """
@@ -148,7 +148,7 @@ def _use(bootstrap: str, remote: str, lake: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program; what goes wrong is told and costs nothing but time."""
+    """The program; what goes wrong is reported and costs nothing but time."""
     del arguments
     try:
         ensure()

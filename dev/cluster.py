@@ -47,7 +47,7 @@ def _report(cluster: EmbeddedCluster, *, again: bool) -> None:
 
 
 def _watch(cluster: EmbeddedCluster, *, again: bool) -> None:
-    """Tell of brokers that somebody killed, and start them again, as a supervisor of services would."""
+    """Report brokers that somebody killed, and start them again, as a supervisor of services would."""
     gone: set[int] = set()
     while True:
         time.sleep(LOOK_SECONDS)

@@ -145,7 +145,7 @@ def compare(
 def _account_and_topic(
     account: Sequence[Written], topic: Mapping[Place, TopicRecord], made: Comparison
 ) -> dict[Place, Written]:
-    """Where each committed record of the account stands; notes what only one of the two holds."""
+    """The place of each committed record of the account; notes what only one of the two holds."""
     diff = made.differences
     written_by_place: dict[Place, Written] = {}
     lost: dict[tuple[bytes | None, bytes | None], list[Written]] = defaultdict(list)
@@ -496,7 +496,7 @@ def _rank(row: Row) -> tuple[int, int, int, int]:
 def _nowhere(
     account: Sequence[Written], written_by_place: Mapping[Place, Written], tables: Tables, made: Comparison
 ) -> None:
-    """Aborted records are in no table; their keys are theirs alone, so the keys tell it too."""
+    """Aborted records are in no table; their keys are theirs alone, so the keys show it too."""
     committed = {written.entity for written in written_by_place.values()}
     aborted = {w.entity for w in account if w.visible is False} - committed
     diff = made.differences

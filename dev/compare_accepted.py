@@ -46,7 +46,7 @@ def compare_accepted(
         all_sent: whether publication has come to its end; else events may still wait for it.
 
     Returns:
-        How many records stand on the topic.
+        How many records are on the topic.
     """
     sent = [one for record in held.values() if (one := _sent_of(record, diff)) is not None]
     for (origin, revision), count in Counter((one.origin, one.revision) for one in sent).items():

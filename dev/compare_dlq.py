@@ -36,7 +36,7 @@ def compare_published(
         events: the table of events. What was reclaimed and reprocessed leaves its copy on the topic, and no reject.
 
     Returns:
-        How many records stand on the topics.
+        How many records are on the topics.
     """
     expected = {_sent(row): row for row in rejects}
     found: dict[Sent, list[TopicRecord]] = defaultdict(list)

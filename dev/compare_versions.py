@@ -34,7 +34,7 @@ def wrong_versions(
     first: int | None,
     written: Container[tuple[str, int | None]],
 ) -> dict[str, Wrong]:
-    """What is wrong with the versions of a stream's events.
+    """The faults of the versions of a stream's events.
 
     Args:
         events: the table's rows.

@@ -41,7 +41,7 @@ class DagsterRefusedError(PermanentError):
 
 @dataclass(frozen=True)
 class SliceStates:
-    """How the slices of one asset stand."""
+    """The states of the slices of one asset."""
 
     materialised: frozenset[str]
     materialising: frozenset[str]
@@ -56,7 +56,7 @@ class SliceStates:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run and how it stands, in Dagster's words; `will_retry` when Dagster starts it again by itself."""
+    """A run and its state, in Dagster's words; `will_retry` when Dagster starts it again by itself."""
 
     id: str
     status: str
@@ -65,7 +65,7 @@ class RunState:
 
 
 def slice_states(ask: Ask, assets: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SliceStates]:
-    """How the slices of assets (stream, table) stand, by one question: they are seen at the same time."""
+    """The states of the slices of assets (stream, table), by one question: they are seen at the same time."""
     asked = [f"a{n}: {_SLICES % json.dumps(list(asset))[1:-1]}" for n, asset in enumerate(assets)]
     nodes = ask(f"query Slices {{ {' '.join(asked)} }}", {})
     return {asset: _states(asset, nodes[f"a{n}"]) for n, asset in enumerate(assets)}
@@ -180,7 +180,7 @@ class BackfillState:
 
 
 def backfill_state(ask: Ask, backfill: str) -> BackfillState:
-    """How a backfill stands."""
+    """The state of a backfill."""
     found = ask(_BACKFILL, {"id": backfill})["partitionBackfillOrError"]
     if found["__typename"] != "PartitionBackfill":
         raise DagsterRefusedError(f"Dagster knows no backfill {backfill}", found=found, remedy="read the daemon's log")

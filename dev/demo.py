@@ -64,11 +64,11 @@ SEED = 20_260_101
 # go into starting it.
 ORDERS = 12_000
 MOST_RECORDS = 6_500
-# The variable that tells the definitions.
+# The variable that the definitions read.
 MOST_RECORDS_NAME = "DEMO_MOST_RECORDS"
 # Payments begin with the burst, while everything starts; as many that are sound come when the breaker has opened. So
 # what it has to wait for passes while orders are taken through their tables and retried. Not scaled: a slice of
-# payments holds so many at the least, which makes each of the two one slice.
+# payments holds at least this many, which makes each of the two one slice.
 SOUND = demo_burst.RECORDS
 DEFINITIONS = "dev.demo_definitions"
 # Reached only where something hangs: a machine that is slow shows that by its progress.

@@ -25,7 +25,7 @@ class BurstFigures:
     """What became of the burst.
 
     Args:
-        records: so many were written.
+        records: how many were written.
         slice_key: the slice that was refused; empty before.
         rejects: records of it that would have been rejected.
         of: its records.

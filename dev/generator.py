@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
 SOURCES: Mapping[str, Source] = {source.name: source for source in (ORDERS, PAYMENTS)}
 KAFKA_SECONDS = 15.0
-# Records are entered in the account before they are sent, so many together at the most.
+# Records are entered in the account before they are sent, at most this many together.
 CHUNK = 500
-# A transaction stays open while so many records of others pass it, so that the last stable offset lags behind ...
+# A transaction stays open while this many records of others pass it, so that the last stable offset lags behind
+# ...
 HELD_RECORDS = 100
 # ... but never as long as its timeout of a minute.
 HELD_SECONDS = 5.0
@@ -83,7 +84,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked of a run.
+    """The request of a run.
 
     Args:
         seed: decides what is written.
@@ -91,7 +92,8 @@ class Order:
         rate: records a second at the most; as fast as they go if None.
         rates: shares of keys with a fault, by its name.
         late_after: seconds until a late customer becomes known; never if None.
-        burst: so many records that nobody can read come first, as fast as they go, and count for nothing else.
+        burst: this many records that nobody can read come first, as fast as they go, and count for nothing
+            else.
     """
 
     seed: int = 1
@@ -157,7 +159,7 @@ def _chunks(batches: Iterator[Sequence[Intended]], size: int) -> Iterator[list[S
 
 
 def _paced(began: float, records: int, rate: float | None, stop: Event | None) -> bool:
-    """Wait until so many records are due; returns whether to stop."""
+    """Wait until a given number of records are due; returns whether to stop."""
     early = 0.0 if rate is None else records / rate - (time.monotonic() - began)
     if stop is None:
         time.sleep(max(0.0, early))

@@ -228,7 +228,7 @@ def telemetry(records: int, account: Account, _: Register) -> Iterator[Sent]:
 
 
 def order_lines(records: int, account: Account, _: Register) -> Iterator[Sent]:
-    """Orders with an array of lines, one of which may lack what another has; prices are texts or numbers."""
+    """Orders with an array of lines where one may lack what another has; prices are texts or numbers."""
     chance, newest, orders = _chance(), {}, max(1, records // 4)
     for number in range(records):
         order, version = f"o-{number % orders}", number // orders + 1

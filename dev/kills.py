@@ -49,7 +49,7 @@ class Kill:
 
 
 def schedule(seed: int, kills: int, least: float, most: float) -> Iterator[Kill]:
-    """So many kills between `least` and `most` seconds apart; of four, each kind is among them."""
+    """A number of kills between `least` and `most` seconds apart; of four, each kind is among them."""
     chosen = random.Random(seed)  # noqa: S311 - repeatable, not secret
     first = [*Victim]
     chosen.shuffle(first)
@@ -64,7 +64,7 @@ class Killer:
 
     Args:
         stack: whose processes.
-        report: told of each kill.
+        report: called after each kill.
         done: how many of what were killed.
     """
 

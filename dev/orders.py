@@ -11,7 +11,7 @@ from dev.intended import INVALID, UNRESOLVED, Intended
 
 PARTITIONS = 3
 CUSTOMERS = 200
-# So many orders have a late customer together.
+# A number of orders have a late customer together.
 ORDERS_A_LATE_CUSTOMER = 5
 
 LIVES = (("placed",), ("placed", "paid"), ("placed", "paid", "refunded"), ("placed", "canceled"))

@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1"
 PORTS = range(20_000, 32_000)
 
 POLL_SECONDS = 0.1
-# What is waited for is exhausted after so many times the time that it may take: tests run on machines that are shared.
+# A wait ends after this multiple of the time that it may take: tests run on shared machines.
 PATIENCE = 1.0
 _GUARD = str(Path(__file__).with_name("guard.py"))
 TAIL_LINES = 25
@@ -134,7 +134,7 @@ class Child:
             return
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._forget()
-        # Whoever holds the writing end lives: it reads as ended when guard, child and heirs are really gone.
+        # A process that holds the writing end lives: it reads as ended when guard, child and heirs are really gone.
         self._lives, held = os.pipe()
         try:
             with self.log.open("ab") as log:

@@ -78,7 +78,7 @@ def reconcile(
 
 
 def report(comparison: Comparison, console: Console) -> None:
-    """Tell a person what was compared, where the faults ended, and what differs."""
+    """Report to a person what was compared, where the faults ended, and what differs."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -11,7 +11,7 @@ from dev.faults import BURST, NONE, Source, Story, poison, sound
 from dev.intended import Intended
 from highwater.errors import ConfigurationError
 
-# So many keys are alive at once: neighbours in a partition are of different keys, and a life spreads over slices.
+# A number of keys are alive at once: neighbours in a partition are of different keys, and a life spreads over slices.
 ALIVE = 200
 # Faults that a life of one record cannot have.
 OF_SEVERAL = frozenset({"out_of_order"})
@@ -92,7 +92,7 @@ class Script:
             yield life
 
     def poison(self, records: int) -> Iterator[Sequence[Intended]]:
-        """So many records that nobody can read, one by one: each of a key of its own, which no life has."""
+        """A number of records that nobody can read, one by one: each of a key of its own, which no life has."""
         for number in range(records):
             rng = Random(f"{self.source.name} {self.prefix} {BURST} {number}")  # noqa: S311 - a seed is to decide
             yield [poison(rng, self.source.story(rng, f"{self.prefix}-{BURST}", number, self.source.partitions))]

@@ -63,7 +63,7 @@ MANY_RECORDS = 200_000
 
 @dataclass(frozen=True)
 class Ordeal:
-    """What is asked of a soak.
+    """The request of a soak.
 
     Args:
         records: how many are written in all.
@@ -141,7 +141,7 @@ class Soak:
             )
             ending.enter_context(stack)
             ending.callback(self._stop.set)
-            # Its client would tell of each connection that the killed broker refuses.
+            # Its client would report each connection that the killed broker refuses.
             target = Target(stack.bootstrap, self.home, self.lake, {"log_level": "0"})
             writers = [self._writer(stream, target) for stream in STREAMS]
             killer = Killer(stack, self._report)

@@ -39,7 +39,7 @@ class SparkStandalone(Service):
 
     @property
     def page(self) -> str:
-        """The master's page; `/json/` below it tells workers and applications."""
+        """The master's page; `/json/` below it shows workers and applications."""
         return f"http://{LOOPBACK}:{self._page}"
 
     def driver_conf(self) -> dict[str, str]:

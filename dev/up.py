@@ -109,13 +109,13 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def examined(stack: Stack) -> list[list[str]]:
-    """What the doctor finds before anything is started; what fails is told and keeps nothing from starting."""
+    """What the doctor finds before anything is started; what fails is reported and keeps nothing from starting."""
     found = Settings.from_environment(stack.env)
     return [one.row for one in examine(Deployment(found), found, stack.env, not_started(stack))]
 
 
 def not_started(stack: Stack) -> set[str]:
-    """What the stack is to start yet: asking a port where nobody listens would take seconds, and tell nothing."""
+    """What the stack is to start yet: asking a port where nobody listens would take seconds, and show nothing."""
     embedded = {"Kafka": stack.broker, "Spark": stack.spark, "schema registry": stack.registry}
     return {"Dagster", *(name for name, part in embedded.items() if part is not None)}
 

@@ -1,6 +1,6 @@
 """Slices whose tables a test writes by itself, and the asset that sends their events: without Spark.
 
-`Log` stands for the topic and its transactions where a test is of the order of steps, not of Kafka.
+`Log` is a test double for the topic and its transactions where a test is of the order of steps, not of Kafka.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Sent:
 
 
 class Log:
-    """A topic with transactions, in memory; it breaks where it is told to."""
+    """A topic with transactions, in memory; it breaks where it is asked to."""
 
     def __init__(self) -> None:
         self.records: list[Sent] = []
@@ -154,7 +154,7 @@ class Log:
 
 
 class Broken(Exception):  # noqa: N818 - no error of the project
-    """Stands for the death of the process."""
+    """A test double for the death of the process."""
 
 
 class Tables:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TopicFactory = Callable[..., str]
 
-# A bound on a wait tells a hang from a slow machine, no more: machines were seen to hang for minutes.
+# A bound on a wait only distinguishes a hang from a slow machine: machines were seen to hang for minutes.
 processes.PATIENCE = 5.0
 
 # How long an example takes says something of the machine alone.
@@ -264,7 +264,7 @@ def create_topic(bootstrap: str, name: str, partitions: int, config: dict[str, s
 
 
 def grow(bootstrap: str, name: str, partitions: int) -> None:
-    """Add partitions to a topic until it has so many, and wait until each has a leader."""
+    """Add partitions to a topic until it has this many, and wait until each has a leader."""
     from confluent_kafka.admin import AdminClient, NewPartitions
 
     from dev.processes import wait_until

@@ -14,7 +14,7 @@ from pyspark.sql.connect.proto import base_pb2_grpc
 
 
 class Connect(base_pb2_grpc.SparkConnectServiceServicer):
-    """Takes settings; what is to be done next it never does."""
+    """Takes settings, and never does the next step."""
 
     def Config(self, request: Any, context: object) -> Any:  # noqa: N802 - gRPC's name
         del context

@@ -183,7 +183,7 @@ def _arm(task: Task) -> None:
             _lose_leases()
             _patch_commit(table, lambda path, send: _sent_late(task, path, send))
             return
-        # On a busy machine Spark's page took seconds to tell of the job.
+        # On a busy machine Spark's page took seconds to report the job.
         (_slow_winners if table == "current" else partial(_slow_rows, table))(seconds=15)
         _patch_commit(table, lambda path, send: _outlived(task, path, send))
 

@@ -139,7 +139,7 @@ class Deployment:
             producer.produce(self.stream.topic, value=b"aborted", partition=number % PARTITIONS)
         producer.flush(30)
         producer.abort_transaction(30)
-        # The broker answers before each partition has its marker; until then the last stable offset stands.
+        # The broker answers before each partition has its marker; until then the last stable offset stays.
         wait_until(self._all_stable, 30, "the markers of the aborted transaction")
 
     def _all_stable(self) -> bool:

@@ -358,7 +358,7 @@ def _state(pid: int) -> str:
 PAGE_SECONDS = 60.0
 
 
-# Tells a wait that ends by itself from one that never does, on a machine that hangs for seconds.
+# Distinguishes a wait that ends by itself from one that never does, on a machine that hangs for seconds.
 BOUNDED = 60.0
 
 

@@ -120,7 +120,7 @@ def test_what_the_topic_does_not_hold_any_more_may_be_sent_again(
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    """Stands for Kafka: a topic of two partitions."""
+    """A test double for Kafka: a topic of two partitions."""
     log = Log()
     for module in (published, rebuilding_accepted):
         monkeypatch.setattr(module, "Transactions", log)

@@ -75,7 +75,7 @@ def publishing(tmp_path: Path, bootstrap: str, request: pytest.FixtureRequest) -
 
 
 def test_killed_at_every_point_each_event_goes_out_once_and_in_order(publishing: Publishing) -> None:
-    """What the ledger knows of it is lost after half of the deaths: Kafka's mark tells."""
+    """What the ledger knows of it is lost after half of the deaths: Kafka's mark shows it."""
     for number, point in enumerate(POINTS):
         assert publishing.children.end(point) == -signal.SIGKILL, f"{point} was not reached"
         if number % 2:

@@ -42,7 +42,7 @@ AWAY = DependencyAwayError("Kafka did not answer", remedy="see that it runs")
 
 
 class Cluster:
-    """Stands for the brokers: what is said of the topic of accepted events, and how often it was asked."""
+    """A test double for the brokers: what is said of the topic of accepted events, and how often it was asked."""
 
     def __init__(self, said: HighwaterError | None) -> None:
         self.said, self.asked = said, 0

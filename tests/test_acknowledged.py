@@ -38,7 +38,7 @@ KEYS = 100
 
 
 def place_of(bootstrap: str) -> dict[bytes, list[tuple[int, int]]]:
-    """Where each value stands, in the order of offsets."""
+    """The place of each value, in the order of offsets."""
     found: dict[bytes, list[tuple[int, int]]] = {}
     for place, (_, value) in sorted(read_topic(bootstrap, TOPIC).items()):
         found.setdefault(value or b"", []).append(place)
@@ -54,7 +54,7 @@ def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
 
 
 class Sender(threading.Thread):
-    """Sends at a rate until it is told to stop, and keeps what was acknowledged."""
+    """Sends at a rate until it is asked to stop, and keeps what was acknowledged."""
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(daemon=True)
@@ -67,7 +67,7 @@ class Sender(threading.Thread):
 
     @property
     def due(self) -> int:
-        """So many records should be sent by now."""
+        """A number of records should be sent by now."""
         return int((time.monotonic() - self.began) * RATE)
 
     def run(self) -> None:
@@ -93,7 +93,7 @@ class Sender(threading.Thread):
 def test_brokers_fall_in_turn_and_no_acknowledged_record_is_lost_doubled_or_reordered(
     cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path, away: float
 ) -> None:
-    """Leaders are killed in turn, then two of three replicas are away for so many seconds, then all brokers are down.
+    """Leaders are killed in turn, then two of three replicas are away for some seconds, then all brokers are down.
 
     Slices are planned and read meanwhile; together they equal the topic.
     """

@@ -69,7 +69,7 @@ def begin(cluster: EmbeddedCluster, topic: str, acks: str) -> Producer:
 
 
 def reported_delivered(producer: Producer, topic: str, *, seconds: float) -> int:
-    """Send more; returns how many records the client reports as delivered within so many seconds."""
+    """Send more; returns how many records the client reports as delivered within a given number of seconds."""
     delivered = 0
 
     def report(error: object, message: object) -> None:
@@ -205,7 +205,7 @@ def make_topic(
 
 
 def leads(cluster: EmbeddedCluster, topic: str) -> int:
-    """The broker that leads the topic; -1 if none does, or nobody told."""
+    """The broker that leads the topic; -1 if none does, or nobody said so."""
     from confluent_kafka import KafkaException
 
     try:

@@ -269,7 +269,7 @@ def test_a_receiver_gets_json_and_its_address_is_never_repeated(receiver: Any) -
 def test_an_alert_that_the_receiver_refuses_keeps_back_no_other(
     receiver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oldest is told first, and nothing behind one that was always refused was ever told."""
+    """The oldest is reported first, and nothing behind one that was always refused was ever reported."""
     found = [replace(measure(over=True), what=what) for what in ("first", "second", "third")]
     measuring = [lambda _, one=one: one for one in found]
     unused: Any = None
@@ -341,7 +341,7 @@ def test_what_could_not_be_asked_is_not_measured(tmp_path: Path, monkeypatch: py
 def test_a_topic_that_keeps_all_ends_the_alert_of_its_retention(
     settings: dict[str, Setting] | None, over: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever raised retention.ms to unlimited, as the alert says, never got the recovery."""
+    """A person who raised retention.ms to unlimited, as the alert says, never got the recovery."""
     monkeypatch.setattr(alerts, "topic_settings", lambda *_: settings)
     unused: Any = None
     found = alerts._retention_left(alerts.Asked(unused, unused, unused, STREAM))
@@ -352,7 +352,7 @@ def test_a_topic_that_keeps_all_ends_the_alert_of_its_retention(
 
 
 def test_the_alerts_of_tiers_and_of_sending_end_when_the_declaration_has_neither(tmp_path: Path) -> None:
-    """Nothing measured them any more, and they stood for ever."""
+    """Nothing measured them any more, and they stayed open for ever."""
     unused: Any = None
     bare = replace(STREAM, tiers=(), foreign=(), publishes=None)
     asked = alerts.Asked(Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), unused, unused, bare)
@@ -363,7 +363,7 @@ def test_the_alerts_of_tiers_and_of_sending_end_when_the_declaration_has_neither
 
 
 def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:
-    """It was taken for an empty one: what was over recovered, and what was reprocessed long ago was told to wait."""
+    """It was taken for an empty one: alerts recovered, and slices reprocessed long ago seemed to wait."""
     written = Written(tmp_path)
     written.prove(MAIN, {"raw": 10, "events": 4, "rejects": 6, "dlq": 6, "current": 5}, raw=10)
     for n, table in enumerate(("events", "rejects")):

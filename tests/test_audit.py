@@ -83,7 +83,7 @@ class Written:
         # What the checks of versions ask for beside these.
         texts += ["key", "order_id", "status", "customer_id", "updated_by_slice"]
         numbers += ["version", "amount"]
-        # What is asked of raw's keys.
+        # A query for raw's keys.
         numbers += ["generation", "partition", "offset"]
         times += ["event_time"]
         numbers += ["origin_timestamp_ms"]
@@ -108,7 +108,7 @@ MAIN, LATER, RETRIED = a_slice(0, 10), a_slice(1, 5), a_slice(0, 3, TIER)
 
 @pytest.fixture
 def written(tmp_path: Path) -> Written:
-    """Ten records: five events, a tombstone, two sent to a tier, one of them accepted, one parked, one given up."""
+    """Ten records: five events, a tombstone, two sent to a tier, one of them accepted, one parked, one discarded."""
     made = Written(tmp_path)
     made.prove(MAIN, {"raw": 10, "events": 5, "rejects": 4, "dlq": 4, "current": 5}, tombstones=1)
     made.add("events", MAIN, range(5))
@@ -231,7 +231,7 @@ def test_a_lake_without_tables_has_no_ends(tmp_path: Path) -> None:
 
 
 def ensure_topic_and_producers(scene: Scene, page: dict[str, Any]) -> None:
-    """What the page tells of generations, brokers' times and producers; another one is read from a file."""
+    """What the page shows of generations, brokers' times and producers; another one is read from a file."""
     [era] = page["generations"]
     assert (era["partitions"], era["topic_id"]) == (2, scene.slices()[0].topic_id)
     assert "replica lag" in {rule["rule"] for rule in page["topic_rules"] if rule["level"] == "ok"}
@@ -268,7 +268,7 @@ def test_the_job_reads_the_newest_slices_again(
 def test_a_broker_that_is_away_is_a_temporary_error_until_a_real_one_runs_beside_it(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended as if somebody had changed a table, and told the same twice, in the words of two clients."""
+    """It ended as if somebody had changed a table, and reported the same twice, in the words of two clients."""
     words, away_as_said = count(), Kafka.away
     monkeypatch.setattr(Kafka, "away", lambda self, error: away_as_said(self, f"{error}, {next(words)}"))
     written.ledger.add([MAIN, RETRIED])

@@ -69,7 +69,7 @@ def minutes(count: float) -> timedelta:
 
 @dataclass
 class Model:
-    """The breaker as its page tells it, over the whole history, in the plainest words."""
+    """The breaker as its page shows it, over the whole history, in the plainest words."""
 
     history: list[tuple[int, int, bool]] = field(default_factory=list)  # first attempts since it closed
     seen: set[str] = field(default_factory=set)
@@ -284,7 +284,7 @@ def test_of_many_that_come_at_once_one_is_the_probe(url: str, ledger: Ledger) ->
 
 
 def test_a_change_that_another_made_first_is_recreated(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On PostgreSQL nothing locks the row while the change is worked out: the revision tells."""
+    """On PostgreSQL nothing locks the row while the change is worked out: the revision shows it."""
     opened(ledger)
     with ledger.database.writing() as connection:
         assert breakers._keep(connection, "stream orders", Circuit(since=NOON), 1)
@@ -394,7 +394,7 @@ def test_an_accepted_slice_passes_and_changes_nothing(ledger: Ledger, work: Call
 
 
 def test_a_committed_slice_is_no_probe(ledger: Ledger, work: Callable[..., Work]) -> None:
-    """A backfill that was requested while it was half-open became the probe, and told nothing of what comes in."""
+    """A backfill that was requested while it was half-open became the probe, and showed nothing about new records."""
     ready = replace(OPEN, until=datetime.now(UTC))
     opened(ledger, ready)
     with pytest.raises(BreakerOpenError):
@@ -518,7 +518,7 @@ def test_a_probe_that_fails_begins_the_cool_down_again_whatever_failed(
     assert "the probe orders@0000001 failed: Spark is away" in found.text
 
 
-# What is requested
+# Requests
 
 
 UNDECIDED, UNREAD, HALF = ("events", "rejects", "dlq", "current"), ("raw", "events", "rejects"), ("dlq",)

@@ -70,7 +70,7 @@ def test_all_checks_run_alone_for_one_slice(scene: Scene) -> None:
 
 
 def test_all_checks_run_alone_for_a_range_and_report_each_slice(scene: Scene) -> None:
-    """What is wrong with one slice is told of it, and of no other."""
+    """A fault of one slice is reported for it, and for no other."""
     [second] = [key for key in scene.world.keys if key.endswith("1")]
     scene.world.at("current", scene.world.copies[1], (1, 3)).update(version=7)
     scene.world.write()

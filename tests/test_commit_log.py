@@ -285,7 +285,7 @@ def planned(bench: Bench) -> Bench:
 
 
 class Killed(BaseException):
-    """Stands for the death of the process: nothing after it runs but the end of `with` blocks."""
+    """A test double for the death of the process: nothing after it runs but the end of `with` blocks."""
 
 
 def table_of(bench: Bench) -> DeltaTable:

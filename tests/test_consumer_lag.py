@@ -276,7 +276,7 @@ ALL, A_DAY, TOO_SHORT = {"retention_ms": -1}, {"retention_ms": DAY_MS}, {"retent
 def test_a_retry_that_retention_is_about_to_take_is_reported(
     topic: str, main: Mapping[str, int], deployed: Deployed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The main topic alone was asked: a stopped sensor or a long pause was told when the offsets were gone."""
+    """The main topic alone was asked: a stopped sensor or a long pause was reported when the offsets were gone."""
     deployed.kafka = Several("orders", TIER, FOREIGN)
     stored = {"orders": main, TIER: A_DAY, FOREIGN: A_DAY, topic: TOO_SHORT}
     found = retention_left(deployed, monkeypatch, stored)

@@ -107,7 +107,7 @@ def test_lower_case_letters_of_a_time_are_read(time: str) -> None:
 
 @pytest.mark.parametrize("at", range(len(COLUMNS)))
 def test_an_event_that_lacks_a_field_differs(at: int) -> None:
-    """Whoever set a field to null was not told of: a null passed as a field that came to the stream later."""
+    """An update to null was not reported: a null passed as a field that came to the stream later."""
     lacking = (*EVENT[:at], None, *EVENT[at + 1 :])
     assert unlike((record(), EVENT), (record(), lacking)) == {1: [COLUMNS[at].field]}
 

@@ -152,7 +152,7 @@ def local(topic: TopicFactory, bootstrap: str, tmp_path: Path) -> Iterator[Serie
 
 
 def planned(series: Series, slices: int) -> list[str]:
-    """Send and plan so many slices, aborted records among them; returns their keys, shuffled."""
+    """Send and plan a given number of slices, aborted records among them; returns their keys, shuffled."""
     deployment = series.deployment
     deployment.send(90 * slices)
     deployment.abort()
@@ -313,7 +313,7 @@ def test_only_the_connect_server_is_killed(series: Series, points: Sequence[str]
 
 @pytest.mark.long
 def test_a_retry_runs_while_the_server_commits_for_a_dead_client(series: Series) -> None:
-    """Whoever is first: one split, although the reference table changed between the two."""
+    """Whichever is first: one split, although the reference table changed between the two."""
     from tests.support import customers
 
     overlapped = ("events", "rejects", "current")

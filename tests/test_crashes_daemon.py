@@ -78,7 +78,7 @@ def ensure_all_killed_together(
 ) -> None:
     """Worker, code server and daemon die at once; started again, the slice is committed without help.
 
-    Nobody is left to tell Dagster that the worker died: such a run was started for ever, and its slices in flight.
+    Nobody is left to report to Dagster that the worker died: such a run was started for ever, and its slices in flight.
     """
     planned = set(held.slices())
     held.send(72)

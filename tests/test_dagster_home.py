@@ -65,7 +65,7 @@ def test_explain_reports_the_rest_and_ends_with_a_status_of_ours(scene: Scene, h
 
 @pytest.mark.usefixtures("impatient")
 def test_the_audit_reports_the_rest_and_ends_with_a_status_of_ours(scene: Scene, home: int) -> None:
-    """It ended with status 1 and a traceback. Kafka, which is away here too, is told beside it."""
+    """It ended with status 1 and a traceback. Kafka, which is away here too, is reported beside it."""
     reported = scene.run("audit", "orders")
     assert reported.exit_code == home, reported.output
     assert reported.stdout.count("error: Dagster could not be asked: ") == 1

@@ -1,4 +1,4 @@
-"""Workers of runs: who lives, who is gone, and what Dagster is told of it."""
+"""Workers of runs: which live, which are gone, and what Dagster hears of it."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def test_what_is_at_the_edge_of_a_rule_is_declared() -> None:
     "owner", ["team:data", "team:", "team", "data", "a@b.org", "a.b+c@d-e.example.org", "a@b", "a@b.c", "@b.org", ""]
 )
 def test_an_owner_is_taken_where_dagster_takes_it(owner: str) -> None:
-    """One that Dagster alone refused failed the assets of every stream, and nothing told of which file."""
+    """One that Dagster alone refused failed the assets of every stream, and nothing named the file."""
     try:
         dg.AssetSpec("asset", owners=[owner])
     except dg.DagsterInvalidDefinitionError:

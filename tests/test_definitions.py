@@ -219,7 +219,7 @@ def test_the_pace_shortens_the_intervals_that_records_wait_for() -> None:
 
 def test_resources_can_be_swapped_without_patching() -> None:
     class Other(dg.ConfigurableResource[object]):
-        """Stands in for the lake."""
+        """A test double for the lake."""
 
     other = Other()
     built = build_defs(streams=[ORDERS], resources={"lake": other})

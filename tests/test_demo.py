@@ -156,7 +156,7 @@ def test_what_observations_of_an_asset_show_is_read() -> None:
 
 
 def test_the_demonstration_declares_shorter_waits_and_other_slices_and_nothing_else() -> None:
-    """Whoever deploys gets what `assets/streams` says; the cool-down there lasts longer than the demonstration."""
+    """A deployment gets the declarations of `assets/streams`; its cool-down lasts longer than the demonstration."""
     shipped = load_streams()
     for stream in declared(7):
         theirs = shipped[stream.name]

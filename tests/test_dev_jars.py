@@ -17,7 +17,7 @@ B = Module("org.example.b", "b", "2.0-rc1")
 
 
 class FakeIvy:
-    """Stands at the network's edge: gives the files it was reported, and counts the calls."""
+    """A test double of the network: gives the files it was given, and counts the calls."""
 
     def __init__(self, files: dict[Module, bytes]) -> None:
         self.files = files
@@ -111,7 +111,7 @@ def test_a_new_lock_replaces_the_whole_set(tmp_path: Path, lock: Path, ivy: Fake
 def test_a_set_that_was_harmed_is_fetched_again(
     tmp_path: Path, lock: Path, ivy: FakeIvy, harm: Callable[[Path], object]
 ) -> None:
-    """Such a set counted as ready, and the JVM told of a class that was not found."""
+    """Such a set counted as ready, and the JVM reported a class that was not found."""
     place = jars.ensure("spark", tmp_path / "tools", lock)
     harm(place)
     jars.ensure("spark", tmp_path / "tools", lock)

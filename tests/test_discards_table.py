@@ -87,7 +87,7 @@ def test_a_row_that_was_written_twice_counts_once(ledger: Ledger, lake: Lake) ->
 
 
 class Dies:
-    """Lets whoever gives records up die before the table follows the ledger, or after."""
+    """Lets the person who discards records die before the table follows the ledger, or after."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, before: bool) -> None:
         self.before, self.keep, self.calls = before, discards_table.keep, 0
@@ -108,7 +108,7 @@ class Dies:
 def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repaired_by: str
 ) -> None:
-    """It told discarded records as parked, and a later correction was accepted."""
+    """It reported discarded records as parked, and a later correction was accepted."""
     world = World(tmp_path)
     world.write()
     with pytest.MonkeyPatch.context() as patch:

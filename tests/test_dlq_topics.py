@@ -200,7 +200,7 @@ def test_topics_that_another_run_grew_or_that_cannot_be_asked_now_are_no_drift()
 
 
 def test_every_drift_of_every_topic_is_in_one_error(stream: Stream, bootstrap: str) -> None:
-    """Each was told when the one before it was mended."""
+    """Each was reported when the one before it was mended."""
     for tier in stream.tier_topics:
         create_topic(bootstrap, tier, 2, {"cleanup.policy": "compact", "message.timestamp.type": "CreateTime"})
     with pytest.raises(TopicDriftError) as caught:

@@ -471,7 +471,7 @@ def columns_of(sql: str) -> list[str]:
 
 
 def columns_listed(title: str) -> list[str]:
-    """The columns that a section of the page of tables lists; `a … b` stands for all of the origin."""
+    """The columns that a section of the page of tables lists; `a … b` means all of the origin."""
     origin = ["origin_topic", "origin_generation", "origin_partition", "origin_offset"]
     origin += ["origin_timestamp", "origin_timestamp_ms"]
     found: list[str] = []

@@ -164,7 +164,7 @@ def test_the_receiver_of_alerts_is_reached_and_reported_nothing() -> None:
 
 
 def test_a_stream_with_schemas_needs_a_registry_that_answers() -> None:
-    """Asked where one is configured or needed; what it has is counted, and its password is not told."""
+    """Asked where one is configured or needed; what it has is counted, and its password is not reported."""
     from http.server import BaseHTTPRequestHandler, HTTPServer
     from threading import Thread
 
@@ -253,7 +253,7 @@ def test_a_rule_of_a_topic_that_is_broken_fails_with_its_remedy(monkeypatch: pyt
 def test_a_topic_of_another_system_that_keeps_less_than_its_delay_is_warned_of(
     stored: str | None, warned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records of it went before they were due, and nothing told it beforehand."""
+    """Records of it went before they were due, and nothing reported it beforehand."""
     settings = {} if stored is None else {"retention.ms": Setting(stored, "DYNAMIC_TOPIC_CONFIG")}
     monkeypatch.setattr(doctor, "topic_settings", lambda *_: settings)
     monkeypatch.setattr(doctor, "stamped_by_broker", lambda *_: False)

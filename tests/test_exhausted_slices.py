@@ -1,4 +1,4 @@
-"""After its last attempt a slice is an alert and no loop: it stays given up until somebody lets it go on."""
+"""After its last attempt a slice raises an alert, and is not requested until a person releases it."""
 
 from __future__ import annotations
 

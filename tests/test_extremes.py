@@ -65,7 +65,7 @@ def test_any_timestamp_of_a_record_reaches_every_table(any_time: Bench) -> None:
         bench.send(at(order_message(f"o{number}", 1), timestamp))
         expected[number] = timestamp
     bad = [Message(b"k", b"{", 1, timestamp=timestamp) for timestamp in TIMESTAMPS]
-    # Of equal versions the earliest origin wins, which the timestamps tell.
+    # Of equal versions the earliest origin wins, which the timestamps show.
     twice = [at(order_message("twice", 1, 2, amount=n), ms) for n, ms in ((1, NANOSECONDS), (2, -1), (3, YEAR_10000))]
     bench.send(*bad, *twice)
     # The last record of each slice has a fingerprint, which the read holds against the plan.
@@ -176,7 +176,7 @@ def rejected(make: Callable[[random.Random, str], Made]) -> Callable[[random.Ran
 
 
 def mutated(seeded: random.Random, key: str) -> Made:
-    """An order with another byte in it: what it is then only the rules tell."""
+    """An order with another byte in it: what it is then only the rules show."""
     value = bytearray(json.dumps(order(key, 1)).encode())
     value[seeded.randrange(len(value))] = seeded.randrange(256)
     return UNKNOWN, key.encode(), bytes(value)

@@ -483,7 +483,7 @@ def test_a_topic_that_was_compacted(ours: Ours, topic: TopicFactory, monkeypatch
 
 
 def red(held: Deployment) -> list[Failing]:
-    """The checks that fail in slices that stand whole, those that the stream only warns of among them."""
+    """The checks that fail in complete slices, those that the stream only warns of among them."""
     sources = Sources(Ledger(f"sqlite:///{held.home / 'ledger.sqlite'}"), Kafka(held.bootstrap, {}), held.lake)
     return [*failing(sources, held.stream)]
 
@@ -529,7 +529,7 @@ def test_an_open_transaction_is_waited_for(ours: Ours) -> None:
 
 
 def test_a_slice_that_cannot_be_written(ours: Ours) -> None:
-    """The table is there and is read; files stand where folders of data files would be, so a task of Spark's fails."""
+    """The table is there and is read; files are where folders of data files would be, so a task of Spark's fails."""
     held = ours.held
     held.send(60)
     ours.taken()
@@ -561,7 +561,7 @@ def repair_lines(ours: Ours) -> list[str]:
 
 
 def test_a_lake_that_cannot_be_read(ours: Ours) -> None:
-    """A file stands where the table's folder would be: what even root cannot write over."""
+    """A file is where the table's folder would be: what even root cannot write over."""
     held = ours.held
     held.send(60)
     ours.tick()

@@ -68,7 +68,7 @@ def test_a_partition_is_read_by_a_task_or_more(
 
 
 class Frame:
-    """Stands for a DataFrame; records how its rows are spread over files."""
+    """A test double for a DataFrame; records how its rows are spread over files."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []

@@ -215,7 +215,7 @@ def test_gaps_of_a_compacted_topic_are_explained_and_a_lost_row_is_none(bootstra
     real.in_transaction(3, commit=True)
     before = real.plan()
     read = real.read(before)
-    # Compaction may have begun already: aborted records that are gone are no longer told from markers.
+    # Compaction may have begun already: aborted records that are gone are no longer distinguished from markers.
     assert sum(real.counts(before).values()) == before.offsets - len(read)
 
     def gone() -> bool:

@@ -359,7 +359,7 @@ def test_the_cool_down_ends_by_the_clock(thing: Thing) -> None:
     assert not guards.resting(Dependency(KAFKA), now)
 
 
-# What is away and what is not
+# Dependencies that are away or there
 
 
 def test_repair_finds_a_reference_table_back_and_forgives_what_failed_without_it(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_a_lake_whose_folder_is_gone_is_not_an_empty_one(tmp_path: Path) -> None
 
 
 def cool_down_and_probe(folder: Path, ours: Repairing) -> None:
-    """The probe finds it still away; the next tick is told of the breaker again."""
+    """The probe finds it still away; the next tick shows the breaker again."""
     cool_down(f"sqlite:///{folder / 'ledger.sqlite'}", LAKE)
     with pytest.raises(DependencyAwayError, match="the lake's folder"):
         ours.tick()

@@ -362,7 +362,7 @@ def test_a_hold_of_another_slice_leaves_the_breaker_as_it_is(ledger: Ledger, wor
     assert ledger.breakers.circuit("orders") == half_open
 
 
-# What is requested
+# Requests
 
 
 @pytest.fixture

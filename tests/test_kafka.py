@@ -104,7 +104,7 @@ def test_all_topics_are_seen_together_as_each_is_seen_alone(kafka: Kafka, topic:
 
 
 class Many:
-    """Stands for the admin client of some topics with two partitions; a test says which answers are errors."""
+    """A test double for the admin client of some topics with two partitions; a test says which answers are errors."""
 
     def poll(self, _: float) -> int:
         return 0
@@ -165,7 +165,7 @@ def test_a_topic_that_may_not_be_read_is_left_out() -> None:
 
 
 class Answers:
-    """Stands for the admin client of a topic with one partition: what the brokers answer, or no answer at all."""
+    """A test double for the admin client of a topic with one partition: an answer of the brokers, or none."""
 
     def poll(self, _: float) -> int:
         return 0
@@ -274,7 +274,7 @@ def test_an_open_transaction_holds_the_last_stable_offset(kafka: Kafka, topic: T
 def test_a_range_is_read_to_its_end_although_no_record_may_stand_there(
     kafka: Kafka, topic: TopicFactory, bootstrap: str
 ) -> None:
-    """Waiting for the record at the end offset never ended where a marker stood there."""
+    """Waiting for the record at the end offset never ended where a marker was there."""
     name = topic()
     writer = Writer(bootstrap, name)
     for text, end in (("v0", writer.commit), ("aborted", writer.abort), ("v4", writer.commit)):
@@ -308,7 +308,7 @@ def test_a_range_that_retention_took_is_distinguished_from_a_broker_that_is_away
 
 
 class Tiered(Proxy):
-    """A broker that needs so many milliseconds for a fetch, and answers with nothing when the client waits less.
+    """A broker that needs some milliseconds for a fetch, and answers with nothing when the client waits less.
 
     So do brokers 3.6 and 3.7 where a record is in tiered storage.
     """
@@ -536,7 +536,7 @@ def test_no_request_of_ours_creates_a_topic_where_the_broker_would(
 
 
 class Report:
-    """Stands in for a message, or for an error in the place of one."""
+    """A test double for a message, or for an error in the place of one."""
 
     def __init__(self, code: int | None = None) -> None:
         from confluent_kafka import KafkaError

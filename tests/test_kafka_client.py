@@ -20,7 +20,7 @@ from highwater.resources.topic_facts import topic_settings
 
 
 class Client:
-    """Stands for an admin client: while somebody waits for its answer, another thread finds the broker away."""
+    """A test double for an admin client: while somebody waits for its answer, another thread finds the broker away."""
 
     def __init__(self, kafka: Kafka) -> None:
         self.kafka = kafka
@@ -77,7 +77,7 @@ QUESTIONS: dict[str, Callable[[Kafka], Any]] = {
 def test_a_client_that_another_thread_gives_up_answers_those_who_wait(
     question: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that nobody holds is destroyed; those who wait were told that no broker had answered."""
+    """A client that nobody holds is destroyed; those who wait heard that no broker had answered."""
     kafka = Kafka("nowhere:1")
     monkeypatch.setattr("highwater.resources.kafka.opened", lambda *_, **__: Client(kafka))
     QUESTIONS[question](kafka)

@@ -44,7 +44,7 @@ class Raw:
         self.slices: list[Slice] = []
 
     def send(self, slice_: Slice, by: Partitioner, keys: Iterable[bytes | None], over: int | None = None) -> None:
-        """Records of these keys in a slice, by a producer that knows so many partitions; all that the slice has."""
+        """Records of these keys in a slice, by a producer that knows a number of partitions; the whole slice."""
         self.slices = [*{one.key: one for one in [*self.slices, slice_]}.values()]
         for key in keys:
             partition = 0 if key is None else by.partition(key, over or len(slice_.ranges))

@@ -1,4 +1,4 @@
-"""What the lake tells of slices without a JVM."""
+"""Slices read from the lake without a JVM."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class Watched:
 
 
 def test_of_many_that_make_a_table_at_once_one_does(tmp_path: Path) -> None:
-    """A second one would give the table another identity; whoever committed meanwhile would be told of a conflict."""
+    """A second one would give the table another identity; a driver that committed meanwhile would get a conflict."""
     from deltalake import DeltaTable
 
     paths, many = [str(tmp_path / str(number)) for number in range(60)], 3
@@ -229,7 +229,7 @@ def _make_together(paths: list[str], together: Barrier) -> None:
 
 
 def test_a_change_of_a_table_is_a_commit_like_others_and_takes_their_lock(lake: Lake) -> None:
-    """A driver beside it that was told of the same version of the table would lose its commit."""
+    """A driver beside it that wrote the same version of the table would lose its commit."""
     added = Watched(lake.path(STREAM, TABLE)).have("slice STRING, first STRING")
     assert added == ["lock", "ALTER (first STRING)", "unlock"]
 

@@ -117,7 +117,7 @@ class Watched:
         return {} if found is None else dict(found.ends)
 
 
-# Twenty rounds, of which the first one usually suffices.
+# Twenty rounds, whose first one usually suffices.
 MOST_SECONDS = 240.0
 
 

@@ -144,7 +144,7 @@ def test_slices_are_listed_in_the_order_of_their_plan(ledger: Ledger) -> None:
 
 
 def test_the_slices_that_hold_an_offset(ledger: Ledger) -> None:
-    """One for each generation; offsets have 64 bits, and 9 stands before 10 as a number alone."""
+    """One for each generation; offsets have 64 bits, and 9 is before 10 as a number alone."""
     big = 2**40
     ledger.add([slice_(0, p0=(0, 9), p1=(0, big)), slice_(1, p0=(9, 100), p1=(big, big + 2))])
     ledger.add([replace(slice_(2, p0=(50, 60)), generation=1)])

@@ -299,7 +299,7 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     assert bench.failing() == {}
     assert len(bench.current()) == 9
 
-    # Rows of raw become old: the rest stands without them, until somebody needs them.
+    # Rows of raw become old: the rest stays without them, until somebody needs them.
     bench.stream = replace(bench.stream, retention=Retention(raw=timedelta(days=1)))
     decided = bench.rows("events")
     with dg.DagsterInstance.ephemeral() as instance:

@@ -119,7 +119,7 @@ def test_every_read_without_a_jvm_sees_what_spark_sees(wide: Wide, request: pyte
         if wide.spark is request.getfixturevalue("spark"):
             assert len(read_rows(wide.lake.path("orders", table))) == sum(seen.values()), "by the documented query"
 
-    # The checks, of which the first also looks up what explains gaps.
+    # The checks; the first also looks up what explains gaps.
     assert wide.red() == {}
     ledger, lake, topics = wide.ledger, wide.lake, cast("Any", wide.topics)
     ends = count_ends(ledger, lake, STREAM)
@@ -186,7 +186,7 @@ HIDDEN: dict[str, Callable[[World], object]] = {
 
 
 class Groups:
-    """Stands for a cluster without consumer groups."""
+    """A test double for a cluster without consumer groups."""
 
     def groups(self) -> list[str]:
         return []

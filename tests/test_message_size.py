@@ -210,7 +210,7 @@ class Refusing:
 
 
 class Noting(Sending):
-    """Writes nothing, and remembers what it is told to."""
+    """Writes nothing, and remembers what it is asked to."""
 
     def _move(self, notes: Any) -> None:
         self.__dict__.setdefault("moved", []).append(notes)
@@ -308,7 +308,7 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(
 ) -> None:
     """Nothing of a refused transaction is seen, its mark is not set, and the next one goes through.
 
-    A broker's first refusal takes a producer more, which is told of it; from then on all are.
+    A broker's first refusal takes one more producer, with reports; from then on all have them.
     """
     made: list[bool] = []
     restarted = Transactions._new_producer
@@ -343,7 +343,7 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(
         assert transactions.mark() == Mark(1, 3)
         with Transactions(kafka, f"highwater.pub.{name}", name, most_bytes=20_000) as another:
             another.commit([exact, small], Mark(1, 4))
-        # Whoever would go on with another producer finds that somebody else went on.
+        # A run that would go on with another producer finds that somebody else went on.
         with pytest.raises(SupersededAttemptError):
             transactions._renew()
     assert [key for key, _ in read_topic(bootstrap, name).values()] == [b"k"] * 3
@@ -363,7 +363,7 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(
 def test_only_a_transaction_that_failed_with_a_record_alone_in_its_batch_is_sent_again(
     code: str, *, aborts: bool, size: int, again: bool
 ) -> None:
-    """Any other failure is told at once; who asked for reports after each would slow down all that follows."""
+    """Any other failure is reported at once; who asked for reports after each would slow down all that follows."""
     from confluent_kafka import KafkaError, KafkaException
 
     transactions = Transactions(Kafka("nowhere:1"), "highwater.pub.orders", "orders", most_bytes=20_000)

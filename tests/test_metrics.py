@@ -323,7 +323,7 @@ def test_a_loser_counts_when_the_winner_is_gone(measured: Measured) -> None:
 
 
 def test_a_minute_without_an_event_that_counts_still_hangs_together_with_others(measured: Measured) -> None:
-    """No row of 12:01 tells of its link with 12:00, since its events never count."""
+    """No row of 12:01 describes its link with 12:00, since its events never count."""
     measured.decide(1, Event("o1", 1, 36 * 3600, offset=1), Event("o1", 1, 60, offset=2))
     measured.measure(1)
     measured.decide(0, Event("o1", 1, 0, offset=5), Event("o1", 1, 60, offset=6))

@@ -108,7 +108,7 @@ def test_the_mean_is_rounded_away_from_0_half_way(made: Measured) -> None:
 def test_a_slice_that_was_decided_a_moment_ago_does_not_set_all_events_in_motion(
     made: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its events tell which minutes wait; nothing is asked of slices that have none in these hours."""
+    """Its events show which minutes wait; nothing is asked of slices that have none in these hours."""
     asked: list[object] = []
 
     def looking(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Proof]:
@@ -124,7 +124,7 @@ def test_a_slice_that_was_decided_a_moment_ago_does_not_set_all_events_in_motion
     assert (found.passed, found.numbers["not_settled"]) == (True, 2)
     keys = [made.slice_(ordinal).key for ordinal in (0, 1)]
     assert [sorted(cast("list[str]", one)) for one in asked] == [keys[:1], keys[:1], keys, keys]
-    # What is wrong besides is looked for as before; that the commit tells of a minute more needs no look.
+    # What is wrong besides is looked for as before; that the commit names a minute more needs no look.
     DeltaTable(made.lake.path("orders", "events")).delete("key = 'b'")
     found = verdict(made, 0)
     assert (found.numbers["unlike"], found.numbers["not_settled"]) == (0, 2)

@@ -46,7 +46,7 @@ class Model:
         log += [next(self.records) for _ in range(number)]
 
     def plan(self, first: int, others: int) -> None:
-        """A slice of so many offsets of partition 0 and of the others at the most."""
+        """A slice of a number of offsets of partition 0 and of the others at the most."""
         starts = {p: self.end(p) for p in range(len(self.logs))}
         most = {p: first if p == 0 else others for p in starts}
         ranges = {p: OffsetRange(s, max(s, min(len(self.logs[p]), s + most[p]))) for p, s in starts.items()}

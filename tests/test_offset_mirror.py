@@ -263,7 +263,7 @@ def test_an_accepted_divergence_takes_the_group_back(played: Played) -> None:
     played.open()
     played.settle(played.plan(0, 1))
     played.tick()
-    # Told by the records before anybody accepts it, and by a log that ends too early.
+    # Reported by the records before anybody accepts it, and by a log that ends too early.
     played.history = History(diverged={0: 13})
     played.tick()
     assert played.positions() == [13, 20]

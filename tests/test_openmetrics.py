@@ -48,7 +48,7 @@ RETRIED = a_slice(TIER, 0, 0, 2)
 
 @dataclass
 class Broker:
-    """Stands at the network's edge: topics by name, and the age of what they hold."""
+    """A test double of the network: topics by name, and the age of what they hold."""
 
     topics: Mapping[str, TopicState] = field(default_factory=dict)
     age: timedelta = timedelta(0)

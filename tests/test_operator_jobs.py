@@ -205,7 +205,7 @@ def test_every_stream_is_audited_once_a_day(defs: dg.Definitions) -> None:
 
 
 class Maintained:
-    """Stands for maintenance of a stream."""
+    """A test double for maintenance of a stream."""
 
     def __init__(self) -> None:
         self.faults: dict[str, list[Exception]] = {}

@@ -73,7 +73,7 @@ def work(file: Path, bootstrap: str, ready: Path) -> None:
 
 
 class Receiver:
-    """Stands in for a producer whose broker takes every record at once; counts what it was given."""
+    """A test double for a producer whose broker takes every record at once; counts what it was given."""
 
     transactional = False
 
@@ -90,7 +90,7 @@ class Receiver:
 
 
 class Log:
-    """Stands in for a topic, with what retention has taken from partition 0 and its policy; 1 is empty."""
+    """A test double for a topic, with what retention has taken from partition 0 and its policy; 1 is empty."""
 
     def __init__(self) -> None:
         self.log_start = 0
@@ -118,7 +118,7 @@ class Log:
 
 
 class Dying:
-    """Stands in for a producer whose process dies before any report; what it was given may have arrived."""
+    """A test double for a producer whose process dies before any report; what it was given may have arrived."""
 
     transactional = False
 
@@ -137,13 +137,13 @@ class Dying:
 
 
 def record(name: str, key: bytes | None = None) -> Record:
-    """One whose value tells its name."""
+    """One whose value shows its name."""
     return Record("t", name.encode() if key is None else key, name.encode())
 
 
 @pytest.fixture(autouse=True)
 def policies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a `Log` tell its policy."""
+    """Lets a `Log` show its policy."""
     asked = topic_settings
 
     def settings(kafka: Kafka | Log, topic: str) -> Mapping[str, Setting] | None:
@@ -267,7 +267,7 @@ def test_nothing_is_sent_while_the_topic_cannot_be_read(tmp_path: Path) -> None:
 
 
 def retention(log: Log) -> None:
-    """Takes what stood where sending began."""
+    """Takes what was where sending began."""
     log.log_start, log.records = log.high_watermark, []
 
 
@@ -406,7 +406,7 @@ def test_what_was_surely_not_sent_is_not_withheld(tmp_path: Path) -> None:
 
 
 def test_what_a_file_of_the_version_before_may_have_sent_is_withheld_too(tmp_path: Path) -> None:
-    """It tells of no record whether it was sent."""
+    """It says of no record whether it was sent."""
     file, log = tmp_path / "outbox.sqlite", Log()
     die_amid(file, log, ["sent"], arrived=["sent"])
     with contextlib.closing(sqlite3.connect(file)) as old, old:
@@ -419,7 +419,7 @@ def test_what_a_file_of_the_version_before_may_have_sent_is_withheld_too(tmp_pat
 
 
 def test_a_record_whose_place_is_not_reported_is_ticked_and_moves_no_position(tmp_path: Path) -> None:
-    """As if it stood at the beginning of the log, it would have sent the next recovery back there."""
+    """As if it were at the beginning of the log, it would have sent the next recovery back there."""
     box = Outbox(tmp_path / "outbox.sqlite", NOBODY)
     box.put([("a", RECORD)])
     box._keep_positions("t", "id", {0: 7})
@@ -431,7 +431,7 @@ def test_a_record_whose_place_is_not_reported_is_ticked_and_moves_no_position(tm
 
 @pytest.mark.parametrize(("began", "start"), [(0, 10), (10, 10), (30, 30), (50, 50), (51, 10), (150, 10)])
 def test_a_log_that_ends_before_the_position_is_read_from_its_start(began: int, start: int) -> None:
-    """It was cut off, and may have grown again: what arrived since stands before the position, and was sent again."""
+    """It was cut off, and may have grown again: what arrived since is before the position, and was sent again."""
     seen = PartitionState(log_start=10, last_stable=50, high_watermark=50, leader=1)
     assert _window("t", 0, began, seen) == (OffsetRange(start, 50), 10 <= began <= 50)
 
@@ -576,7 +576,7 @@ def test_a_refused_record_and_a_stopped_key_hold_nobody_up(bootstrap: str, topic
 
 
 def open_topic(bootstrap: str, name: str) -> str:
-    """The topic, once each partition tells where it begins and ends: a new leader refuses that for a moment."""
+    """The topic, once each partition shows where it begins and ends: a new leader refuses that for a moment."""
     states = Kafka(bootstrap)
 
     def reported() -> bool:

@@ -47,7 +47,7 @@ def simple_commands(tokens: Sequence[str]) -> Iterator[list[str]]:
 
 
 def fault_of(arguments: Sequence[str]) -> str | None:
-    """What is wrong with the arguments of `highwater`; None if they can be parsed. Nothing is executed."""
+    """The faults of the arguments of `highwater`; None if they can be parsed. Nothing is executed."""
     command: click.Command = main
     rest = list(arguments)
     while isinstance(command, click.Group):

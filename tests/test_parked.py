@@ -399,9 +399,9 @@ def check_whole(bench: Bench) -> None:
 
 @pytest.mark.slow
 def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whole(bench: Bench) -> None:
-    """It holds up nothing of its slice, and is told like any parked record.
+    """It holds up nothing of its slice, and is reported like any parked record.
 
-    The client compresses, so only the broker can tell what is too large: random digits shrink to three fifths.
+    The client compresses, so only the broker knows what is too large: random digits shrink to three fifths.
     """
     bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1),))
     bench.kafka = Kafka(bench.bootstrap, {"compression.type": "gzip"})

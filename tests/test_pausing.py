@@ -137,7 +137,7 @@ def test_a_paused_part_is_no_paused_tier(ours: Ours) -> None:
 
 
 def test_who_comes_second_is_reported(ours: Ours) -> None:
-    """Both were told that they had paused it, or resumed it."""
+    """Both heard that they had paused it, or resumed it."""
     mine = Asked(FIRST, sure=True, by="ann")
     first = Pause(FIRST, NOW, "bob")
     with pytest.raises(ConfigurationError, match="is paused by bob"):

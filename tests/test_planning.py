@@ -142,7 +142,7 @@ def test_shares_fill_the_slice_and_differ_by_one_at_the_most(left: dict[int, int
     assert sum(shares.values()) == min(most, sum(left.values()))
     assert all(0 <= shares[p] <= left[p] for p in left)
     unsated = [shares[p] for p in left if shares[p] < left[p]]
-    # Whoever gets less than it could take gets as much as anybody, but for the remainder of the division.
+    # A partition that gets less than it could take gets as much as any other, but for the remainder of the division.
     assert all(share + 1 >= max(shares.values()) for share in unsated)
 
 
@@ -316,7 +316,7 @@ def test_where_nothing_is_lost_there_is_nothing_to_accept() -> None:
 
 
 def _marked(monkeypatch: pytest.MonkeyPatch, look: Callable[[int], object], slices: int = 6) -> list[list[int]]:
-    """The offsets of the marks of so many slices of ten records, each looked at by `look`, with its ordinal."""
+    """The offsets of the marks of some slices of ten records, each looked at by `look`, with its ordinal."""
 
     def fingerprints(_: object, topic: str, ranges: Mapping[int, OffsetRange]) -> dict[int, Fingerprint]:
         assert topic == "orders"

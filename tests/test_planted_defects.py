@@ -204,7 +204,7 @@ def lose(table: str, *, rows: bool) -> Plant:
 
 
 def of_before_a_field(world: World, of: Slice) -> None:
-    """Let the slice have been decided before a field was declared that records told already."""
+    """Let the slice have been decided before a field was declared that records had already."""
     alter_all("events", customer_id=None)(world, of)
     alter_all("current", customer_id=None)(world, of)
 
@@ -423,7 +423,7 @@ ONLY_IN_RAW: dict[str, tuple[Place, dict[str, object]]] = {
 
 
 def test_what_raw_alone_keeps_is_held_against_the_topic(looked: World) -> None:
-    """No other table has it, so no check can tell; the second reader of the audit does."""
+    """No other table has it, so no check sees it; the second reader of the audit does."""
 
     def altered() -> dict[str, list[Place]]:
         looked.write()

@@ -149,7 +149,7 @@ def rules(found: Audit) -> dict[str, Level]:
 
 
 def partitions(found: Audit) -> Sequence[Sequence[str]]:
-    """What the page tells of each partition of the main topic."""
+    """What the page shows of each partition of the main topic."""
     [_, rows] = next(table[1:] for table in found.tables if table[0] == "Partitions")
     return rows
 
@@ -210,7 +210,7 @@ def test_each_defect_turns_its_line_red_and_no_other(cluster: Cluster, name: str
     change(cluster)
     found = page(cluster)
     assert rules(found) == broken
-    # What is no error is told all the same.
+    # What is no error is reported all the same.
     assert [row[0] for row in partitions(found)] == [str(number) for number in range(2 + cluster.more)]
     assert len(found.errors) == len(errors), found.errors
     assert [text for text, begin in zip(found.errors, errors, strict=True) if not text.startswith(begin)] == []

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """Stands in for librdkafka, which gives its errors only when brokers fail in their own time.
+    """A test double for librdkafka, which gives its errors only when brokers fail in their own time.
 
     A look takes one end out of `ends`, that of the oldest record; without one, all stay under way.
     """
@@ -722,7 +722,7 @@ def test_of_many_those_that_wait_for_room_are_reported_too(client: Client) -> No
 def test_of_many_that_have_callbacks_the_client_leaves_unknown_only_those_it_never_reported_of(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who was told that a record was delivered may have acknowledged it."""
+    """A caller that heard that a record was delivered may have acknowledged it."""
     monkeypatch.setattr(highwater.resources.producer, "PURGE_SECONDS", 0.0)
     client.silent, client.room = True, 4
     client.ends = [None, fault("INVALID_MSG")]

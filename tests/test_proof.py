@@ -38,7 +38,7 @@ def test_other_tables_and_older_versions_report_nothing_of_it() -> None:
 
 
 def test_who_read_a_slice_survives_where_it_is_reported() -> None:
-    """A proof of a version that did not tell it is read."""
+    """A proof of a version that lacked it is read."""
     proof = Proof(SLICE, attempt=3, rows=None, past=True, run="a-run")
     assert Proof.from_json(proof.to_json()) == proof
     assert "run" not in replace(proof, run="").to_plain()

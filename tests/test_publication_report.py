@@ -1,4 +1,4 @@
-"""What `status`, `explain` and the alert tell of accepted events that are not sent, and why they are not."""
+"""What `status`, `explain` and the alert say about accepted events that are not sent, and why they are not."""
 
 from __future__ import annotations
 

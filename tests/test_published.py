@@ -50,7 +50,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    """Stands for Kafka: a topic of two partitions."""
+    """A test double for Kafka: a topic of two partitions."""
     log = Log()
     monkeypatch.setattr(published, "Transactions", log)
     shape = Shape(2, 1, {"max.message.bytes": "1000000"})

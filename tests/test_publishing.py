@@ -1,4 +1,4 @@
-"""Which slices the sensor `publisher` asks for, and what a run of the asset tells Dagster."""
+"""Which slices the sensor `publisher` asks for, and what a run of the asset reports to Dagster."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_what_changed_and_what_came_back_follows(scene: Scene) -> None:
 
 
 def test_slices_whose_keys_are_gone_get_them_again_and_are_sent(scene: Scene) -> None:
-    """A key that is retired without its slice being sent stopped all that follows, and no line told of it."""
+    """A key that is retired without its slice being sent stopped all that follows, and no line named it."""
     retired, half, lost = (scene.plan(n, p0=(n, n + 1)) for n in range(3))
     for at, slice_ in enumerate((retired, half, lost)):
         scene.decide(slice_, at)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 STREAM = make_stream("orders")
 TIER = STREAM.tier_topics[0]
-# More than a page of the queue, 100, so that a new slice stands on a later one than all of the first.
+# More than a page of the queue, 100, so that a new slice is on a later one than all of the first.
 RETRIES = 110
 # Whose code it is; a run without that is not queued.
 _LOCATION = RegisteredCodeLocationOrigin("ours")

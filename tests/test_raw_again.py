@@ -1,4 +1,4 @@
-"""A step of raw that is tried again in its run: what was committed stands, although the answer was lost."""
+"""A step of raw that is tried again in its run: what was committed stays, although the answer was lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MINE, OTHER, OLD = (Slice("orders", "orders", "A", 0, n, {0: OffsetRange(9 * n, 
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
-    """Of a run that has committed one of three slices; another run, and a version that told no run, the others."""
+    """Of a run that has committed one of three slices; another run, and a version that named no run, the others."""
     import pyarrow as pa
 
     ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))

@@ -606,7 +606,7 @@ def test_a_split_of_rows_that_went_meanwhile_is_not_committed(world: World) -> N
     work = Work(STORED, [FIRST], NOTHING, world.lake, world.ledger, NOTHING, print)
     read = CommittedSlices.read(work, "raw")
     events._ensure_as_read(work, read, {FIRST.key: 8})
-    events._ensure_as_read(work, read, {FIRST.key: 7})  # damaged by something else, which the checks tell
+    events._ensure_as_read(work, read, {FIRST.key: 7})  # damaged by something else, which the checks find
     world.alter_proof("raw", FIRST, attempt=2, counts={"aged": 8})
     world.rows["raw"] = [row for row in world.rows["raw"] if row["slice"] != FIRST.key]
     world.write()

@@ -283,7 +283,7 @@ def plan_all(bench: Bench) -> list[Slice]:
 
 @pytest.mark.slow
 def test_accepted_events_are_not_sent_again_when_all_is_lost(lost: Bench, tmp_path: Path) -> None:
-    """Their topic alone tells which were sent: these stay, new ones follow, and what changed is a revision."""
+    """Their topic alone shows which were sent: these stay, new ones follow, and what changed is a revision."""
     from confluent_kafka import KafkaException
 
     bench = lost

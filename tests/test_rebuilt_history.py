@@ -41,12 +41,12 @@ def a_slice(ordinal: int, ranges: Mapping[int, tuple[int, int]], **changes: Any)
 
 
 def mark(offset: int) -> Fingerprint:
-    """Of the record that stood there before it was replaced."""
+    """Of the record that was there before it was replaced."""
     return Fingerprint(offset, digest(1, b"k", b"old %d" % offset))
 
 
 class Plain(Replaced):
-    """Tells of no consumer group."""
+    """Knows no consumer group."""
 
     def groups(self) -> list[str]:
         return []
@@ -100,7 +100,7 @@ def test_a_rebuilt_ledger_knows_the_epochs_and_the_last_records(tmp_path: Path) 
 
 
 def test_a_fingerprint_goes_into_no_other_generation() -> None:
-    """There another record stands under its offset, as a person accepted."""
+    """There another record is under its offset, as a person accepted."""
     before = a_slice(0, {0: (0, 200), 1: (0, 4)}, epochs={0: 1, 1: 1}, marks={0: mark(199), 1: mark(3)})
     ranges = {0: OffsetRange(100, 100), 1: OffsetRange(4, 9)}
     after = replace(before, ordinal=1, generation=1, ranges=ranges, marks={1: mark(8)})

@@ -459,7 +459,7 @@ def mended(bench: Bench) -> None:
 
 
 def keys_on(bench: Bench, topic: str) -> Counter[tuple[str, bytes | None]]:
-    """Which records stand on a DLQ topic, and how often they had been reclaimed before."""
+    """Which records are on a DLQ topic, and how often they had been reclaimed before."""
     found = published(bench.bootstrap, topic)
     return Counter(((key or b"").decode(), dict(headers)[RECLAIMS]) for _, key, _, headers in found)
 

@@ -1,4 +1,4 @@
-"""Rejects are read ahead of their publication, and stand only if the run that is fenced then wrote nothing since."""
+"""Rejects are read ahead of their publication, and count only if the run that is fenced then wrote nothing since."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AtOnce(Executor):
         done: Future[Any] = Future()
         try:
             done.set_result(act(*given, **named))
-        except Exception as error:  # noqa: BLE001 - whoever asks for the result has it
+        except Exception as error:  # noqa: BLE001 - the caller that asks for the result has it
             done.set_exception(error)
         return done
 

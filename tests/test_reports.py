@@ -18,7 +18,7 @@ from tests.support import make_stream
 
 
 def test_a_committed_slice_is_reported_with_the_version_in_which_it_does(tmp_path: Path) -> None:
-    """A run that took over the commit of another one, or kept its rows, once told no version at all."""
+    """A run that took over the commit of another one, or kept its rows, once reported no version."""
     slices = [Slice("orders", "orders", "A", 0, n, {0: OffsetRange(n, n + 1)}, datetime.now(UTC)) for n in range(2)]
     lake = Lake(str(tmp_path / "lake"))
     for slice_ in slices:

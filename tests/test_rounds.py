@@ -138,7 +138,7 @@ def test_a_cursor_that_cannot_be_read_begins_again(text: str | None) -> None:
 
 
 def wanting(stream: str, runs: int) -> Tick:
-    """A tick with so many runs of two slices each."""
+    """A tick with a given number of runs of two slices each."""
     keys = [f"{stream}@{n:07d}" for n in range(2 * runs)]
     return Tick(keys=keys, requests=[Request((keys[n], keys[n + 1])) for n in range(0, len(keys), 2)])
 

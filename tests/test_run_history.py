@@ -78,7 +78,7 @@ def test_a_digest_reports_null_from_empty_and_key_from_value() -> None:
 
 
 def test_a_digest_takes_the_milliseconds_as_kafka_has_them() -> None:
-    """By a time it told year 1 as replaced history, and there is no time for nanoseconds taken as milliseconds."""
+    """By a time it took year 1 as replaced history, and there is no time for nanoseconds taken as milliseconds."""
     for ms in (1_767_225_600_000_000_000, 2**63 - 1, -(2**63), -62_135_596_800_000, -1):
         assert digest(ms, b"k", None) == sha256(str(ms).encode() + b"\1k" + b"\0").hexdigest()
 
@@ -187,7 +187,7 @@ def topic(*partitions: PartitionState) -> TopicState:
 
 
 class Replaced(Kafka):
-    """A cluster in whose one partition other records stand from offset 100 on, of a later epoch; it ends at 250."""
+    """A cluster in whose one partition other records are from offset 100 on, of a later epoch; it ends at 250."""
 
     log_start: int = 0
 
@@ -202,7 +202,7 @@ class Replaced(Kafka):
 
 
 class Played(dg.ConfigurableResource[Any]):
-    """Stands where runs take their Kafka from."""
+    """Replaces the place where runs take their Kafka from."""
 
     def open(self) -> Kafka:
         return PLAYED
@@ -249,7 +249,7 @@ MADE = {n: digest(0, b"k", b"%d" % n) for n in range(250)}
     ("marks", "expected"),
     [
         ([(99, MADE[99])], 100),
-        ([(49, MADE[49])], 100),  # nothing tells against what epochs tell
+        ([(49, MADE[49])], 100),  # nothing contradicts the epochs
         ([(99, "other"), (79, "other"), (49, MADE[49]), (19, "other")], 50),
         ([(199, "other"), (99, "other")], 10),  # nothing that it holds agrees
         ([(99, "other"), (5, MADE[5])], 10),  # gone by retention
@@ -257,7 +257,7 @@ MADE = {n: digest(0, b"k", b"%d" % n) for n in range(250)}
     ],
 )
 def test_a_log_parts_behind_the_newest_mark_that_agrees(marks: list[tuple[int, str]], expected: int) -> None:
-    """Two elections: below the place that epochs tell stood records that no plan had seen, and they were never read."""
+    """Two elections: below the place that epochs show were records that no plan had seen, and they were never read."""
     found = parted(PLAYED, "orders", 0, OffsetRange(10, 100), [Fingerprint(*mark) for mark in marks])
     assert found == expected
 
@@ -274,7 +274,7 @@ def test_what_is_accepted_begins_where_older_plans_still_agree(ledger: Ledger) -
 
 
 def test_a_range_without_a_fingerprint_gets_one_before_it_is_read() -> None:
-    """Its plan had no answer in time; nothing would have told of other records that came there during the read."""
+    """Its plan had no answer in time; nothing would have reported other records that came there during the read."""
     ranges = {0: OffsetRange(40, 60), 1: OffsetRange(5, 5)}
     slice_ = Slice("orders", "orders", "id", 0, 0, ranges, NOON, marks={0: Fingerprint(39, MADE[39])})
     work: Any = SimpleNamespace(kafka=PLAYED)

@@ -59,7 +59,7 @@ def test_a_run_key_carries_the_attempt_since_a_failed_run_keeps_its_own() -> Non
 
 
 def test_repair_never_asks_by_a_run_key_that_was_used() -> None:
-    """Attempts are remembered for a day; a slice that is lost again later would have been asked for in vain."""
+    """Attempts are remembered for a day; a slice that is lost again later would have been requested for nothing."""
     keys = {repair_requests(["a"], {"a": 1}, 1, NOON + day)[0].run_key for day in (minutes(0), minutes(1440))}
     assert len(keys) == 2
 

@@ -264,7 +264,7 @@ def test_a_new_instance_requests_nothing_of_history_while_the_lake_is_away(
 def test_two_instances_on_one_ledger_are_noticed_and_one_that_replaces_another_is_none(
     ticking: Callable[..., Ticking], tmp_path: Path
 ) -> None:
-    """Nobody was told that two deployments did the same work."""
+    """Nobody knew that two deployments did the same work."""
     from sqlalchemy import create_engine, text
 
     def found() -> tuple[list[str], bool, bool]:

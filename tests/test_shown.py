@@ -1,4 +1,4 @@
-"""What Dagster is told of topics and slices of many partitions: it keeps all of it."""
+"""The metadata in Dagster of topics and slices of many partitions: it keeps all of it."""
 
 from __future__ import annotations
 

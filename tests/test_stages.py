@@ -210,7 +210,7 @@ def test_a_small_slice_is_one_file_and_slices_of_one_run_are_gathered(
 
 
 def files_of_raw(bench: Bench) -> int:
-    """The data files of the table as it stands."""
+    """The data files of the table as it is."""
     return len(bench.lake.table(bench.stream.name, "raw").file_uris())
 
 
@@ -316,7 +316,7 @@ def test_a_range_run_is_one_commit_a_table_with_every_proof(taken: Taken) -> Non
 
 
 def test_a_slice_without_any_record_is_committed_and_proved(taken: Taken) -> None:
-    """A range that holds only transaction markers has no rows; its proof stands all the same."""
+    """A range that holds only transaction markers has no rows; its proof is committed all the same."""
     assert taken.rows("raw", NOTHING) == []
     slice_ = taken.slices[NOTHING]
     proof = taken.bench.lake.committed(taken.bench.stream.name, "raw", [slice_.key])[slice_.key]
@@ -410,7 +410,7 @@ def _waited(run: Future[SliceReport]) -> bool:
 
 
 def ensure_one_copy(bench: Bench) -> None:
-    """Of three records, of which the first is sound."""
+    """Of three records, whose first is sound."""
     assert sorted(row["offset"] for row in bench.rows("raw")) == [0, 1, 2]
     assert [row["origin_offset"] for row in bench.rows("events")] == [0]
     assert sorted(row["origin_offset"] for row in bench.rows("rejects")) == [1, 2]
@@ -655,7 +655,7 @@ def after_the_look(patch: pytest.MonkeyPatch, lose: Callable[[], None]) -> None:
 def test_offsets_that_expire_while_they_are_read_are_reported_as_those_before(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark told neither slice nor values, and the command without stream and partition, for good."""
+    """Spark named neither slice nor values, and the command without stream and partition, for good."""
     bench.send(*[order_message("o1", n) for n in range(1, 7)])
     never_read, read_before = bench.plan(0, p0=(0, 3)), bench.plan(1, p0=(3, 6))
     after_the_look(monkeypatch, lambda: delete_before(bench, 2))
@@ -798,7 +798,7 @@ def aborted_transaction(bench: Bench, partition: int) -> None:
 
 
 def test_the_proof_outlives_the_log_of_the_table(bench: Bench, tmp_path: Path) -> None:
-    """Delta cleans its log up after 30 days; nothing may depend on what history() still tells."""
+    """Delta cleans its log up after 30 days; nothing may depend on what history() still shows."""
     bench.send(*[order_message(f"o{n}", 1) for n in range(5)])
     slices: list[Slice] = [bench.plan(n, p0=(n, n + 1)) for n in range(5)]
     path = Path(bench.lake.path(bench.stream.name, "raw"))
@@ -900,7 +900,7 @@ def test_metrics_follow_every_decision_and_are_read_by_spark(bench: Bench) -> No
     bench.materialise(slices[0])
     assert paid_minutes(bench) == [(2, Decimal("13.25"), 2, Decimal("6.625000"))]
     assert origins(bench.rows("events")) == {(0, 1), (0, 2)}
-    # Decided again, and killed before metrics: the decision stands until they follow.
+    # Decided again, and killed before metrics: the decision stays until they follow.
     customers(bench.lake, ["c2"])
     events.materialise(bench.work(slices[1]))
     rejects.materialise(bench.work(slices[1]))

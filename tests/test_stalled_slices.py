@@ -1,4 +1,4 @@
-"""What is requested on and on is told too: slices that are never given up, and that run after run leaves undone."""
+"""Repeated requests are reported too: slices that are never exhausted, and that run after run leaves undone."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_first_time_stays(ledger: Ledger) -> None:
 def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recovery(
     in_order: Telling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is never given up, since all others wait for it: it was requested every hour, and nobody was reported."""
+    """It is never exhausted, since all others wait for it: it was requested every hour, and nobody knew."""
     ours = in_order.ours
     for _ in range(repairing.RULES.attempts - 1):
         ours.fail(ONE.key)
@@ -97,7 +97,7 @@ def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recover
 
 
 def test_what_is_held_is_reported_as_such_also_while_a_run_decides_it(in_order: Telling) -> None:
-    """The hold ends when the events stand, and the run goes on for a while."""
+    """The hold ends when the events are committed, and the run goes on for a while."""
     ours = in_order.ours
     ours.ledger.holds.note("orders", ONE.key, FOUND, NOW)
     ours.fail_often(ONE.key)
@@ -131,7 +131,7 @@ def test_what_waits_for_the_breaker_is_reported_by_it(in_order: Telling) -> None
 def test_slices_that_wait_for_spark_are_one_alert_until_it_is_back(
     tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were requested every hour, and nothing was told before retention came near what Kafka keeps."""
+    """They were requested every hour, and nothing was reported before retention came near what Kafka keeps."""
     ours = Repairing(tmp_path, instance, [ONE, TWO])
     telling = Telling(tmp_path, ours, monkeypatch)
     for slice_ in (ONE, TWO):

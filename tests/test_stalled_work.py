@@ -229,7 +229,7 @@ def test_what_stopped_is_reported_within_a_minute_and_of_every_sensor(
 
 
 def test_a_planned_slice_that_nobody_reads_is_an_alert(tmp_path: Path) -> None:
-    """A run queue that hung was told when retention came near: never, where a topic keeps all."""
+    """A run queue that hung was reported when retention came near: never, where a topic keeps all."""
     deployed = Deployed(tmp_path)
     deployed.read(0, 1)
     found = slices_waiting(asked(deployed, tiers=()))
@@ -360,7 +360,7 @@ def test_the_ticks_of_a_code_location_that_was_renamed_do_not_count(tmp_path: Pa
 
 
 def test_a_measure_that_fails_for_good_is_an_alert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the tick's log said so: nobody was told of what it should have measured."""
+    """Only the tick's log said so: nobody knew what it should have measured."""
     heard: list[str] = []
     deployed = Deployed(tmp_path)
 

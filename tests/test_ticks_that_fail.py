@@ -1,4 +1,4 @@
-"""A tick that ends with an error tells all that it found first: lines, lag, and the errors of all partitions."""
+"""A tick that ends with an error shows all that it found first: lines, lag, and the errors of all partitions."""
 
 from __future__ import annotations
 

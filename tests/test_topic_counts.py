@@ -31,7 +31,7 @@ ID = "A" * 22
 
 @dataclass
 class Topics:
-    """Stands for the cluster: one partition a topic, and the headers of its records."""
+    """A test double for the cluster: one partition a topic, and the headers of its records."""
 
     records: dict[str, list[Sequence[Header]]] = field(default_factory=dict)
     open: int = 0
@@ -169,7 +169,7 @@ DEFECTS: dict[str, tuple[Plant, dict[str, str]]] = {
         lambda it: it.sent[0].update(origin_offset=17),
         {"orders.accepted": "1 records were sent and are not there: orders partition 0 offset 17"},
     ),
-    # What is no defect
+    # No defects
     "it was rejected again, and parked by the slice that did": (
         lambda it: it.topics.records[it.parked].append(it.envelope(1, slice_key="orders.dlq.1@0000000")),
         {},

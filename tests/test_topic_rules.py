@@ -150,7 +150,7 @@ def test_how_many_brokers_may_fail_is_reported_the_replicas_in_sync_now(changes:
 
 
 def test_a_broker_that_is_away_is_one_of_the_cluster_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one of three away the page told that two of two might fail with reads going on."""
+    """With one of three away the page reported that two of two might fail with reads going on."""
     nodes = [SimpleNamespace(id=number) for number in (1, 2, 3)]
     partition = SimpleNamespace(id=0, replicas=nodes, isr=nodes[:2], leader=nodes[0])
     kafka: Any = SimpleNamespace(bootstrap="broker:9092", description=lambda _: SimpleNamespace(partitions=[partition]))
@@ -194,7 +194,7 @@ def test_of_a_topic_that_is_published_to_is_judged_what_no_drift_reports() -> No
 
 
 def test_too_little_room_in_the_dlq_is_a_warning_and_no_error() -> None:
-    """What does not fit is parked, by reference in the end: only the doctor told of it."""
+    """What does not fit is parked, by reference in the end: only the doctor reported it."""
     main = with_setting(SAFE, max_message_bytes="1000000")
     needed = 1_000_000 + 16 * 1024
     tier = replace(SAFE, topic="orders.dlq.1")
@@ -207,7 +207,7 @@ def test_too_little_room_in_the_dlq_is_a_warning_and_no_error() -> None:
 
 
 def test_the_audit_judges_the_room_of_the_dlq_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too little of the topic of accepted events is drift, which its publication tells."""
+    """Too little of the topic of accepted events is drift, which its publication shows."""
     small = with_setting(SAFE, max_message_bytes="20000")
     monkeypatch.setattr(topic_audit, "topic_facts", lambda _, topic: replace(small, topic=topic))
     stream = replace(make_stream("orders"), publishes=Accepted("orders.accepted"))

@@ -61,7 +61,7 @@ def hours(count: float) -> timedelta:
     return timedelta(hours=count)
 
 
-# What is decided
+# Decisions
 
 
 def test_a_horizon_outlasts_a_run_with_its_retries() -> None:

@@ -64,7 +64,7 @@ MAIN_SHAPE = dlq_topics.Shape(1, 1, {"max.message.bytes": "1000000", "min.insync
 
 @dataclass
 class Topics(SilentKafka):
-    """Stands for the cluster: the ID of each topic, and where its one partition ends."""
+    """A test double for the cluster: the ID of each topic, and where its one partition ends."""
 
     there: dict[str, tuple[str, int]] = field(default_factory=dict)
 
@@ -442,7 +442,7 @@ def test_a_parked_topic_that_holds_less_than_waits_there_lost_some(
 
 
 def some_parked(folder: Path, stream: Stream, count: int = 3) -> Written:
-    """Tables of a slice of which so many records were parked, and one more that is not published yet."""
+    """Tables of a slice with a number of parked records, and one more that is not published yet."""
     written, main = Written(folder), a_slice(0, 10, stream.topic)
     of, topic = {"origin_topic": stream.topic}, stream.parked_topic
     written.prove(main, {"raw": 10, "events": 9 - count, "rejects": count + 1, "dlq": count, "current": 5}, raw=10)

@@ -1,4 +1,4 @@
-"""Versions: each planted defect turns its check red, and no other; what is explained is told and passes."""
+"""Versions: each planted defect turns its check red, and no other; what is explained is reported and passes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ ROWS = st.fixed_dictionaries(
         "part": st.integers(0, 2),
     }
 )
-# An origin stands once: two rows that are equal in it are one.
+# An origin occurs once: two rows that are equal in it are one.
 HISTORIES = st.lists(
     ROWS,
     min_size=1,

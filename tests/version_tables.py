@@ -178,8 +178,8 @@ def _order(row: Row) -> tuple[Any, ...]:
 class Generated:
     """The orders of the generator, with every fault, as the design decides them: by the generator's own account.
 
-    They lie in three partitions, in slices of so many offsets of each. What was unresolved comes back in one slice of
-    the first tier, when all of the topic is decided.
+    They lie in three partitions, in slices of a fixed number of offsets of each. What was unresolved comes back in one
+    slice of the first tier, when all of the topic is decided.
     """
 
     WIDTH = 100
@@ -221,7 +221,7 @@ class Generated:
         return {key for key, found in self.faults.items() if found == fault}
 
     def write(self, decided: list[str]) -> Planted:
-        """The tables when so many slices are decided."""
+        """The tables when this many slices are decided."""
         planted = Planted(Path(self.planted.lake.root) / str(len(decided)))
         planted.events = [row for row in [*self.planted.events, *self._back] if row["slice"] in decided]
         planted.rejects = [row for row in self.planted.rejects if row["slice"] in decided]
@@ -230,7 +230,7 @@ class Generated:
         return planted
 
     def red_keys(self, decided: list[str], judged: str | None) -> dict[str, set[str]]:
-        """By check the keys that it names as wrong in a slice, or over the stream, when so many slices are decided."""
+        """By check the keys that it names as wrong in a slice, or over the stream, after this many decided slices."""
         planted = self.write(decided)
         if judged is None:
             found = over_the_stream(planted.lake, planted.stream)

@@ -105,7 +105,7 @@ class Served:
 
 @dataclass
 class Topics:
-    """Stands for the cluster: what readers of each kind see in it."""
+    """A test double for the cluster: what readers of each kind see in it."""
 
     committed: dict[str, set[Place]]
     aborted: dict[str, set[Place]]
