@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from bench.world import World
     from highwater.resources.producer import Record
-    from highwater.resources.transactions import Mark
+    from highwater.resources.transactions import PublicationMark
 
 PARTITIONS = 4
 KEYS = 10_000
@@ -119,7 +119,7 @@ def _collected(sent: list[list[Record]]) -> Iterator[None]:
     """Remember the records of each transaction: of the round that does not count."""
     commit = Transactions.commit
 
-    def keeping(self: Transactions, records: Iterable[Record], mark: Mark, *given: Any) -> None:
+    def keeping(self: Transactions, records: Iterable[Record], mark: PublicationMark, *given: Any) -> None:
         sent.append([*records])
         commit(self, records, mark, *given)
 

@@ -96,9 +96,9 @@ class ObjectStore(Server):
             self._ask("ignore_conditions", on=False)
 
     @contextmanager
-    def holding(self, part: str) -> Iterator[Held]:
+    def holding(self, part: str) -> Iterator[HeldRequest]:
         """Hold the next PUT of a path that holds `part`; it is let in at the end of the block."""
-        held = Held(self, part, self._ask("hold", part=part))
+        held = HeldRequest(self, part, self._ask("hold", part=part))
         try:
             yield held
         finally:
@@ -117,7 +117,7 @@ class ObjectStore(Server):
         return accepts(self.port)
 
 
-class Held:
+class HeldRequest:
     """One PUT that waits at the server's door.
 
     Args:

@@ -24,7 +24,7 @@ _CONFLICT = b"<Error><Code>ConditionalRequestConflict</Code><Message>another req
 
 
 @dataclass
-class Held:
+class HeldRequest:
     """One PUT that is to be held: the first whose path holds `part`."""
 
     part: str
@@ -44,7 +44,7 @@ class Door:
         self._lost_answers: Counter[str] = Counter()
         self._conflicts: Counter[str] = Counter()
         self._writes: Counter[str] = Counter()
-        self._holds: list[Held] = []
+        self._holds: list[HeldRequest] = []
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         key = str(environ["PATH_INFO"])
@@ -67,7 +67,7 @@ class Door:
 
     def _obey(self, order: str, given: Mapping[str, Any]) -> Any:
         if order == "hold":
-            self._holds.append(Held(given["part"]))
+            self._holds.append(HeldRequest(given["part"]))
             return len(self._holds) - 1
         if order == "held":
             one = self._holds[given["number"]]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Mark:
+class MirrorMark:
     """The metadata of a committed offset: the group itself shows what was mirrored, and when.
 
     Args:
@@ -30,7 +30,7 @@ class Mark:
     at: datetime
 
     @classmethod
-    def of(cls, topic_id: str, last: Slice | None, at: datetime) -> Mark:
+    def of(cls, topic_id: str, last: Slice | None, at: datetime) -> MirrorMark:
         """The mark of a prefix that ends with this slice."""
         return cls(topic_id, last.key if last else "", last.identity if last else "", at)
 
@@ -39,7 +39,7 @@ class Mark:
         return json.dumps({**vars(self), "at": self.at.isoformat()}, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str | None) -> Mark | None:
+    def from_json(cls, text: str | None) -> MirrorMark | None:
         """The inverse of `to_json`; None for what somebody else has written."""
         try:
             plain = json.loads(text or "")
@@ -50,11 +50,11 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Held:
+class GroupOffset:
     """What a group holds of one partition: an offset, and our mark beside it if it was us who committed it."""
 
     offset: int
-    mark: Mark | None
+    mark: MirrorMark | None
 
 
 def prefix(

@@ -30,7 +30,7 @@ from tests.support import make_stream, order, with_milliseconds
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.resources.producer import Record
-    from highwater.resources.transactions import Mark
+    from highwater.resources.transactions import PublicationMark
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TARGET = "orders.accepted"
@@ -117,7 +117,7 @@ class Log:
 
     def __init__(self) -> None:
         self.records: list[Sent] = []
-        self.marks: dict[str, Mark] = {}
+        self.marks: dict[str, PublicationMark] = {}
         self.breaks: str | None = None
         self.commits = 0
 
@@ -132,10 +132,12 @@ class Log:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> PublicationMark | None:
         return self.marks.get(self.name)
 
-    def commit(self, records: Iterable[Record], mark: Mark, meanwhile: Callable[[], object] = nothing) -> None:
+    def commit(
+        self, records: Iterable[Record], mark: PublicationMark, meanwhile: Callable[[], object] = nothing
+    ) -> None:
         self.commits += 1
         self.at("handed over")
         meanwhile()

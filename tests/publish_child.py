@@ -18,7 +18,7 @@ from highwater.resources.dlq_topics import ensure
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.transactions import Mark, Transactions
+from highwater.resources.transactions import PublicationMark, Transactions
 from tests.support import make_stream
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Dying(Transactions):
         time.sleep(random.random() / 200)
         cls.die("committing")
 
-    def commit(self, records: Iterable[Record], mark: Mark, *given: Any) -> None:
+    def commit(self, records: Iterable[Record], mark: PublicationMark, *given: Any) -> None:
         self.die("before")
         super().commit(records, mark, *given)
         self.die("committed")

@@ -26,7 +26,7 @@ from highwater.resources.dlq_topics import Shape
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.breakers import Acceptance
-from highwater.resources.transactions import Mark
+from highwater.resources.transactions import PublicationMark
 from highwater.slices import OffsetRange, Slice
 from tests.accepted import NOON, TARGET, Broken, Event, Log, Sent, Tables
 from tests.support import Bench, Message, order_message, read_rows
@@ -351,12 +351,12 @@ def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log
     assert was.attempt == 3
     again = restarted()
     book = publication_log.Book(again.work(), "T" * 22)
-    assert log.marks[name] == Mark(3, 0, book.identity)
+    assert log.marks[name] == PublicationMark(3, 0, book.identity)
     assert log.marks[name].identity != was.identity
     assert (book.sending.attempt, book.last_published()) == (3, None)
     assert publication_log.under_way(again.lake, again.stream) == set()
     once_more = restarted()  # a command that died is begun again
-    assert log.marks[name] == Mark(3, 0, publication_log.Book(once_more.work(), "T" * 22).identity)
+    assert log.marks[name] == PublicationMark(3, 0, publication_log.Book(once_more.work(), "T" * 22).identity)
 
 
 @pytest.mark.slow

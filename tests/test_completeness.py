@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dev.planted import plant
-from highwater.orchestration.checking.completeness import Held, hold_against_topic
+from highwater.orchestration.checking.completeness import TopicComparison, hold_against_topic
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.proof import Proof
 from highwater.resources.lake import Lake
@@ -76,7 +76,7 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
     [slice_] = scene.tick().slices
     rows = write_raw(lake, scene, slice_)
 
-    def held(of: Slice = slice_) -> Held:
+    def held(of: Slice = slice_) -> TopicComparison:
         [found] = hold_against_topic(scene.ledger, scene.kafka, lake, scene.stream, [of])
         return found
 

@@ -30,7 +30,7 @@ from highwater.resources.dlq_topics import Shape
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.producer import Record
-from highwater.resources.transactions import Mark, Transactions, _called
+from highwater.resources.transactions import PublicationMark, Transactions, _called
 from tests.conftest import create_topic
 from tests.support import read_topic
 from tests.world import STREAM
@@ -199,9 +199,9 @@ class Refusing:
     takes: dict[str, int]
     compresses: bool = True
     most_bytes: int = 1_000_000
-    committed: list[tuple[list[Record], Mark]] = field(default_factory=list)
+    committed: list[tuple[list[Record], PublicationMark]] = field(default_factory=list)
 
-    def commit(self, records: Sequence[Record], mark: Mark, meanwhile: Callable[[], object] = list) -> None:
+    def commit(self, records: Sequence[Record], mark: PublicationMark, meanwhile: Callable[[], object] = list) -> None:
         meanwhile()
         refused = [one for one in records if size_of(one.key, one.value, one.headers) > self.takes[one.topic]]
         if refused:
@@ -222,7 +222,7 @@ def a_sending(lake: Lake, transactions: Refusing, room: int) -> Noting:
     return Noting(cast("Any", work), cast("Any", SimpleNamespace(key="s")), 0, shapes, cast("Any", transactions))
 
 
-BEFORE, AFTER = Mark(1, 4, "plan"), Mark(1, 7, "plan")
+BEFORE, AFTER = PublicationMark(1, 4, "plan"), PublicationMark(1, 7, "plan")
 
 
 def test_what_the_broker_refuses_ends_as_what_is_known_to_be_too_large(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_what_a_tier_refuses_stays_parked_and_the_rest_is_sent_back() -> None:
     portion = [redriving._back(f"orders[0]@{n}", TIER, an_envelope(), one, 2) for n, one in enumerate(found)]
     assert redriving._sent(cast("Any", transactions), portion, stay, before=7) == 2
     [(records, mark)] = transactions.committed
-    assert ([record.key for record in records], mark) == ([b"k0", b"k2"], Mark(1, 9))
+    assert ([record.key for record in records], mark) == ([b"k0", b"k2"], PublicationMark(1, 9))
     with pytest.raises(RecordTooLargeError, match="1 records stay parked") as caught:
         stay.raise_for("orders", TIER, 1_000_000, "broker:9092")
     assert f"orders[0]@1: {portion[1].size:,} bytes" in str(caught.value.found)
@@ -326,23 +326,23 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(
     large, small = Record(name, b"large", b"v" * 20_000), Record(other, b"small", b"v" * 20_000)
     kafka = Kafka(bootstrap, {"message.max.bytes": "60000"})
     with Transactions(kafka, f"highwater.pub.{name}", name, most_bytes=20_000) as transactions:
-        transactions.commit([exact, small], Mark(1, 2))
+        transactions.commit([exact, small], PublicationMark(1, 2))
         local = Record(other, b"local", b"v" * 60_000)
         for refused, topics, producers in ((large, name, 2), (large, name, 1), (local, other, 1)):
             made.clear()
             producer = transactions._producer
             with pytest.raises(RecordTooLargeError) as caught:
-                transactions.commit([small, refused, exact, small], Mark(1, 5))
+                transactions.commit([small, refused, exact, small], PublicationMark(1, 5))
             assert caught.value.refused == [refused]
             assert f"--entity-name {topics} --add-config max.message.bytes=" in caught.value.remedy
             assert ("HIGHWATER_KAFKA_CONFIG" in caught.value.remedy) == (topics == other)
-            assert transactions.mark() == Mark(1, 2)
+            assert transactions.mark() == PublicationMark(1, 2)
             assert transactions._producer is not producer, "what the old one sends next may be out of order"
             assert made == [True] * producers
-        transactions.commit([exact, small], Mark(1, 3))
-        assert transactions.mark() == Mark(1, 3)
+        transactions.commit([exact, small], PublicationMark(1, 3))
+        assert transactions.mark() == PublicationMark(1, 3)
         with Transactions(kafka, f"highwater.pub.{name}", name, most_bytes=20_000) as another:
-            another.commit([exact, small], Mark(1, 4))
+            another.commit([exact, small], PublicationMark(1, 4))
         # A run that would go on with another producer finds that somebody else went on.
         with pytest.raises(SupersededAttemptError):
             transactions._renew()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.mirroring import Mark, prefix
+from highwater.mirroring import MirrorMark, prefix
 from highwater.plans import Generation, Loss, Planned
 from highwater.slices import OffsetRange, Slice
 
@@ -150,10 +150,10 @@ def test_a_generation_that_was_opened_after_the_look_holds_back_what_was_done_be
 
 def test_a_mark_reads_as_it_was_written() -> None:
     slice_ = Slice("s", "t", "a", 0, 0, {p: OffsetRange(10**15, 10**16) for p in range(1_000)}, NOW)
-    mark = Mark.of("id", slice_, NOW + timedelta(microseconds=3))
-    assert Mark.from_json(mark.to_json()) == mark
+    mark = MirrorMark.of("id", slice_, NOW + timedelta(microseconds=3))
+    assert MirrorMark.from_json(mark.to_json()) == mark
     assert len(mark.to_json()) < 500, "a broker takes 4,096 bytes"
-    assert Mark.from_json(Mark.of("id", None, NOW).to_json()) == Mark("id", "", "", NOW)
+    assert MirrorMark.from_json(MirrorMark.of("id", None, NOW).to_json()) == MirrorMark("id", "", "", NOW)
 
 
 @pytest.mark.parametrize(
@@ -161,4 +161,4 @@ def test_a_mark_reads_as_it_was_written() -> None:
     [None, "", "{}", "[]", "17", "no JSON", '{"at":"2026-03-01"}', '{"at":"2026-03-01T00:00:00","topic_id":"a"}'],
 )
 def test_what_somebody_else_wrote_is_no_mark(text: str | None) -> None:
-    assert Mark.from_json(text) is None
+    assert MirrorMark.from_json(text) is None

@@ -29,7 +29,7 @@ from highwater.errors import (
     TopicAbsentError,
 )
 from highwater.history import SOUND, History
-from highwater.mirroring import Held, Mark
+from highwater.mirroring import GroupOffset, MirrorMark
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.sensing import offset_mirror
 from highwater.orchestration.sensing.planning import Planner
@@ -72,8 +72,8 @@ class Played:
 
     folder: Path
     topics: dict[str, TopicState] = field(default_factory=dict)
-    group: dict[Place, Held] = field(default_factory=dict)
-    commits: list[Mapping[Place, tuple[int, Mark]]] = field(default_factory=list)
+    group: dict[Place, GroupOffset] = field(default_factory=dict)
+    commits: list[Mapping[Place, tuple[int, MirrorMark]]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     history: History = SOUND
     away: bool = False
@@ -87,16 +87,19 @@ class Played:
             raise TopicAbsentError("not there", remedy="none")
         return self.topics[topic]
 
-    def held(self, kafka: object, name: str, places: Collection[Place]) -> dict[Place, Held]:
+    def held(self, kafka: object, name: str, places: Collection[Place]) -> dict[Place, GroupOffset]:
         assert name == "highwater.orders"
         return {place: held for place, held in self.group.items() if place in places}
 
-    def commit(self, kafka: object, name: str, offsets: Mapping[Place, tuple[int, Mark]]) -> None:
+    def commit(self, kafka: object, name: str, offsets: Mapping[Place, tuple[int, MirrorMark]]) -> None:
         if self.away:
             raise DependencyAwayError("away", remedy="none")
         self.commits.append(offsets)
         # As a broker keeps them: the mark goes through its written form.
-        self.group |= {place: Held(offset, Mark.from_json(mark.to_json())) for place, (offset, mark) in offsets.items()}
+        self.group |= {
+            place: GroupOffset(offset, MirrorMark.from_json(mark.to_json()))
+            for place, (offset, mark) in offsets.items()
+        }
 
     def topic(self, end: int, *, name: str = "orders", topic_id: str = "a", partitions: int = 2) -> None:
         states = dict.fromkeys(range(partitions), PartitionState(0, end, end, 1, 0))
@@ -235,10 +238,10 @@ def test_what_somebody_else_set_is_put_right(played: Played, offset: int) -> Non
     played.settle(played.plan(0, 1))
     played.tick()
     for p in (0, 1):
-        played.group["orders", p] = Held(offset, None)
+        played.group["orders", p] = GroupOffset(offset, None)
     assert "somebody else had set partitions 0, 1" in "; ".join(played.tick())
     assert played.positions() == [20, 20]
-    played.group["orders", 1] = Held(offset, None)
+    played.group["orders", 1] = GroupOffset(offset, None)
     played.tick()
     assert played.positions() == [20, 20]
     played.group.clear()
@@ -253,10 +256,10 @@ def test_a_mark_of_another_ledger_is_not_believed(played: Played) -> None:
     other = replace(zero, ordinal=1, ranges=dict.fromkeys((0, 1), OffsetRange(10, 900)))
     unknown = replace(zero, ordinal=7)
     for slice_, offset in ((other, 900), (unknown, 900), (other, 0)):
-        played.group = {("orders", p): Held(offset, Mark.of("a", slice_, NOW)) for p in (0, 1)}
+        played.group = {("orders", p): GroupOffset(offset, MirrorMark.of("a", slice_, NOW)) for p in (0, 1)}
         played.tick()
         assert played.positions() == [0, 0]
-        assert {held.mark for held in played.group.values()} == {Mark.of("a", None, NOW)}
+        assert {held.mark for held in played.group.values()} == {MirrorMark.of("a", None, NOW)}
 
 
 def test_an_accepted_divergence_takes_the_group_back(played: Played) -> None:
@@ -316,7 +319,7 @@ def test_a_recreated_topic_is_never_ahead(played: Played) -> None:
     written = len(played.commits)
     played.tick()
     assert len(played.commits) == written
-    played.group["orders", 1] = Held(33, None)
+    played.group["orders", 1] = GroupOffset(33, None)
     played.tick()
     assert played.positions() == [0, 33], "what another one committed on a topic that we know nothing of stays"
     played.open(1, topic_id="b", p0=0, p1=0)
@@ -472,7 +475,7 @@ def test_kafkas_own_tool_shows_the_lag_and_a_foreign_member_is_reported(
             real.tick()
         assert "nosy at 127.0.0.1" in str(caught.value.found)
         # The broker refuses it as well, should one come between the look and the commit.
-        mark = Mark.of("any", None, NOW)
+        mark = MirrorMark.of("any", None, NOW)
         with pytest.raises(ForeignMemberError):
             groups.commit(real.kafka, real.stream.group, {(name, 0): (20, mark)})
     real.tick()

@@ -12,11 +12,11 @@ import pytest
 
 from highwater.assets import dlq, dlq_marks, events, raw, rejects
 from highwater.errors import ConfigurationError
-from highwater.mirroring import Mark as GroupMark
+from highwater.mirroring import MirrorMark as GroupMark
 from highwater.resources.dlq_topics import ensure
 from highwater.resources.groups import commit
 from highwater.resources.ledger import schema
-from highwater.resources.transactions import Mark, Transactions
+from highwater.resources.transactions import PublicationMark, Transactions
 from tests.publish_child import FENCED, POINTS
 from tests.support import Bench, Children, order_message, read_topic
 
@@ -109,7 +109,7 @@ def test_the_group_of_a_publication_goes_with_its_last_use(bench: Bench, monkeyp
     publishing.ensure_each_once()
 
     # A process that was stopped before its deletion goes on when the slice is decided and published another time.
-    later, name = Mark(9, 5, publishing.slice_.identity), f"highwater.pub.{key}"
+    later, name = PublicationMark(9, 5, publishing.slice_.identity), f"highwater.pub.{key}"
     with Transactions(bench.kafka, name, topic, group=dlq_marks.group_name(key, 9)) as transactions:
         transactions.commit([], later)
     dlq_marks.delete_marks(work, {key: 1})

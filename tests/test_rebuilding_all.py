@@ -22,7 +22,7 @@ from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Origin
 from highwater.erasing import Erased, Erasure
 from highwater.errors import ConfigurationError, DependencyAwayError
-from highwater.mirroring import Mark
+from highwater.mirroring import MirrorMark
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.operations.rebuilding_all import Copies, act, begun, number_of
@@ -112,7 +112,9 @@ def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_
     scene = Scene(bootstrap, topic(), tmp_path)
     scene.write(10)
     scene.delete_before(4)
-    mark = Mark(scene.kafka.topic_state(scene.topic).topic_id, f"{scene.topic}@0000006", "of the lost ledger", NOW)
+    mark = MirrorMark(
+        scene.kafka.topic_state(scene.topic).topic_id, f"{scene.topic}@0000006", "of the lost ledger", NOW
+    )
     ensure_no_member(scene.kafka, scene.stream.group)
     commit(scene.kafka, scene.stream.group, {(scene.topic, 0): (9, mark)})
     lost, erasure = (

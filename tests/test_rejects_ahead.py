@@ -18,7 +18,7 @@ from highwater.assets.dlq_sending import Reject
 from highwater.assets.work import nothing
 from highwater.errors import DependencyAwayError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.resources.dlq_topics import Shape
-from highwater.resources.transactions import Mark
+from highwater.resources.transactions import PublicationMark
 from tests.accepted import Event, Log, Tables
 from tests.world import STREAM
 
@@ -37,11 +37,13 @@ class Fenced(Log):
         super().__init__()
         self.meanwhile, self.topics = meanwhile, list[str]()
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> PublicationMark | None:
         self.meanwhile()
         return super().mark()
 
-    def commit(self, records: Iterable[Record], mark: Mark, meanwhile: Callable[[], object] = nothing) -> None:
+    def commit(
+        self, records: Iterable[Record], mark: PublicationMark, meanwhile: Callable[[], object] = nothing
+    ) -> None:
         sent = [*records]
         super().commit(sent, mark, meanwhile)
         self.topics += [one.topic for one in sent]
@@ -98,7 +100,7 @@ class ReadBefore:
 
         if self.sent:
             group = f"highwater.pub.{self.slice_.key}#{self.decision.attempt}"
-            log.marks[group] = Mark(self.decision.attempt, self.sent, self.slice_.identity)
+            log.marks[group] = PublicationMark(self.decision.attempt, self.sent, self.slice_.identity)
         self.monkeypatch.setattr(dlq, "Transactions", log)
         self.monkeypatch.setattr(dlq, "ThreadPoolExecutor", AtOnce)
         self.monkeypatch.setattr(dlq._Waiting, "__init__", counting)
@@ -127,7 +129,9 @@ class Watched(Fenced):
         self.held, self.sizes = list[int](), list[int]()
         self._of_others = live_rejects()
 
-    def commit(self, records: Iterable[Record], mark: Mark, meanwhile: Callable[[], object] = nothing) -> None:
+    def commit(
+        self, records: Iterable[Record], mark: PublicationMark, meanwhile: Callable[[], object] = nothing
+    ) -> None:
         before = len(self.records)
         super().commit(records, mark, meanwhile)
         self.sizes.append(len(self.records) - before)

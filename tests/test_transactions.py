@@ -14,7 +14,7 @@ from highwater.errors import DependencyAwayError, SupersededAttemptError
 from highwater.resources import transactions
 from highwater.resources.kafka import Kafka
 from highwater.resources.producer import Record
-from highwater.resources.transactions import Mark, Transactions
+from highwater.resources.transactions import PublicationMark, Transactions
 from tests.conftest import TopicFactory, create_topic
 from tests.support import read_topic
 
@@ -43,15 +43,15 @@ def test_another_broker_takes_over_from_a_coordinator_that_dies(
 ) -> None:
     """Before the commit, and before the mark is read: the transaction goes on, without another attempt of the run."""
     with opened(cluster.bootstrap, replicated) as sender:
-        sender.commit(records(replicated, 0, 3), Mark(1, 3))
+        sender.commit(records(replicated, 0, 3), PublicationMark(1, 3))
         with once_sent(monkeypatch, lambda: coordinator(cluster).kill()):
-            sender.commit(records(replicated, 3, 6), Mark(1, 6))
+            sender.commit(records(replicated, 3, 6), PublicationMark(1, 6))
     assert keys(cluster.bootstrap, replicated) == [b"%d" % n for n in range(6)]
     cluster.start()
     coordinator(cluster).kill()
     with opened(cluster.bootstrap, replicated) as sender:
-        assert sender.mark() == Mark(1, 6)
-        sender.commit(records(replicated, 6, 7), Mark(1, 7))
+        assert sender.mark() == PublicationMark(1, 6)
+        sender.commit(records(replicated, 6, 7), PublicationMark(1, 7))
     cluster.start()
     assert keys(cluster.bootstrap, replicated) == [b"%d" % n for n in range(7)]
 
@@ -62,11 +62,11 @@ def test_while_no_coordinator_answers_the_run_fails_and_the_next_one_goes_on(
     """What was sent until then is seen by nobody, and sent once afterwards."""
     # The client itself waits so long for an answer; its default is a minute.
     with opened(cluster.bootstrap, replicated, **{"socket.timeout.ms": "5000"}) as sender:
-        sender.commit(records(replicated, 0, 3), Mark(1, 3))
+        sender.commit(records(replicated, 0, 3), PublicationMark(1, 3))
         for name in ("CALL_SECONDS", "INIT_SECONDS"):
             monkeypatch.setattr(transactions, name, 2.0)
         with once_sent(monkeypatch, cluster.kill), pytest.raises(DependencyAwayError, match=NAME) as caught:
-            sender.commit(records(replicated, 3, 6), Mark(1, 6))
+            sender.commit(records(replicated, 3, 6), PublicationMark(1, 6))
         assert caught.value.remedy
     with pytest.raises(DependencyAwayError, match=NAME), opened(cluster.bootstrap, replicated):
         pass
@@ -74,8 +74,8 @@ def test_while_no_coordinator_answers_the_run_fails_and_the_next_one_goes_on(
     monkeypatch.undo()
     with opened(cluster.bootstrap, replicated) as sender:
         # It was never asked to commit, so no broker can have done it.
-        assert sender.mark() == Mark(1, 3)
-        sender.commit(records(replicated, 3, 6), Mark(2, 6))
+        assert sender.mark() == PublicationMark(1, 3)
+        sender.commit(records(replicated, 3, 6), PublicationMark(2, 6))
     assert keys(cluster.bootstrap, replicated) == [b"%d" % n for n in range(6)]
 
 
@@ -85,14 +85,14 @@ def test_a_transaction_that_hung_for_too_long_is_abandoned_and_sent_by_the_next_
     """The broker ends it after `transaction.timeout.ms`, so that it holds up no reader; who sent it is fenced."""
     name = topic(partitions=1)
     with opened(bootstrap, name, **{"transaction.timeout.ms": "3000"}) as sender:
-        sender.commit(records(name, 0, 3), Mark(1, 3))
+        sender.commit(records(name, 0, 3), PublicationMark(1, 3))
         committed = once_sent(monkeypatch, lambda: wait_until(lambda: settled(bootstrap, name) > 4, 60, "the abort"))
         with committed, pytest.raises(SupersededAttemptError) as caught:
-            sender.commit(records(name, 3, 6), Mark(1, 6))
+            sender.commit(records(name, 3, 6), PublicationMark(1, 6))
         assert "transaction.timeout.ms" in str(caught.value.remedy)
     with opened(bootstrap, name) as sender:
-        assert sender.mark() == Mark(1, 3)
-        sender.commit(records(name, 3, 6), Mark(2, 6))
+        assert sender.mark() == PublicationMark(1, 3)
+        sender.commit(records(name, 3, 6), PublicationMark(2, 6))
     assert keys(bootstrap, name) == [b"%d" % n for n in range(6)]
 
 
@@ -103,14 +103,14 @@ def test_who_is_fenced_while_it_hands_records_over_is_reported_so(bootstrap: str
     def overtaken() -> Iterator[Record]:
         yield from records(name, 0, 3)
         with opened(bootstrap, name) as later:
-            later.commit(records(name, 0, 3), Mark(1, 3))
+            later.commit(records(name, 0, 3), PublicationMark(1, 3))
         for n in range(3, 2400):
             time.sleep(0.05)
             yield from records(name, n, n + 1)
         raise AssertionError("nobody was told within 120 s")
 
     with opened(bootstrap, name) as sender, pytest.raises(SupersededAttemptError, match="another run publishes"):
-        sender.commit(overtaken(), Mark(1, 2400))
+        sender.commit(overtaken(), PublicationMark(1, 2400))
     assert keys(bootstrap, name) == [b"0", b"1", b"2"]
 
 
@@ -129,11 +129,11 @@ def test_what_breaks_while_the_client_sends_leaves_nothing_of_the_transaction(
             raise LookupError
 
         with pytest.raises(LookupError):
-            sender.commit(records(name, 0, 3), Mark(1, 3), broken)
+            sender.commit(records(name, 0, 3), PublicationMark(1, 3), broken)
         # Sooner than the minute after which the broker would end it.
         wait_until(lambda: settled(bootstrap, name) > len("012"), 20, "the abort")
-        sender.commit(records(name, 3, 6), Mark(1, 3), lambda: asked.append("whole"))
-        sender.commit(records(name, 6, 7), Mark(1, 4))
+        sender.commit(records(name, 3, 6), PublicationMark(1, 3), lambda: asked.append("whole"))
+        sender.commit(records(name, 6, 7), PublicationMark(1, 4))
     assert asked == ["broken", "whole"]
     assert keys(bootstrap, name) == [b"%d" % n for n in range(3, 7)]
 

@@ -42,7 +42,7 @@ from highwater.resources.delta import count_in, has_column, query_arrow, slice_i
 from highwater.resources.dlq_topics import Shape, ensure
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import rows_at
-from highwater.resources.transactions import Mark, Transactions
+from highwater.resources.transactions import PublicationMark, Transactions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -145,7 +145,7 @@ def _publish(work: Work, slice_: Slice, decision: Proof, topics: Mapping[str, Sh
             ahead = waiting.portions(sent)
             for portion in ahead:
                 following = beside.submit(ahead.prepare)
-                before, sent = Mark(decision.attempt, sent, slice_.identity), sent + len(portion)
+                before, sent = PublicationMark(decision.attempt, sent, slice_.identity), sent + len(portion)
                 sending.send(portion, before, replace(before, sent=sent))
                 _record_sent(work, slice_, decision, sent)
                 work.log(f"{slice_.key}: {sent:,} of {total:,} rejects published")
@@ -198,7 +198,7 @@ def _record_sent(work: Work, slice_: Slice, decision: Proof, sent: int) -> None:
     work.ledger.record_publication(work.stream.name, slice_.key, publication)
 
 
-def _sent(work: Work, slice_: Slice, decision: Proof, mark: Mark | None) -> int:
+def _sent(work: Work, slice_: Slice, decision: Proof, mark: PublicationMark | None) -> int:
     """How many were sent already, by Kafka's mark or, where that expired, by the ledger's copy of it.
 
     Raises:

@@ -33,7 +33,7 @@ from highwater.resources.delta import slice_is_one_of
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.producer import Record
 from highwater.resources.spark_tables import rows_at
-from highwater.resources.transactions import Mark, Transactions
+from highwater.resources.transactions import PublicationMark, Transactions
 
 if TYPE_CHECKING:
     from highwater.assets.work import Work
@@ -127,7 +127,7 @@ class Sending:
     transactions: Transactions
     _refused: set[tuple[Origin, str]] = field(default_factory=set)
 
-    def send(self, portion: Sequence[Reject], before: Mark, after: Mark) -> None:
+    def send(self, portion: Sequence[Reject], before: PublicationMark, after: PublicationMark) -> None:
         """Send a portion in one transaction. What broker or client do not take goes another way, in another one.
 
         Args:
@@ -165,7 +165,7 @@ class Sending:
             return False
         return self._limits.admits(one.topic, one.size)
 
-    def _directed(self, portion: Sequence[Reject], before: Mark) -> Sequence[Reject]:
+    def _directed(self, portion: Sequence[Reject], before: PublicationMark) -> Sequence[Reject]:
         """The portion, with what its tier does not take on the parked topic; the table of rejects knows it first."""
         parked = self.work.stream.parked_topic
         moved = [one for one in portion if one.topic != parked and not self._fits(one)]

@@ -31,7 +31,7 @@ from highwater.publishing import Judged, State, batches, in_order
 from highwater.resources.commit_log import proofs_in
 from highwater.resources.dlq_topics import ensure_accepted
 from highwater.resources.producer import Record
-from highwater.resources.transactions import Mark, Transactions
+from highwater.resources.transactions import PublicationMark, Transactions
 
 if TYPE_CHECKING:
     from highwater.envelope import Header
@@ -149,7 +149,7 @@ class _Run:
         together = batches(slices, rows, ROWS_A_BATCH, SLICES_A_BATCH)
         return [EventRecords(work.stream, decided, some, proofs) for some in together]
 
-    def _settle(self, book: publication_log.Book, mark: Mark | None) -> int:
+    def _settle(self, book: publication_log.Book, mark: PublicationMark | None) -> int:
         """Take over what was sent of the batch that a run before has written down; returns the last number given."""
         work, batch = self.work, book.sending.attempt
         stored_mark = work.ledger.publications([book.sending.topic]).get(book.sending.topic)
@@ -191,7 +191,7 @@ class _Run:
                 book.settle(sending.total, slices)
 
         for portion, made in ahead:
-            mark = Mark(sending.attempt, count + len(portion), book.identity)
+            mark = PublicationMark(sending.attempt, count + len(portion), book.identity)
             if count:
                 transactions.commit(made, mark, prepare)
             else:
@@ -335,7 +335,7 @@ def _own_headers(judged: Judged | None) -> list[Header]:
 
 
 def _ensure_same_table(
-    work: Work, book: publication_log.Book, mark: Mark | None, stored_mark: Publication | None
+    work: Work, book: publication_log.Book, mark: PublicationMark | None, stored_mark: Publication | None
 ) -> None:
     """See that the marks count what this table has written down.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import ConfigurationError, ForeignMemberError, HighwaterError
-from highwater.mirroring import Held, Mark
+from highwater.mirroring import GroupOffset, MirrorMark
 from highwater.portions import portions
 from highwater.resources.kafka import REQUEST_SECONDS
 
@@ -99,7 +99,7 @@ def ensure_no_member(kafka: Kafka, name: str) -> Group:
     return found
 
 
-def held(kafka: Kafka, name: str, places: Collection[Place]) -> dict[Place, Held]:
+def held(kafka: Kafka, name: str, places: Collection[Place]) -> dict[Place, GroupOffset]:
     """The offsets of a group for these partitions; partitions without an offset are left out.
 
     Raises:
@@ -121,13 +121,13 @@ def held(kafka: Kafka, name: str, places: Collection[Place]) -> dict[Place, Held
         if answer.error is not None:
             raise _translated(kafka, name, answer.error)
     return {
-        (answer.topic, answer.partition): Held(answer.offset, Mark.from_json(answer.metadata))
+        (answer.topic, answer.partition): GroupOffset(answer.offset, MirrorMark.from_json(answer.metadata))
         for answer in answers
         if answer.offset >= 0
     }
 
 
-def commit(kafka: Kafka, name: str, offsets: Mapping[Place, tuple[int, Mark]]) -> None:
+def commit(kafka: Kafka, name: str, offsets: Mapping[Place, tuple[int, MirrorMark]]) -> None:
     """Set offsets of a group that has no members; the broker refuses it where there are some.
 
     Raises:

@@ -61,7 +61,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Mark:
+class PublicationMark:
     """The progress of a publication: how many records of this attempt are committed, for the slice in `identity`."""
 
     attempt: int
@@ -111,7 +111,7 @@ class Transactions:
         self.properties: Mapping[str, Any] = publishing_properties(kafka, name, most_bytes)
         self._refused: set[tuple[str | None, bytes, bytes]] = set()
         self._producer = self._new_producer(reports_delivery=False)
-        self._last: Mark | None = None
+        self._last: PublicationMark | None = None
         self._meanwhile: Callable[[], object] = _nothing
         # Only names the group: it is never assigned anything.
         self._group = kafka.reader(**{"group.id": group or name})
@@ -163,7 +163,7 @@ class Transactions:
         self._group.close()
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> PublicationMark | None:
         """The mark of the last transaction that was committed; None if there is none, or it expired."""
         from confluent_kafka import TopicPartition
 
@@ -177,10 +177,12 @@ class Transactions:
         if found.error is not None:
             raise self._kafka.away(found.error.str())
         stored = json.loads(found.metadata) if found.offset >= 0 else None
-        self._last = stored and Mark(int(stored["attempt"]), found.offset, str(stored["identity"]))
+        self._last = stored and PublicationMark(int(stored["attempt"]), found.offset, str(stored["identity"]))
         return self._last
 
-    def commit(self, records: Iterable[Record], mark: Mark, meanwhile: Callable[[], object] = _nothing) -> None:
+    def commit(
+        self, records: Iterable[Record], mark: PublicationMark, meanwhile: Callable[[], object] = _nothing
+    ) -> None:
         """Publish records and the mark that counts them, all or nothing.
 
         Args:
@@ -200,7 +202,7 @@ class Transactions:
         self._publish(records, mark)
         self._last = mark
 
-    def _publish(self, records: Iterable[Record], mark: Mark) -> None:
+    def _publish(self, records: Iterable[Record], mark: PublicationMark) -> None:
         self._refused.clear()
         try:
             self._commit(records, mark)
@@ -249,7 +251,7 @@ class Transactions:
                 remedy="nothing: the next run finds what that one did",
             )
 
-    def _commit(self, records: Iterable[Record], mark: Mark) -> None:
+    def _commit(self, records: Iterable[Record], mark: PublicationMark) -> None:
         from confluent_kafka import KafkaException, TopicPartition
 
         metadata = {"attempt": mark.attempt, "identity": mark.identity}

@@ -29,7 +29,7 @@ SAMPLES = 5
 
 
 @dataclass(frozen=True)
-class Held:
+class TopicComparison:
     """One slice against the topic.
 
     Args:
@@ -67,7 +67,9 @@ class Held:
         return self.error or f"{self.slice_key}: {self.records:,} records of the topic are in raw as they are{gone}"
 
 
-def hold_against_topic(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, slices: Iterable[Slice]) -> list[Held]:
+def hold_against_topic(
+    ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, slices: Iterable[Slice]
+) -> list[TopicComparison]:
     """Compare slices that are in raw; in memory is one slice's digests at a time.
 
     Raises:
@@ -83,9 +85,9 @@ def hold_against_topic(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream,
         for key, found in erased.items()
     }
     return [
-        Held(slice_.key, skipped="other records occupy its offsets now, which was accepted")
+        TopicComparison(slice_.key, skipped="other records occupy its offsets now, which was accepted")
         if overtaken(slice_, generations[slice_.topic])
-        else Held(slice_.key, skipped=f"{aged(proofs[slice_.key]):,} rows of raw went by their age")
+        else TopicComparison(slice_.key, skipped=f"{aged(proofs[slice_.key]):,} rows of raw went by their age")
         if aged(proofs[slice_.key])
         else _held(kafka, lake, stream, slice_, places.get(slice_.key, set()))
         for slice_ in wanted
@@ -93,17 +95,17 @@ def hold_against_topic(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream,
     ]
 
 
-def _held(kafka: Kafka, lake: Lake, stream: Stream, slice_: Slice, erased: set[Place]) -> Held:
+def _held(kafka: Kafka, lake: Lake, stream: Stream, slice_: Slice, erased: set[Place]) -> TopicComparison:
     try:
         state = kafka.topic_state(slice_.topic)
         reason = _incomparable(slice_, state)
         served = {} if reason else _served(kafka, slice_, state)
     except HighwaterError as error:
-        return Held(slice_.key, skipped=error.problem)
+        return TopicComparison(slice_.key, skipped=error.problem)
     if reason:
-        return Held(slice_.key, skipped=reason)
+        return TopicComparison(slice_.key, skipped=reason)
     rows = _in_raw(lake, stream, slice_)
-    return Held(
+    return TopicComparison(
         slice_.key,
         records=len(served),
         lacking=sorted(served.keys() - rows.keys() - erased),

@@ -14,7 +14,7 @@ from highwater.assets import accepted_copies, publication_log
 from highwater.assets.work import Work
 from highwater.errors import ConfigurationError, TopicAbsentError
 from highwater.resources.topic_facts import topic_settings
-from highwater.resources.transactions import Mark, Transactions
+from highwater.resources.transactions import PublicationMark, Transactions
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def keep(
         work = Work(stream, [], cast("SparkSession", None), lake, ledger, kafka, lambda _: None)
         book = publication_log.Book(work, state.topic_id)
         book.follow(0 if mark is None else mark.attempt)
-        transactions.commit([], Mark(book.sending.attempt, 0, book.identity))
+        transactions.commit([], PublicationMark(book.sending.attempt, 0, book.identity))
     return found
 
 

@@ -41,7 +41,7 @@ _ORIGIN = ", ".join(ORIGIN)
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class DlqRecord:
     """A record that belongs to the DLQ.
 
     Args:
@@ -75,7 +75,7 @@ class Found:
         aged: how many nothing can be decided of again, since rows of raw of their slices went by their age.
     """
 
-    meant: Mapping[Origin, Published] = field(default_factory=dict)
+    meant: Mapping[Origin, DlqRecord] = field(default_factory=dict)
     others: int = 0
     taken: int = 0
     discarded: int = 0
@@ -213,7 +213,7 @@ def _some(keys: Sequence[str]) -> str:
     return ", ".join(keys[:NAMED]) + more
 
 
-def _reclaim(origin: Origin, one: Published, asked: Asked, now: datetime) -> Reclaim:
+def _reclaim(origin: Origin, one: DlqRecord, asked: Asked, now: datetime) -> Reclaim:
     return Reclaim(origin, one.home, one.number + 1, asked.because, asked.by, now)
 
 
@@ -232,7 +232,7 @@ def look(
     _ensure_published_to(stream, on, {one.next_topic for one in in_dlq.values()})
     discarded = {discard.origin for discard in ledger.discards(stream.name)}
 
-    def takes(one: Published) -> bool:
+    def takes(one: DlqRecord) -> bool:
         # A header may name any number: beyond the greatest no copy could be believed.
         return one.number < MOST_COUNT and _takes(choice, one) and (not on or one.next_topic in on)
 
@@ -242,7 +242,7 @@ def look(
     return replace(found, aged=len(in_dlq) - len(there))
 
 
-def _in_dlq(lake: Lake, stream: Stream) -> dict[Origin, Published]:
+def _in_dlq(lake: Lake, stream: Stream) -> dict[Origin, DlqRecord]:
     # Downstream first, so that what was decided meanwhile is not taken for what was not.
     tables = {name: lake.table(stream.name, name) for name in ("dlq", "rejects", "events")}
     opened = {name: table for name, table in tables.items() if table is not None}
@@ -282,9 +282,9 @@ def _aged(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
     return {key for proofs in read for key, proof in proofs.items() if aged(proof)}
 
 
-def _published(row: Mapping[str, Any]) -> Published:
+def _published(row: Mapping[str, Any]) -> DlqRecord:
     key = row["key"]
-    return Published(
+    return DlqRecord(
         home=row["home"],
         slice_key=row["slice"],
         next_topic=row["next_topic"],
@@ -296,10 +296,10 @@ def _published(row: Mapping[str, Any]) -> Published:
 
 
 def _chosen(
-    in_dlq: Mapping[Origin, Published],
+    in_dlq: Mapping[Origin, DlqRecord],
     reclaim_numbers: Mapping[Origin, int],
     discarded: Collection[Origin],
-    takes: Callable[[Published], bool],
+    takes: Callable[[DlqRecord], bool],
     most: int | None,
 ) -> Found:
     """Those that are meant, and how many are not, by why."""
@@ -312,6 +312,6 @@ def _chosen(
     return Found(meant, len(free) - len(meant), len(remaining) - len(free), len(in_dlq) - len(remaining))
 
 
-def _takes(choice: Choice, one: Published) -> bool:
+def _takes(choice: Choice, one: DlqRecord) -> bool:
     at_ms = int(one.published_at.timestamp() * 1000)
     return choice.takes(one.reason, [one.home, one.slice_key], one.key, at_ms)

@@ -13,7 +13,7 @@ from highwater.message_size import Limits, size_of, too_large
 from highwater.portions import cut
 from highwater.resources.dlq_topics import ensure
 from highwater.resources.producer import Record
-from highwater.resources.transactions import Mark, Transactions
+from highwater.resources.transactions import PublicationMark, Transactions
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -177,7 +177,7 @@ def _sent(transactions: Transactions, portion: list[_Back], stay: _Stay, before:
     while portion:
         try:
             # Nobody goes on from the mark.
-            transactions.commit([one.record for one in portion], Mark(1, before + len(portion)))
+            transactions.commit([one.record for one in portion], PublicationMark(1, before + len(portion)))
         except RecordTooLargeError as error:
             refused = {id(record) for record in error.refused}
             stay.large += [(one.name, one.size) for one in portion if id(one.record) in refused]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.declaration import Severity
 from highwater.errors import DependencyAwayError, HighwaterError, PermanentError, TemporaryError, UnbalancedError
-from highwater.orchestration.checking.completeness import Held, hold_against_topic
+from highwater.orchestration.checking.completeness import TopicComparison, hold_against_topic
 from highwater.orchestration.checking.key_places import key_places
 from highwater.orchestration.checking.origin_counts import Ends, count_ends
 from highwater.orchestration.checking.orphan_rows import slices_there, strangers
@@ -144,7 +144,7 @@ class Audit:
     problems: Mapping[str, HighwaterError]
     red: Mapping[str, int] | None = None
     dagster_unasked: bool = False
-    held: Sequence[Held] = ()
+    held: Sequence[TopicComparison] = ()
     versions: Mapping[str, Judged] = field(default_factory=dict)
     seams: Sequence[str] = ()
     checked: int = 0

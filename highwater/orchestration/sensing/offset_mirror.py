@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import TopicAbsentError, UnknownSliceError
-from highwater.mirroring import Held, Mark, prefix
+from highwater.mirroring import GroupOffset, MirrorMark, prefix
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.dependencies import ensure_lake_there, kafka_guard, lake_guard
 from highwater.orchestration.sensing.ticks import Tick
@@ -40,7 +40,7 @@ MOST_A_TICK = 1_000
 # Longer than a tick lasts, whose requests end by themselves.
 LEASE_SECONDS = 60.0
 
-Offsets = Mapping[int, Held]
+Offsets = Mapping[int, GroupOffset]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Progress:
     """
 
     offsets: Mapping[int, int]
-    mark: Mark
+    mark: MirrorMark
     line: str
     complete: bool = False
 
@@ -98,7 +98,7 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime
         lines: list[str] = []
         looked = _looks(ledger, kafka, stream, lines)
         found = held(kafka, stream.group, [(one.topic, p) for one in looked for p in one.state.partitions])
-        wanted: dict[Place, tuple[int, Mark]] = {}
+        wanted: dict[Place, tuple[int, MirrorMark]] = {}
         settled = True
         for one in looked:
             has = {p: found[one.topic, p] for p in one.state.partitions if (one.topic, p) in found}
@@ -114,7 +114,7 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime
         return Tick(lines=[done, *lines], settled=settled)
 
 
-def _is_stale(has: Held | None, offset: int, mark: Mark) -> bool:
+def _is_stale(has: GroupOffset | None, offset: int, mark: MirrorMark) -> bool:
     if has is None or has.mark is None or has.offset != offset:
         return True
     return replace(has.mark, at=mark.at) != mark or abs(mark.at - has.mark.at) >= AGAIN
@@ -153,7 +153,7 @@ def _progress(ledger: Ledger, lake: Lake, stream: Stream, one: Looked, has: Offs
     offsets = prefix(behind, {slice_.key for slice_ in behind[:done]}, one.planned, generations)
     return Progress(
         _bounded(one, offsets),
-        Mark.of(one.state.topic_id, last, now),
+        MirrorMark.of(one.state.topic_id, last, now),
         _line(one, last, behind[done:], has),
         complete=done == len(behind) and not one.state.unled and not one.history.unsure,
     )
@@ -208,7 +208,7 @@ def _withdrawn(one: Looked, has: Offsets, now: datetime) -> Progress:
     line = (
         f"{one.topic}: is not the topic that was planned; highwater status {one.planned.generation.stream} shows more"
     )
-    return Progress(offsets, Mark.of(one.state.topic_id, None, now), line)
+    return Progress(offsets, MirrorMark.of(one.state.topic_id, None, now), line)
 
 
 def _line(one: Looked, last: Slice | None, left: Sequence[Slice], has: Offsets) -> str:
