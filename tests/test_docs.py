@@ -706,6 +706,22 @@ def test_the_page_of_the_audit_has_every_reason_of_a_key_in_several_partitions()
     assert rules_listed("docs/audit.md", "Keys in several partitions") == [one.value for one in Why]
 
 
+# Guarantees and terms
+
+
+def test_the_page_of_concepts_names_a_test_file_for_each_guarantee() -> None:
+    listed = [(row[0], spans(row[2])) for row in rows(section("docs/concepts.md", "Guarantees"))]
+
+    assert [name for name, _ in listed] == [f"I{number}" for number in range(1, 18)]
+    assert [file for _, files in listed for file in files or ["none"] if not (REPOSITORY / file).is_file()] == []
+
+
+def test_the_glossary_has_each_term_once_in_order() -> None:
+    terms = [row[0].lower() for row in rows(text_of("docs/glossary.md"))]
+
+    assert terms == sorted(set(terms))
+
+
 # Commands, links, examples
 
 
