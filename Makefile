@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up cluster test test-fast test-long test-s3 soak soak-producer bench lint format lock jars-lock clean
+.PHONY: help setup demo up cluster test test-fast test-long test-s3 soak soak-producer infer-trial bench lint format lock jars-lock clean
 
 help: ## Show what can be done
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ soak: setup ## A million faulty records while 100 processes are killed, then eac
 
 soak-producer: setup ## Producers for minutes while brokers are killed, hang and are all away; then slices of what they wrote
 	$(RUN) pytest tests/test_acknowledged.py -m long
+
+infer-trial: setup ## Six unknown topics of 100,000 records to tables by a new user's commands, by the clock: half an hour
+	@$(RUN) dev.infer_trial $(ARGS)
 
 cluster: setup ## Three brokers that form one cluster, until Ctrl-C
 	@$(RUN) dev.cluster $(ARGS)

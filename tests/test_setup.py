@@ -16,6 +16,7 @@ LOCKS = ("requirements.lock", "requirements-build.lock")
 COMMANDS = {
     "soak",
     "soak-producer",
+    "infer-trial",
     "cluster",
     "help",
     "setup",

@@ -68,7 +68,7 @@ class Tried:
         text: what was found.
         error: why it failed; None if it works.
         warning: it works, and is not as it should be.
-        remedy: of a warning, what fixes it.
+        remedy: of a warning, what mends it.
     """
 
     what: str
@@ -306,7 +306,7 @@ def _reference(path: str, wanted: Sequence[str]) -> str:
         raise ConfigurationError(
             f"the table at {path} has no column {', '.join(lacking)}",
             found=", ".join(columns),
-            remedy="fix the table, or the lookup in the stream's declaration",
+            remedy="mend the table, or the lookup in the stream's declaration",
         )
     return f"version {table.version()}, with the column {', '.join(wanted)}"
 
@@ -390,7 +390,7 @@ def _receiver(url: str) -> str:
         raise DependencyAwayError(
             "nobody listens where alerts are posted",
             found=type(error).__name__,
-            remedy=f"start the receiver, or fix {names.ALERTS_URL}",
+            remedy=f"start the receiver, or mend {names.ALERTS_URL}",
         ) from None
 
 
@@ -413,7 +413,7 @@ def _spark(settings: Settings, environment: Mapping[str, str]) -> str:
         raise DependencyAwayError(
             f"no Spark Connect server answers at {host}:{port or CONNECT_PORT}",
             found=type(error).__name__,
-            remedy=f"start it, or fix {names.SPARK_REMOTE}",
+            remedy=f"start it, or mend {names.SPARK_REMOTE}",
         ) from error
 
 
