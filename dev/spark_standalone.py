@@ -67,11 +67,25 @@ class SparkStandalone(Service):
         at = ["--host", LOOPBACK]
         self._launch("spark-master", "master.Master", [*at, "--port", self.port, "--webui-port", self._page])
         self._children[0].wait_healthy(lambda: self._workers_alive() is not None, START_SECONDS)
-        for number in range(1, self.workers + 1):
-            limits = ["--cores", "1", "--memory", f"{self.worker_memory_mb}m", "--webui-port", free_port()]
-            work = ["--work-dir", self.home / "spark" / f"worker-{number}"]
-            self._launch(f"spark-worker-{number}", "worker.Worker", [*at, *limits, *work, self.master])
+        for _ in range(self.workers):
+            self._launch_worker()
         self._children[-1].wait_healthy(lambda: self._workers_alive() == self.workers, START_SECONDS)
+
+    def add_worker(self) -> None:
+        """Start one more worker and wait until it is registered.
+
+        Raises:
+            ChildFailedError: it ended, or was not there in time.
+        """
+        self.workers += 1
+        self._launch_worker()
+        self._children[-1].wait_healthy(lambda: self._workers_alive() == self.workers, START_SECONDS)
+
+    def _launch_worker(self) -> None:
+        number = len(self._children)
+        limits = ["--cores", "1", "--memory", f"{self.worker_memory_mb}m", "--webui-port", free_port()]
+        work = ["--work-dir", self.home / "spark" / f"worker-{number}"]
+        self._launch(f"spark-worker-{number}", "worker.Worker", ["--host", LOOPBACK, *limits, *work, self.master])
 
     def _launch(self, name: str, main: str, arguments: list[object]) -> None:
         conf_dir = write_conf_dir(self.home, "standalone", {"spark.local.dir": str(self.home / "spark" / "scratch")})

@@ -41,15 +41,6 @@ def settings(**environment: str) -> Settings:
     return Settings.from_environment(environment)
 
 
-def test_a_server_that_listens_is_found(tmp_path: Path) -> None:
-    with socket.create_server((LOOPBACK, 0)) as server:
-        port = server.getsockname()[1]
-        assert str(port) in doctor._spark(settings(SPARK_REMOTE=f"sc://{LOOPBACK}:{port}/;token=x"), {})
-    with pytest.raises(DependencyAwayError) as caught:
-        doctor._spark(settings(SPARK_REMOTE=f"sc://{LOOPBACK}:{free_port()}/;token=planted"), {})
-    assert "planted" not in str(caught.value)
-
-
 def test_a_lake_is_written_to_and_left_clean(tmp_path: Path) -> None:
     assert "can be written to" in doctor._lake(str(tmp_path / "not" / "yet" / "there"))
     assert list(tmp_path.iterdir()) == []
@@ -89,9 +80,18 @@ def test_a_store_that_nobody_serves_is_away(monkeypatch: pytest.MonkeyPatch) -> 
     answers = {"ENDPOINT_URL": f"http://{LOOPBACK}:{free_port()}", "ALLOW_HTTP": "true", "REGION": "nowhere"}
     for name, value in {**answers, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "planted"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
-    with pytest.raises(DependencyAwayError, match="could not be written") as caught:
+    with pytest.raises(DependencyAwayError, match="did not answer a probe") as caught:
         doctor._lake("s3a://bucket/lake")
     assert "planted" not in str(caught.value)
+
+
+def test_a_lake_that_no_spark_opens_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table that is written on trial failed first, so that the scheme was not named."""
+    written: list[str] = []
+    monkeypatch.setattr(doctor, "try_storage", written.append)
+    with pytest.raises(ConfigurationError, match="remedy: name the lake s3a://bucket/lake"):
+        doctor._lake("s3://bucket/lake")
+    assert written == []
 
 
 def test_the_ledger_is_written_to_and_left_clean(tmp_path: Path) -> None:

@@ -212,8 +212,10 @@ def open_session(found: Settings) -> "SparkSession":
     """
     from highwater.resources.object_store import ensure_log_store
     from highwater.resources.spark import connect, delta_errors, prepare
+    from highwater.resources.spark_places import address_of
 
-    with delta_errors(found.spark_remote or found.spark_master):
+    # A Connect server's parameters may hold a token (I13).
+    with delta_errors(address_of(found.spark_remote) if found.spark_remote else found.spark_master):
         # A session of its own: the version of a last commit, and an interrupt, are a session's.
         session = prepare(connect(found.spark_remote) if found.spark_remote else _local(found))
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
 from highwater.resources.jars import class_path, folder
-from highwater.resources.java import find_java
+from highwater.resources.java import Java, choose, find_java, inspect
 from highwater.resources.object_store import LOG_STORE_JAR
 
 if TYPE_CHECKING:
@@ -42,6 +42,17 @@ def set_java(environment: MutableMapping[str, str], tools: Path) -> None:
     """
     if not environment.get("JAVA_HOME"):
         environment.update(find_java(environment, tools).environment())
+
+
+def find_run_java(environment: Mapping[str, str], tools: Path) -> Java:
+    """The Java that a run's driver takes: `JAVA_HOME` alone where it is set, else as `find_java`.
+
+    Raises:
+        ConfigurationError: it is not suited, or none was found.
+    """
+    if home := environment.get("JAVA_HOME"):
+        return choose(inspect(Path(home) / "bin" / "java", "JAVA_HOME"))
+    return find_java(environment, tools)
 
 
 def jars_conf(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:

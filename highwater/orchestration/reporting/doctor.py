@@ -1,16 +1,14 @@
 """The doctor: every connection, permission and setting is tried once, and each that fails tells its remedy."""
 
 # Nothing is created but one file in a local lake, one lease in the ledger and one partition in Dagster's storage, which
-# are removed again, and nothing is sent.
+# are removed again, and nothing is sent. Spark runs one job.
 
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -31,15 +29,15 @@ from highwater.message_size import configure
 from highwater.orchestration.checking.topic_audit import judged_published
 from highwater.orchestration.dagster_home import ensure_home, translate_errors
 from highwater.orchestration.reporting.publication_status import accepted_vanished
-from highwater.orchestration.resources import session_of
+from highwater.orchestration.reporting.spark_trial import try_spark
+from highwater.orchestration.reporting.tried import Tried, Try, tried
 from highwater.resources.deleted_topics import state_of, vanished
 from highwater.resources.delta import open_table
 from highwater.resources.dlq_topics import check_accepted, ensure_no_drift
 from highwater.resources.groups import denied, ensure_no_member
-from highwater.resources.object_store import LOG_STORE, ensure_conditional_put, is_s3
+from highwater.resources.object_store import ensure_conditional_put, is_s3
 from highwater.resources.permissions import permitted
 from highwater.resources.small_tables import try_storage
-from highwater.resources.spark import SESSION_CONF, TIMESTAMPS, delta_errors
 from highwater.resources.topic_facts import stamped_by_broker, topic_facts, topic_settings
 from highwater.resources.transactions import Transactions
 from highwater.routing import JITTER
@@ -53,40 +51,9 @@ if TYPE_CHECKING:
     from highwater.settings import Settings
 
 CONNECT_SECONDS = 3.0
-CONNECT_PORT = 15002
 READ_SECONDS = 10.0
 # How long the ledger would keep the doctor's lease if it died with it.
 LEASE_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Tried:
-    """One thing that was tried.
-
-    Args:
-        what: in some words.
-        text: what was found.
-        error: why it failed; None if it works.
-        warning: it works, and is not as it should be.
-        remedy: of a warning, what mends it.
-    """
-
-    what: str
-    text: str = ""
-    error: HighwaterError | None = None
-    warning: bool = False
-    remedy: str = ""
-
-    @property
-    def row(self) -> list[str]:
-        """State, what, what was found, remedy."""
-        if self.error is None:
-            return ["warning" if self.warning else "ok", self.what, self.text, self.remedy]
-        found = f": {self.error.found}" if self.error.found else ""
-        return ["failed", self.what, f"{self.error.problem}{found}", self.error.remedy]
-
-
-Try = Callable[[], str]
 
 
 def examine(
@@ -104,13 +71,10 @@ def examine(
         "declarations": lambda: _declarations(deployment),
         "ledger": lambda: _ledger(deployment),
         "lake": lambda: _lake(settings.lake),
-        "Spark": lambda: _spark(settings, environment),
         "Dagster": lambda: _dagster(environment),
         "Kafka's configuration for Spark": lambda: _translated(deployment),
         "Kafka": lambda: f"{len(deployment.kafka().topics()):,} topics at {settings.kafka_bootstrap}",
     }
-    if settings.spark_remote is not None and "Spark" not in without:
-        parts["Spark session"] = lambda: _session(settings)
     if settings.alerts_url is not None:
         url = settings.alerts_url
         parts["receiver of alerts"] = lambda: _receiver(url)
@@ -118,7 +82,9 @@ def examine(
         parts["schema registry"] = lambda: _registry(settings)
     for what, attempt in parts.items():
         if what not in without:
-            yield _tried(what, attempt)
+            yield tried(what, attempt)
+    if "Spark" not in without:
+        yield from try_spark(settings, environment, avro=any(map(_is_avro, _declared(deployment))))
     if "Kafka" in without:
         yield Tried("streams", "not tried before their broker runs: highwater doctor tries it then")
         return
@@ -149,6 +115,10 @@ def _needs_registry(stream: Stream) -> bool:
     return any(isinstance(one, Avro | Json | Protobuf) and one.registry for one in formats)
 
 
+def _is_avro(stream: Stream) -> bool:
+    return any(isinstance(one, Avro) for one in (stream.value, stream.key_format))
+
+
 def _registry(settings: Settings) -> str:
     from highwater.resources.schema_registry import open_registry
 
@@ -161,13 +131,6 @@ def _registry(settings: Settings) -> str:
     return f"{len(found.subjects()):,} subjects"
 
 
-def _tried(what: str, attempt: Try) -> Tried:
-    try:
-        return Tried(what, attempt())
-    except HighwaterError as error:
-        return Tried(what, error=error)
-
-
 def _translated(deployment: Deployment) -> str:
     """How many properties Spark's client is given; not which values, some of which are secrets."""
     return f"{len(deployment.kafka().spark_options())} properties"
@@ -177,26 +140,26 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
     def topic() -> str:
         return f"{len(state_of(deployment.ledger(), deployment.kafka(), stream, stream.topic).partitions)} partitions"
 
-    found = _tried(f"topic {stream.topic}", topic)
+    found = tried(f"topic {stream.topic}", topic)
     yield found
     if found.error is None:
-        yield _tried(f"reading {stream.topic}", lambda: _reading(deployment, stream.topic))
-        yield _tried(f"permissions of {stream.name}", lambda: _permissions(deployment, stream))
+        yield tried(f"reading {stream.topic}", lambda: _reading(deployment, stream.topic))
+        yield tried(f"permissions of {stream.name}", lambda: _permissions(deployment, stream))
         yield from _rules(deployment, stream)
         yield _dlq(deployment, stream)
         if stream.publishes is not None:
-            yield _tried(f"topic of accepted events {stream.publishes.topic}", lambda: _accepted(deployment, stream))
+            yield tried(f"topic of accepted events {stream.publishes.topic}", lambda: _accepted(deployment, stream))
             group = f"highwater.pub.{stream.publishes.topic}"
-            yield _tried(f"group {group}", lambda: _group(deployment, group))
+            yield tried(f"group {group}", lambda: _group(deployment, group))
         for one in stream.foreign_topics:
             yield _foreign(deployment, stream, one)
-        yield _tried(f"transactions of {stream.name}", lambda: _transactions(deployment, stream))
-        yield _tried(f"group {stream.group}", lambda: _group(deployment, stream.group))
-    yield _tried(f"Dagster instances of {stream.name}", lambda: _instances(deployment, stream))
+        yield tried(f"transactions of {stream.name}", lambda: _transactions(deployment, stream))
+        yield tried(f"group {stream.group}", lambda: _group(deployment, stream.group))
+    yield tried(f"Dagster instances of {stream.name}", lambda: _instances(deployment, stream))
     if stream.lookup is not None:
         table = stream.lookup.table
         wanted = [stream.lookup.column, *[one.reference for one in stream.fields if one.reference is not None]]
-        yield _tried(f"reference table {table}", lambda: _reference(deployment.lake().reference(table), wanted))
+        yield tried(f"reference table {table}", lambda: _reference(deployment.lake().reference(table), wanted))
 
 
 def _instances(deployment: Deployment, stream: Stream) -> str:
@@ -276,9 +239,10 @@ def _finding(topic: str, one: Finding) -> Tried:
 
 def _lake(root: str) -> str:
     if "://" in root and not root.startswith("file://"):
-        try_storage(root)
-        ensure_conditional_put(f"{root}/raw")
+        # The refusals of a store first: each has a remedy of its own, where a table only could not be written.
         refuses = "; a second PUT of an object is refused" if is_s3(root) else ""
+        ensure_conditional_put(f"{root}/raw")
+        try_storage(root)
         return f"{root}: a table was written, read and removed{refuses}"
     folder = Path(root.removeprefix("file://"))
     at = folder if folder.exists() else next(parent for parent in folder.parents if parent.exists())
@@ -392,51 +356,6 @@ def _receiver(url: str) -> str:
             found=type(error).__name__,
             remedy=f"start the receiver, or mend {names.ALERTS_URL}",
         ) from None
-
-
-def _spark(settings: Settings, environment: Mapping[str, str]) -> str:
-    if settings.spark_remote is None:
-        home = environment.get("JAVA_HOME")
-        java = shutil.which("java") or (home and shutil.which("java", path=str(Path(home) / "bin")))
-        if not java:
-            raise ConfigurationError(
-                "no Java was found for a session in the run's own process",
-                remedy=f"install Java 17 or 21, set JAVA_HOME, or set {names.SPARK_REMOTE} to a Spark Connect server",
-            )
-        return f"a session in the run's own process, on {settings.spark_master}"
-    address = settings.spark_remote.removeprefix("sc://").split("/")[0].split(";")[0]
-    host, _, port = address.partition(":")
-    try:
-        with socket.create_connection((host, int(port or CONNECT_PORT)), CONNECT_SECONDS):
-            return f"a server answers at {host}:{port or CONNECT_PORT}"
-    except (OSError, ValueError) as error:
-        raise DependencyAwayError(
-            f"no Spark Connect server answers at {host}:{port or CONNECT_PORT}",
-            found=type(error).__name__,
-            remedy=f"start it, or mend {names.SPARK_REMOTE}",
-        ) from error
-
-
-def _session(settings: Settings) -> str:
-    """Open a session on the Connect server, and read back what our tables rely on.
-
-    Raises:
-        ConfigurationError: the server does not take our settings, or could lose commits to a lake on S3.
-        DependencyAwayError: the server does not answer.
-    """
-    with session_of(settings) as session, delta_errors("a Spark session"):
-        found = {name: session.conf.get(name, None) for name in SESSION_CONF}
-    ignored = {name: value for name, value in found.items() if value != SESSION_CONF[name]}
-    if ignored:
-        name, value = next(iter(ignored.items()))
-        raise ConfigurationError(
-            f"the Spark Connect server does not take the setting {name}",
-            stored=SESSION_CONF[name],
-            found=value,
-            remedy="let sessions of this server set it, or set it in the server's own configuration",
-        )
-    commits = f", and commits to S3 by {LOG_STORE}" if is_s3(settings.lake) else ""
-    return f"takes our settings; timestamps are written as {found[TIMESTAMPS]}{commits}"
 
 
 def _dagster(environment: Mapping[str, str]) -> str:

@@ -1,0 +1,178 @@
+"""What a session lacks is named with its jar and its remedy, by the texts that Spark was seen to give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pyspark
+import pytest
+
+from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
+from highwater.resources import spark_checks
+from highwater.resources.object_store import LOG_STORE, LOG_STORE_SETTING
+from highwater.resources.spark import SESSION_CONF, STATIC_CONF
+from highwater.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+DELTA = "SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find the data source: delta. Make sure the"
+KAFKA = "Failed to find data source: kafka. Please deploy the application as per the deployment section"
+STORAGE = "ExecutionError: java.lang.NoClassDefFoundError: io/delta/storage/LogStore\nPlease ensure that"
+S3A = "RuntimeException: java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found"
+SDK = "java.lang.NoClassDefFoundError: software/amazon/awssdk/core/exception/SdkException"
+ABSENT = "[DELTA_PATH_DOES_NOT_EXIST] /lake/x doesn't exist, or is not a Delta table."
+
+
+class FakeReader:
+    def __init__(self, faults: Mapping[str, str]) -> None:
+        self._faults = faults
+        self._name = ""
+
+    def format(self, name: str) -> FakeReader:
+        self._name = name
+        return self
+
+    def options(self, **_: str) -> FakeReader:
+        return self
+
+    def load(self, *_: str) -> FakeReader:
+        return self
+
+    @property
+    def schema(self) -> str:
+        if self._name in self._faults:
+            raise OSError(self._faults[self._name])
+        return ""
+
+
+class FakeSession:
+    """A session that answers without a JVM."""
+
+    def __init__(
+        self,
+        conf: Mapping[str, str | None] | None = None,
+        version: str = pyspark.__version__,
+        faults: Mapping[str, str] | None = None,
+    ) -> None:
+        given = {**STATIC_CONF, **SESSION_CONF, **(conf or {})}
+        self.conf: Any = {name: value for name, value in given.items() if value is not None}
+        self.version = version
+        self.read = FakeReader({"delta": ABSENT, **(faults or {})})
+
+
+def fake(**given: Any) -> SparkSession:
+    return cast("SparkSession", FakeSession(**given))
+
+
+LOCAL = Settings.from_environment({})
+SERVER = Settings.from_environment({"SPARK_REMOTE": "sc://spark:15002/;token=planted"})
+CLUSTER = Settings.from_environment({"HIGHWATER_SPARK_MASTER": "spark://spark:7077"})
+S3 = Settings.from_environment({"HIGHWATER_LAKE": "s3a://bucket/lake"})
+
+
+def test_a_session_with_all_that_the_tables_need_is_fine() -> None:
+    text, remedy = spark_checks.check_session(fake(), LOCAL)
+    assert text.startswith(f"Spark {pyspark.__version__} takes our settings")
+    assert remedy == ""
+    assert LOG_STORE in spark_checks.check_session(fake(), S3)[0]
+    # Others may have extensions of their own.
+    more = {spark_checks.EXTENSIONS: f"org.other.Extension, {STATIC_CONF[spark_checks.EXTENSIONS]}"}
+    spark_checks.check_session(fake(conf=more), LOCAL)
+
+
+@pytest.mark.parametrize("name", [spark_checks.EXTENSIONS, spark_checks.CATALOG, "spark.sql.session.timeZone"])
+def test_a_setting_that_is_missing_is_named_with_its_remedy(name: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        spark_checks.check_session(fake(conf={name: None}), SERVER)
+    assert name in caught.value.problem
+    assert caught.value.stored == {**STATIC_CONF, **SESSION_CONF}[name]
+    assert "configuration" in caught.value.remedy
+    assert "planted" not in str(caught.value)
+
+
+def test_a_session_that_could_lose_commits_to_s3_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="without a conditional PUT"):
+        spark_checks.check_session(fake(conf={LOG_STORE_SETTING: None}), S3)
+
+
+def test_versions_of_spark_and_pyspark_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    major, minor, *_ = pyspark.__version__.split(".")
+    other_minor, other_major = f"{major}.{int(minor) + 1}.0", f"{int(major) + 1}.{minor}.0"
+    assert spark_checks.compare_versions(fake(version=f"{major}.{minor}.99")) == ""
+    for version in (other_minor, other_major):
+        with pytest.raises(ConfigurationError, match=f"found: Spark {version}; .*SPARK_HOME"):
+            spark_checks.compare_versions(fake(version=version))
+    monkeypatch.setattr(spark_checks, "is_connect", lambda _: True)
+    text, remedy = spark_checks.check_session(fake(version=other_minor), SERVER)
+    assert f"PySpark is {pyspark.__version__}" in text
+    assert remedy.startswith(f"run a Connect server of Spark {major}.{minor}")
+    with pytest.raises(ConfigurationError, match="Connect server"):
+        spark_checks.compare_versions(fake(version=other_major))
+
+
+@pytest.mark.parametrize(
+    ("fault", "jar"),
+    [
+        (DELTA, "delta-spark_4.0_2.13-"),
+        (STORAGE, "delta-storage-"),
+        (S3A, "hadoop-aws-"),
+        (SDK, "AWS SDK 2"),
+        ('UnsupportedFileSystemException: No FileSystem for scheme "gs"', "gs://"),
+    ],
+)
+def test_a_jar_that_spark_and_the_lake_need_is_named(fault: str, jar: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        spark_checks.check_lake(fake(faults={"delta": fault}), CLUSTER)
+    assert jar in str(caught.value.stored)
+    for part in ("highwater jars --to", "spark.driver.extraClassPath", "SPARK_CONF_DIR"):
+        assert part in caught.value.remedy
+
+
+def test_the_class_of_the_log_store_has_a_remedy_of_its_own() -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot load the log store .*highwater-s3\.jar"):
+        spark_checks.check_lake(fake(faults={"delta": f"java.lang.ClassNotFoundException: {LOG_STORE}"}), S3)
+
+
+def test_a_table_that_is_not_there_is_what_the_lake_should_answer() -> None:
+    assert "on the class path" in spark_checks.check_lake(fake(), LOCAL)
+    with pytest.raises(DependencyAwayError, match="The specified bucket does not exist"):
+        spark_checks.check_lake(
+            fake(faults={"delta": "NoSuchBucketException: The specified bucket does not exist"}), S3
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [(LOCAL, "run highwater jars;"), (SERVER, "copy jars/spark to the Connect server"), (CLUSTER, "SPARK_CONF_DIR")],
+)
+def test_the_connector_of_kafka_is_named_with_the_remedy_for_this_spark(settings: Settings, remedy: str) -> None:
+    assert "on the class path" in spark_checks.check_kafka(fake(), settings)
+    with pytest.raises(ConfigurationError) as caught:
+        spark_checks.check_kafka(fake(faults={"kafka": KAFKA}), settings)
+    assert "spark-sql-kafka-0-10_2.13-" in str(caught.value.stored)
+    assert remedy in caught.value.remedy
+
+
+def test_the_module_for_avro_is_named() -> None:
+    assert "on the class path" in spark_checks.check_avro(fake(faults={"avro": "[PATH_NOT_FOUND] Path"}), LOCAL)
+    with pytest.raises(ConfigurationError, match=r"spark-avro_2\.13-"):
+        spark_checks.check_avro(fake(faults={"avro": "Failed to find data source: avro. Avro is built-in but"}), LOCAL)
+
+
+def test_a_class_that_only_the_trace_of_a_connect_server_names_is_found() -> None:
+    class ServerError(OSError):
+        def getStackTrace(self) -> str:  # noqa: N802 - as PySpark names it
+            return f"java.lang.RuntimeException\n\tat x\nCaused by: {STORAGE}"
+
+    error = spark_checks.explained("Spark cannot look", ServerError("an error of the server"), SERVER)
+    assert "delta-storage-" in str(error.stored)
+
+
+def test_an_error_that_nobody_knows_is_told_by_its_cause() -> None:
+    text = "An error occurred while calling None.x.\n: java.lang.IllegalStateException: stopped\n\tat org.apache"
+    error = spark_checks.explained("no Spark session opens", OSError(text), CLUSTER)
+    assert isinstance(error, HighwaterError)
+    assert error.found == "java.lang.IllegalStateException: stopped"
