@@ -139,7 +139,7 @@ def admit(circuit: Circuit, keys: Sequence[str], now: datetime) -> Circuit | Non
 def judge(
     circuit: Circuit, rules: Breaker, cases: Sequence[Outcome], first: Collection[str], now: datetime
 ) -> tuple[Circuit, tuple[str, ...]]:
-    """What becomes of slices that are decided together: the breaker afterwards, and the slices that are refused.
+    """The outcome of slices that are decided together: the breaker afterwards, and the slices that are refused.
 
     If one is refused, all of them are left undecided, and those that are sound are not counted.
 

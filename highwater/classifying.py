@@ -32,7 +32,7 @@ _BEGIN = datetime(1970, 1, 1)  # noqa: DTZ001 - a time that is shown without its
 
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of a record.
+    """The outcome of a record.
 
     Args:
         kind: an `event`, an event that is a `delete`, a `tombstone` that does nothing, or a `reject`.

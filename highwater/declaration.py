@@ -157,7 +157,7 @@ class Stream:
         return self.unknown_fields.policy == "reject" or any(isinstance(one, Rest) for one in sources)
 
     def severity(self, check: str) -> Severity:
-        """What a failure of the check does."""
+        """The effect of a failure of the check."""
         return self.checks.get(check, CHECKS.get(check, Severity.ERROR))
 
     @property

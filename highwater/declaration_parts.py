@@ -336,7 +336,7 @@ LEAST_RUNS_FOR = timedelta(days=2)
 
 @dataclass(frozen=True)
 class Upkeep:
-    """What maintenance keeps of a stream.
+    """The limits that maintenance keeps for a stream.
 
     Args:
         live_slices: the number of slices, newest plans first, whose keys stay in Dagster; 1 or more.
@@ -372,7 +372,7 @@ class Retention:
 
 
 class OnReject(str, Enum):
-    """What becomes of a record that is no event.
+    """The outcome of a record that is no event.
 
     `HOLD` keeps its slice, and all that come behind it, from being decided until the record is none any more; the
     stream's slices are then decided one at a time, in their order.
@@ -395,7 +395,7 @@ ON_REJECT: Mapping[str, OnReject] = MappingProxyType(
 
 
 class Severity(str, Enum):
-    """What a check that fails does.
+    """The effect of a failed check.
 
     `WARN` marks the slice and counts nowhere as an error. `ERROR` counts as an error in the audit. `BLOCK` also stops
     runs before the tables downstream of the checked table.

@@ -121,7 +121,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Envelope:
-    """What the headers say.
+    """The envelope in headers.
 
     Args:
         topic, generation, partition, offset: the origin, which is the record's identity for ever.

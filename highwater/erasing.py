@@ -53,7 +53,7 @@ class Erasure:
 
 @dataclass(frozen=True)
 class Erased:
-    """What an erasure takes from one slice.
+    """The counts that an erasure removes from one slice.
 
     Args:
         slice_key: the slice.

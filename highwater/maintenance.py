@@ -54,7 +54,7 @@ class Horizon:
         )
 
     def ensure_enough(self, horizon: timedelta) -> None:
-        """See that no run and no retry needs a file that is older than the horizon.
+        """Ensure that no run and no retry needs a file that is older than the horizon.
 
         Raises:
             ConfigurationError: one might.

@@ -25,13 +25,13 @@ def size_of(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -
 
 
 def size_of_headers(headers: Iterable[Header]) -> int:
-    """What headers add to the size of a record."""
+    """The bytes that headers add to the size of a record."""
     return sum(HEADER + len(name.encode()) + len(content or b"") for name, content in headers)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What topics and the producer take.
+    """The size limits of topics and the producer.
 
     Args:
         topics: `max.message.bytes` of each topic.

@@ -132,7 +132,7 @@ def spans(minutes: Collection[int], most: int) -> list[tuple[int, int]]:
 
 
 def seen_by(changed: Collection[int], present: Iterable[int]) -> list[int]:
-    """Those of the present minutes whose hour reaches a changed one."""
+    """The present minutes whose hour reaches a changed one."""
     ordered = sorted(changed)
     return [m for m in present if bisect_right(ordered, m) > bisect_left(ordered, m - HOUR_MINUTES + 1)]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class State(str, Enum):
-    """What became of an event on its way to the topic."""
+    """The outcome of an event on its way to the topic."""
 
     SENT = "sent"
     """Its content is there."""
@@ -65,7 +65,7 @@ class Known(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What becomes of an origin now; `None` instead of it where nothing changes.
+    """The outcome of an origin now; `None` instead of it where nothing changes.
 
     Args:
         state, revision: as in `Known`.
@@ -157,7 +157,7 @@ def lets_go(accepted_at: datetime | None, sent_at: Iterable[datetime | None]) ->
 
 
 def ensure_none_retracted(slice_key: str, origins: Collection[Origin], *, allowed: bool) -> None:
-    """See that nothing that was sent of a slice would be retracted, unless a person allows it.
+    """Ensure that nothing that was sent of a slice would be retracted, unless a person allows it.
 
     Raises:
         RetractionError: something would.

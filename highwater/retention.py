@@ -36,7 +36,7 @@ def planned_before(planned: Mapping[str, datetime], age: timedelta, now: datetim
 
 @dataclass(frozen=True)
 class Needed:
-    """What keeps rows of raw, however old they are.
+    """The reasons that keep rows of raw, however old they are.
 
     Args:
         named: slices that an unfinished run or backfill names.
@@ -77,7 +77,7 @@ def free(wanted: Sequence[str], needed: Needed) -> tuple[list[str], dict[str, in
 
 
 def old_enough(keys: Sequence[str], newest_ms: Mapping[str, int], age: timedelta, now: datetime) -> list[str]:
-    """Those of the slices whose newest record was published longer ago than the age; one without rows has none to lose.
+    """The slices whose newest record was published longer ago than the age; one without rows has none to lose.
 
     Args:
         keys: the slices, in any order; the order is preserved.

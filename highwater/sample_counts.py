@@ -39,7 +39,7 @@ class RejectGroup:
 
 @dataclass(frozen=True)
 class SampleCounts:
-    """What the pipeline would make of a sample.
+    """The result of the pipeline for a sample.
 
     Args:
         records: the records of the sample.

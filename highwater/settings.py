@@ -120,7 +120,7 @@ def home_folder(environment: Mapping[str, str], start: Path | None = None) -> Pa
 
 
 def projects(*folders: Path) -> Iterator[Path]:
-    """Those of the folders that have a `workspace.yaml` and streams."""
+    """The folders that have a `workspace.yaml` and streams."""
     for folder in folders:
         if _has_workspace(folder) and any((folder / one).is_dir() for one in STREAMS_FOLDERS):
             yield folder

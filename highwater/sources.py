@@ -31,7 +31,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Meta:
-    """What Kafka says of the record.
+    """Kafka's metadata of the record.
 
     Args:
         name: `timestamp` is a number in milliseconds since 1970, `partition` and `offset` are numbers, `topic` is text.

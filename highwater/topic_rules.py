@@ -47,7 +47,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class TopicFacts:
-    """What a cluster shows of a topic.
+    """The facts of a topic in a cluster.
 
     Args:
         topic: its name.
@@ -103,7 +103,7 @@ class TopicFacts:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one rule says of a topic.
+    """The finding of one rule for a topic.
 
     Args:
         rule: its name.
@@ -121,12 +121,12 @@ class Finding:
 
 
 def judge(facts: TopicFacts) -> list[Finding]:
-    """Hold a topic against every rule, in the order of the table in docs/audit.md."""
+    """Check a topic against every rule, in the order of the table in docs/audit.md."""
     return [rule(facts) for rule in RULES]
 
 
 def judge_published(facts: TopicFacts) -> list[Finding]:
-    """Hold a topic that is published to against the rules that its likeness to the main topic does not cover.
+    """Check a topic that is published to against the rules that its likeness to the main topic does not cover.
 
     It must have no fewer replicas than that one, nor fewer in sync (`highwater.resources.dlq_topics`).
     """

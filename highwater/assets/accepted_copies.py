@@ -162,7 +162,7 @@ _KNOWN = ", ".join(f"c.{name}" for name in (*ORIGIN, "revision", "late", "finger
 
 @dataclass(frozen=True)
 class Before:
-    """What had been sent when the stream was restarted.
+    """Records sent when the stream was restarted.
 
     Args:
         table: `accepted_copies`.

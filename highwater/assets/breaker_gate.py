@@ -23,7 +23,7 @@ REJECTS = "rejects"
 
 
 def ensure_admitted(work: Work, slices: Sequence[Slice], committed: Collection[str] = ()) -> None:
-    """See that these slices may be decided now; it may be as the probe.
+    """Ensure that these slices may be decided now; it may be as the probe.
 
     Slices that a person accepted always may. Slices of tiers wait until the breaker is closed. Committed slices may:
     a retry or a repetition shows nothing about new records.

@@ -267,7 +267,7 @@ def target_of(work: Work, table: str) -> Target:
 
 
 def require_newer(decisions: Mapping[str, Proof], committed: Mapping[str, int]) -> None:
-    """See that no decision is older than what follows it already: another run decided since we looked.
+    """Ensure that no decision is older than what follows it already: another run decided since we looked.
 
     Raises:
         SupersededAttemptError: one is.

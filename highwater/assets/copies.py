@@ -70,7 +70,7 @@ class Twice:
         return found
 
     def _judged_elsewhere(self, book: Book, keys: Sequence[str]) -> dict[Origin, Known]:
-        """What became of the copies in other slices; one that was not published yet is not among them."""
+        """The outcome of the copies in other slices; one that was not published yet is not among them."""
         return book.known_among(self.events, f"SELECT {_ORIGIN} FROM ({self._question})", keys) if keys else {}
 
     @property

@@ -59,7 +59,7 @@ def keep(ledger: Ledger, lake: Lake, stream: str) -> int:
 
 
 def read(lake: Lake, stream: str) -> list[Discard]:
-    """What the table holds, oldest first.
+    """The rows of the table, oldest first.
 
     Raises:
         DependencyAwayError: the lake could not be read.

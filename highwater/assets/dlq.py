@@ -384,7 +384,7 @@ def _published(table: DeltaTable | None, where: str) -> set[tuple[Any, ...]]:
 def _commit(
     work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], committed: CommittedSlices, version: int
 ) -> int:
-    """Keep the origins of all rejects of the slices.
+    """Store the origins of all rejects of the slices.
 
     Those of earlier publications are still among them, also of ones before a rebuild of the lake, with the time of that
     one: it orders an origin's rejections.

@@ -37,7 +37,7 @@ def group_name(slice_key: str, attempt: int) -> str:
 
 
 def parse_groups(names: Iterable[str]) -> dict[str, MarkGroup]:
-    """Those of the groups that count the rejects of a slice, by name."""
+    """The groups that count the rejects of a slice, by name."""
     found = {}
     for name in names:
         if not name.startswith(PREFIX):

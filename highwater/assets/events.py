@@ -171,7 +171,7 @@ def require(work: Work, table: str) -> CommittedSlices:
 
 
 def ensure_held(work: Work, table: str, keys: Sequence[str], held: Mapping[str, Proof]) -> None:
-    """See that slices are in an upstream table, by the proofs that were read there.
+    """Ensure that slices are in an upstream table, by the proofs that were read there.
 
     Raises:
         TemporaryError: one does not.
@@ -237,7 +237,7 @@ def _unfinished(
 def _unfinishable(
     work: Work, read: CommittedSlices, committed: CommittedSlices, rejected: CommittedSlices, keys: Sequence[str]
 ) -> dict[str, str]:
-    """Those of the unfinished slices whose split can never be finished, with the reason: their rows do not add up.
+    """The unfinished slices whose split can never be finished, with the reason: their rows do not add up.
 
     No rejects can follow such a split, so it would fail each run that takes it over. It may be reprocessed, since
     nothing of it was published: `dlq` sends no rejects that are not as many as were decided. Where that began before
@@ -267,7 +267,7 @@ def _unfinishable(
 
 
 def _ensure_as_measured(work: Work, found: Sequence[SliceReport]) -> None:
-    """Hold the rows that were written against what was measured before (I5).
+    """Compare the written rows with the earlier measurement (I5).
 
     Raises:
         UnbalancedError: another number of events was written.
@@ -340,7 +340,7 @@ class _Decision:
         return self.rows.where(is_rejected() & F.col("again"))
 
     def ensure_no_retraction(self, keys: Sequence[str]) -> None:
-        """See that all that was sent of slices stays an event."""
+        """Ensure that all that was sent of slices stays an event."""
         ensure_no_retraction(self.work, keys, self._accepted, self._rejected_now)
 
     def around_commit(self, keys: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
@@ -426,7 +426,7 @@ def _ensure_as_read(work: Work, read: CommittedSlices, found: Mapping[str, int])
 def _ensure_decidable(
     made: _Decision, committed: CommittedSlices, slices: Sequence[Slice], measured: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """See that nothing speaks against a split before it is committed; the breaker, which remembers, is asked last.
+    """Ensure that nothing speaks against a split before it is committed; the breaker, which remembers, is asked last.
 
     What was sent is asked of all slices: of one whose events the lake lost it is in `published` alone.
     """

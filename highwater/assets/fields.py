@@ -56,7 +56,7 @@ _CONTAINERS = frozenset({"array", "map", "struct"})
 
 @dataclass(frozen=True)
 class Part:
-    """What a record has of a field.
+    """The value of a field in a record.
 
     Args:
         json: a variant; null where it has nothing.

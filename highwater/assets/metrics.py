@@ -134,7 +134,7 @@ def _reports(
 
 @dataclass(frozen=True)
 class _Made:
-    """What a commit writes.
+    """The rows and proofs of a commit.
 
     Args:
         days: for each day that changed all of its minutes.

@@ -165,7 +165,7 @@ def drawn(newest: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def measures_of(newest: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What Dagster plots from slice to slice: a plot needs no exact number."""
+    """Numbers that Dagster plots from slice to slice: a plot needs no exact number."""
     if not newest:
         return {}
     found = {name: newest[0][name] for name in ("events", "hour_events", "hour_amount", "hour_mean")}

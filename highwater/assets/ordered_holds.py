@@ -40,7 +40,7 @@ def counted_holds(alive: Column) -> tuple[Column, Column]:
 
 
 def ensure_none_held(work: Work, committed: Mapping[str, Proof], measured: Mapping[str, Mapping[str, Any]]) -> None:
-    """See that no record holds a slice that is about to be decided; a hold is kept in the ledger.
+    """Ensure that no record holds a slice that is about to be decided; a hold is kept in the ledger.
 
     A slice that is in events keeps its rows, and later slices may follow: it is refused without a hold.
 

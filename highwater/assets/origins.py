@@ -39,7 +39,7 @@ Seen = Mapping[str, Mapping[str, int]]
 
 
 def tier_slices(work: Work, slices: Sequence[Slice]) -> list[Slice]:
-    """Those of the slices that hold retries."""
+    """The slices that hold retries."""
     return [slice_ for slice_ in slices if slice_.topic != work.stream.topic]
 
 

@@ -275,7 +275,7 @@ class Batch:
         return Window(pa.Table.from_pylist(rows, window_schema()), verdicts, which)
 
     def _refused(self, key: str) -> dict[Origin, Known]:
-        """What was sent before a lost lake was restarted, and was rejected since."""
+        """Records sent before a lost lake was restarted, and was rejected since."""
         if key not in self._restarted or self._rejects is None:
             return {}
         asked = f"SELECT {_ORIGIN} FROM e WHERE {rejects.PUBLISHED_AT} IS NULL"

@@ -129,7 +129,7 @@ def proofs(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Proof]:
 
 
 def as_decided(lake: Lake, stream: Stream, keys: Sequence[str], decided: Mapping[str, int]) -> Sequence[str]:
-    """Those of the slices whose events are sent as they are decided; all of a stream that does not publish.
+    """The slices whose events are sent as they are decided; all of a stream that does not publish.
 
     Args:
         lake: the tables.
@@ -380,11 +380,11 @@ class Book:
         return last_in(self._whole, self._work.stream.topic)
 
     def known(self, where: str) -> dict[Origin, Known]:
-        """What became of the origins that a condition picks."""
+        """The outcome of the origins that a condition picks."""
         return _known(query(self._whole, f"SELECT {_KNOWN} FROM t p WHERE {where}"))
 
     def known_among(self, events: DeltaTable, origins: str, keys: Sequence[str] | None = None) -> dict[Origin, Known]:
-        """What became of the origins that a question to events, named `e` in it, gives.
+        """The outcome of the origins that a question to events, named `e` in it, gives.
 
         Args:
             events: the table.

@@ -94,7 +94,7 @@ def _ensure_done(work: Work, decided: CommittedSlices) -> None:
 
 @dataclass
 class _Run:
-    """What one run sends.
+    """The publication of one run.
 
     Args:
         work: the slices that are asked for, and the connections.
@@ -337,7 +337,7 @@ def _own_headers(judged: Judged | None) -> list[Header]:
 def _ensure_same_table(
     work: Work, book: publication_log.Book, mark: PublicationMark | None, stored_mark: Publication | None
 ) -> None:
-    """See that the marks count what this table has written down.
+    """Ensure that the marks count what this table has written down.
 
     Raises:
         ConfigurationError: they know more, or another table.

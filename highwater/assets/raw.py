@@ -236,7 +236,7 @@ def _problems(
 
 
 def _ensure_all_led(slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]) -> None:
-    """See that all partitions of the slices' topics have a leader.
+    """Ensure that all partitions of the slices' topics have a leader.
 
     Raises:
         DependencyAwayError: one has none, so nothing can be called lost.
@@ -253,7 +253,7 @@ def _ensure_all_led(slices: Sequence[Slice], states: Mapping[str, TopicState | H
 def _ensure_agreed(
     slices: Sequence[Slice], first: Mapping[str, HighwaterError], second: Mapping[str, HighwaterError]
 ) -> None:
-    """See that two looks found the same problems.
+    """Ensure that two looks found the same problems.
 
     Raises:
         DependencyAwayError: they did not.
@@ -301,7 +301,7 @@ def _replaced(
 
 
 def _ensure_led(slices: Sequence[Slice], states: Mapping[str, TopicState | HighwaterError]) -> None:
-    """See that every partition that is to be read has a leader.
+    """Ensure that every partition that is to be read has a leader.
 
     Spark would wait for one. An election that is not clean gives it one with other records, and Spark would read these
     without anybody having looked (I16).
@@ -416,7 +416,7 @@ def _range_problem(
 
 @dataclass(frozen=True)
 class _Read:
-    """What Kafka gives for some slices.
+    """Kafka's rows of some slices.
 
     Of slices that were read before, `again` counts the records of this reading; Spark holds them until the commit.
     """

@@ -113,7 +113,7 @@ def _proof(decision: Proof) -> Proof:
 
 
 def _ensure_conserved(read: CommittedSlices, decisions: Sequence[Proof]) -> None:
-    """See that raw is what was decided of: rejects are what the decision left over of it (I5).
+    """Ensure that raw is what was decided of: rejects are what the decision left over of it (I5).
 
     Raises:
         SupersededAttemptError: raw was read again since, and gave another number of records.
@@ -132,7 +132,7 @@ def _ensure_conserved(read: CommittedSlices, decisions: Sequence[Proof]) -> None
 
 
 def _ensure_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Proof]) -> None:
-    """Hold the rows that were written against the decision (I5).
+    """Compare the written rows with the decision (I5).
 
     Raises:
         UnbalancedError: the rejects are not what the decision left: somebody changed raw or events beside Highwater.

@@ -32,7 +32,7 @@ ABANDONED_SECONDS = 600
 
 
 def ensure_no_retraction(work: Work, keys: Sequence[str], accepted: DataFrame, refused: DataFrame) -> None:
-    """See that a new decision of slices accepts all that was sent of them, or may have been, before it is committed.
+    """Ensure that a new decision of slices accepts all that was sent of them, or may have been, before it is committed.
 
     Args:
         work: the connections.

@@ -69,7 +69,7 @@ class Work:
 
 @dataclass(frozen=True)
 class SliceReport:
-    """What a stage made of one slice.
+    """The result of a stage for one slice.
 
     Args:
         slice_: the slice.

@@ -20,7 +20,7 @@ _COPY = "set it to the whole path of a folder with a copy of the project's dagst
 
 
 def ensure_home(home: str) -> None:
-    """See that DAGSTER_HOME is one that Dagster takes.
+    """Ensure that DAGSTER_HOME is one that Dagster takes.
 
     Raises:
         ConfigurationError: it is no whole path, or there is no such folder.

@@ -46,7 +46,7 @@ def guards_of(table: str, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stre
 
 
 def ensure_kafka_awake(ledger: Ledger, now: datetime) -> None:
-    """See that runs which read from Kafka are worth a request.
+    """Ensure that runs which read from Kafka are worth a request.
 
     Raises:
         BreakerOpenError: Kafka is left alone now.
@@ -86,7 +86,7 @@ def came_back(ledger: Ledger, stream: Stream) -> datetime | None:
 
 
 def ensure_lake_there(ledger: Ledger, lake: Lake) -> None:
-    """See that the lake's folder is there, if anything was ever committed to it: a mount may be gone.
+    """Ensure that the lake's folder is there, if anything was ever committed to it: a mount may be gone.
 
     Without this a lake that was moved away would count as an empty one (I15), and a new one would start in its place.
     Object stores report that by themselves.

@@ -17,7 +17,7 @@ def slices_of(stream: Stream) -> dg.DynamicPartitionsDefinition:
 
 
 def unknown_to(instance: dg.DagsterInstance, stream: Stream, keys: Sequence[str]) -> list[str]:
-    """Those of the keys that Dagster does not hold as partitions, in their order."""
+    """The keys that Dagster does not hold as partitions, in their order."""
     if not keys:
         return []
     known = instance.get_existing_dynamic_partitions(stream.partitions_name, list(keys))

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 
 class End(Enum):
-    """What became of a record."""
+    """The outcome of a record."""
 
     DELIVERED = "delivered"
     NOT_DELIVERED = "not delivered"

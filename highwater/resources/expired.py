@@ -21,7 +21,7 @@ class Expired:
 
 
 def expired_slices(kafka: Kafka, topic: str, unread: Iterable[Slice]) -> list[Expired]:
-    """Those of the slices that lost offsets to retention.
+    """The slices that lost offsets to retention.
 
     Slices of another topic that had the same name are left out. Only if offsets seem deleted the topic is looked at a
     second time; the lower log start counts. While a partition has no leader, no slice is called expired: answers may be

@@ -86,7 +86,7 @@ def _ask(kafka: Kafka, name: str) -> Any:
 
 
 def ensure_no_member(kafka: Kafka, name: str) -> Group:
-    """See that nobody consumes in a group.
+    """Ensure that nobody consumes in a group.
 
     Raises:
         ForeignMemberError: somebody does; each member is named, with its host.

@@ -112,7 +112,7 @@ class Guard:
         self._probe = probe
 
     def enter(self) -> None:
-        """See that the dependency may be asked: it may be by the probe, which is made here.
+        """Ensure that the dependency may be asked: it may be by the probe, which is made here.
 
         Raises:
             BreakerOpenError: it was away, and the cool-down has not passed; it was not asked.

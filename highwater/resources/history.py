@@ -46,7 +46,7 @@ def look_back(kafka: Kafka, state: TopicState, planned: Planned, *, seconds: flo
 def compare(
     kafka: Kafka, state: TopicState, recorded: Mapping[int, Recorded], *, seconds: float = COMPARE_SECONDS
 ) -> History:
-    """Hold what Kafka has now against what was recorded; costs nothing while no leader changed.
+    """Compare Kafka with the recorded history; costs nothing while no leader changed.
 
     Args:
         kafka: is read.

@@ -218,7 +218,7 @@ def _digest_of(locked: Mapping[Module, str]) -> str:
 
 
 def verify(locked: Mapping[Module, str], fetched: Mapping[Module, Path], cache: Path) -> None:
-    """Hold every jar against the lock.
+    """Verify every jar against the lock.
 
     Args:
         locked: the modules and their SHA-256.

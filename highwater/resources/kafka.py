@@ -181,7 +181,7 @@ class Kafka:
         return sorted(group.group_id for group in found.valid)
 
     def topic_state(self, topic: str) -> TopicState:
-        """What a topic holds now.
+        """The current offsets and identity of a topic.
 
         Raises:
             TopicAbsentError: there is no such topic; the nearest names are given.

@@ -92,7 +92,7 @@ _STORE_TYPES: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def refuse_weakening(config: Mapping[str, str]) -> None:
-    """See that no property weakens a guarantee.
+    """Ensure that no property weakens a guarantee.
 
     Raises:
         ConfigurationError: one does; the message gives property, value and reason.

@@ -43,7 +43,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class Outcome(NamedTuple):
-    """What became of one record.
+    """The outcome of one record.
 
     `error` is librdkafka's name of the fault, None when the record was delivered; only then are partition, offset and
     timestamp (milliseconds since 1970) those of the log. The offset is -1 where the broker had the record already and
@@ -478,7 +478,7 @@ class ReliableProducer:
             tickets[-1].stand_for_one(number, one, callbacks)
 
     def _not_taken(self, record: Record, sent: _Sent, error: Exception) -> None:
-        """What becomes of a record that the client did not take from its sender.
+        """The outcome of a record that the client did not take from its sender.
 
         One that meets a full client waits in our queue. To wait for reports with it in hand would let it go out though
         one of them stops its key, and behind what a callback sends meanwhile.
@@ -814,7 +814,7 @@ def _named(end: str, ids: Sequence[str]) -> str:
 
 
 def nowhere(topic: str, error: str, *, refused: bool = False) -> Outcome:
-    """What became of a record that has no place in the log, or none that is known."""
+    """The outcome of a record that has no place in the log, or none that is known."""
     return Outcome(topic, -1, -1, -1, error, refused)
 
 

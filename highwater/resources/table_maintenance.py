@@ -28,7 +28,7 @@ WHOLE = ""
 
 @dataclass(frozen=True)
 class Stock:
-    """What a table takes.
+    """The sizes of a table.
 
     Args:
         files: data files of its version now.
@@ -99,7 +99,7 @@ def _live(table: DeltaTable) -> Iterator[tuple[str, int]]:
 
 
 def stock_of(table: DeltaTable) -> Stock:
-    """What the table takes now.
+    """The sizes of the table now.
 
     Raises:
         DependencyAwayError: the storage could not be read.

@@ -363,7 +363,7 @@ class Transactions:
         return self._kafka.away(f"{self._name}: {fault.name()}: {fault.str()}")
 
     def _cause(self, fault: KafkaError) -> KafkaError:
-        """What broke the client down for good: who hands it a record then learns no more than that it did."""
+        """The fatal error of the client: who hands it a record then learns no more than that it did."""
         refusal = self._abort() if fault.name() == "_FATAL" else None
         return fault if refusal is None else refusal
 

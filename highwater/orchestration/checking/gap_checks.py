@@ -51,7 +51,7 @@ SAMPLES = 10
 
 @dataclass(frozen=True)
 class Look:
-    """What Kafka shows at the gaps of a slice.
+    """Kafka's answer for the gaps of a slice.
 
     Args:
         lacking: records that it serves to readers of committed records, and that raw lacks.

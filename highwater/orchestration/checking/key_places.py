@@ -93,7 +93,7 @@ class KeyPlaces:
 
     @property
     def lines(self) -> list[str]:
-        """What was found, in sentences."""
+        """The findings, in sentences."""
         lines = [f"keys: {self.keys:,}, {self.several:,} of them in several partitions of a generation"]
         if self.why:
             parts = ", ".join(f"{count:,} {one.value}" for one, count in self.why.items())

@@ -153,7 +153,7 @@ def _compared(stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: 
 
 
 def _seeing(minutes: Collection[int], unsettled: Collection[int]) -> set[int]:
-    """Those of the minutes whose hour holds one of the others."""
+    """The minutes whose hour holds one of the others."""
     return {m for m in minutes if any(at in unsettled for at in range(m - HOUR_MINUTES + 1, m + 1))}
 
 

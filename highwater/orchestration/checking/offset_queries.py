@@ -63,7 +63,7 @@ class InRaw:
 
 
 def in_raw(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> InRaw:
-    """What raw holds of slices, all in one version of it.
+    """The rows of slices in one version of raw.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.

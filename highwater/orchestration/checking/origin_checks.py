@@ -239,7 +239,7 @@ _PLACED = {"events": f"{_TIME}, arrow_cast(key, 'Binary') AS key", "rejects": f"
 
 
 def _placed(stream: Stream) -> dict[str, str]:
-    """What events and rejects have of a record; the key of an event is the record's only where that is strict."""
+    """The columns of a record in events and rejects; the key of an event is the record's only where that is strict."""
     return _PLACED if stream.record_key == "strict" else {**_PLACED, "events": _TIME}
 
 
@@ -297,7 +297,7 @@ def _digest(row: Mapping[str, Any]) -> str:
 def _elsewhere(
     tables: Mapping[str, DeltaTable], stream: Stream, slice_: Slice, origins: Collection[Origin]
 ) -> set[Origin]:
-    """Those of the origins that another slice accepted, or accepted once and has reprocessed since.
+    """The origins that another slice accepted, or accepted once and has reprocessed since.
 
     That one holds it as a reject then: another slice of a tier, or one of the main topic that rejected it later than
     this slice was planned.

@@ -172,7 +172,7 @@ def count_parked(ledger: Ledger, lake: Lake, stream: Stream, *, published: bool 
 
 
 def _opened(lake: Lake, stream: Stream, *names: str) -> dict[str, DeltaTable]:
-    """Those of the tables that are there; downstream first, so that nothing is counted that was decided meanwhile."""
+    """The tables that are there; downstream first, so that nothing is counted that was decided meanwhile."""
     found = {name: lake.table(stream.name, name) for name in names}
     return {name: table for name, table in found.items() if table is not None}
 

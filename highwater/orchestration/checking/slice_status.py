@@ -181,7 +181,7 @@ WHERE rank <= CASE WHEN class = '' THEN 1 ELSE {samples} END
 
 
 def highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflicts: bool) -> Compared:
-    """Hold the version of each key in `current` against the highest one in events, over the whole stream.
+    """Compare the version of each key in `current` with the highest one in events, over the whole stream.
 
     Args:
         lake: the tables.

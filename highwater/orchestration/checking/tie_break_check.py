@@ -56,7 +56,7 @@ class Among:
 
     @classmethod
     def all(cls, portion: str, unsettled: str, slices: str) -> Among:
-        """Those of the whole stream whose key has a version twice.
+        """The whole stream whose key has a version twice.
 
         Args:
             portion: the condition of the keys that are looked at together.

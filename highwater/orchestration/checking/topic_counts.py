@@ -51,7 +51,7 @@ Wanted = Mapping[Copy, datetime]
 
 @dataclass(frozen=True)
 class OnTopic:
-    """What a topic holds of slices.
+    """The records of slices in a topic.
 
     Args:
         topic: its name.

@@ -145,7 +145,7 @@ def slices(
 
 
 def _acceptance_options(command: Callable[..., None]) -> Callable[..., None]:
-    """What both commands of acceptance take."""
+    """The options of both commands of acceptance."""
     for option in (
         as_json_option,
         click.option("--topic", help="The tier that is meant, instead of the main topic."),

@@ -35,7 +35,7 @@ Partitions = Collection[int] | None
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What an acceptance records.
+    """The records of an acceptance.
 
     Args:
         seen: the generation that it was made from.
@@ -74,7 +74,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class _Case:
-    """What an acceptance is worked out from."""
+    """The inputs of an acceptance."""
 
     stream: Stream
     planned: Planned
@@ -381,7 +381,7 @@ def _agreed(found: Acceptance, again: Acceptance, first: TopicState, second: Top
 
 
 def _ensure_sure(stream: Stream, history: History, partitions: Partitions) -> None:
-    """See that every partition that is meant could be compared: what was not looked at is not accepted (I15)."""
+    """Ensure that every partition that is meant could be compared: what was not looked at is not accepted (I15)."""
     for partition, reason in history.unsure.items():
         if partitions is None or partition in partitions:
             raise DependencyAwayError(

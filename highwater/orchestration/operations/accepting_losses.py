@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a person asks.
+    """The request of an operator.
 
     Args:
         topic: the tier, or another system's topic, that is meant; the main topic if None.
@@ -84,7 +84,7 @@ def _accept_losses(
 
 
 def _next(stream: Stream, topic: str, found: Acceptance, now: datetime) -> list[str]:
-    """What becomes of records that waited on a tier: they are in raw and in rejects."""
+    """The outcome of records that waited on a tier: they are in raw and in rejects."""
     if found.nothing or topic not in stream.tier_topics:
         return []
     until = now + timedelta(seconds=1)  # the option takes whole seconds; later records are reprocessed once for nothing

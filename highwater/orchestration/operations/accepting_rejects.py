@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a person asks.
+    """The request of an operator.
 
     Args:
         slices: the keys.
@@ -80,7 +80,7 @@ def _acceptance_line(key: str, judged: Judgement | None) -> str:
 
 @dataclass(frozen=True)
 class AskedReasons:
-    """What a person asks for a whole stream.
+    """The request of an operator for a whole stream.
 
     Args:
         reasons: the reasons for rejects that are accepted.

@@ -38,7 +38,7 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Asked:
-    """What a person asks for.
+    """The request of an operator.
 
     Args:
         digest: SHA-256 of the key's bytes, in hexadecimal.
@@ -53,7 +53,7 @@ class Asked:
     because: str = ""
 
     def check_complete(self) -> None:
-        """See that all is there that the record needs.
+        """Ensure that all is there that the record needs.
 
         Raises:
             ConfigurationError: something is missing.
@@ -68,7 +68,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was erased, or would be.
+    """The result of an erasure, or the preview.
 
     Args:
         rows: for each slice how many rows of each table.

@@ -40,7 +40,7 @@ MOST_KEYS = 20_000
 
 @dataclass(frozen=True)
 class Retirement:
-    """What became of a stream's live keys, or would.
+    """The outcome for a stream's live keys, or the preview.
 
     Args:
         live: how many there were.
@@ -89,7 +89,7 @@ def retire(
 
 
 def complete(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
-    """Those of the slices that are complete in all tables and, of a stream that publishes its events, are sent.
+    """The slices that are complete in all tables and, of a stream that publishes its events, are sent.
 
     Raises:
         DependencyAwayError: the lake could not be read.

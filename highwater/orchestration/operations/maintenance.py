@@ -66,7 +66,7 @@ READ_LATER = {"events": SEEN, "dlq": DLQ_SEEN}
 
 @dataclass(frozen=True)
 class TableReport:
-    """What became of a table, or would.
+    """The outcome for a table, or the preview.
 
     Args:
         table: its name.
@@ -107,7 +107,7 @@ class TableReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What maintenance did, or would do.
+    """The actions of maintenance, or the preview.
 
     Args:
         tables: of the stream, upstream first; those that were never created are left out.

@@ -32,7 +32,7 @@ PAGE = 500
 
 @dataclass(frozen=True)
 class OldRuns:
-    """What became of a stream's old runs, or would.
+    """The outcome for a stream's old runs, or the preview.
 
     Args:
         older_than: runs that ended longer ago.

@@ -111,7 +111,7 @@ class Parked:
 
     @property
     def lines(self) -> list[str]:
-        """What was found, in sentences."""
+        """The findings, in sentences."""
         reasons = Counter(one.reason for one in self.waiting.values())
         reasons_text = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common()) or "none"
         lines = [f"{len(self.waiting):,} parked records are meant: {reasons_text}"]
@@ -149,7 +149,7 @@ def _text(origin: Origin) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a person asks to be done with parked records.
+    """The request of an operator for parked records.
 
     Args:
         choice: which ones.
@@ -269,7 +269,7 @@ def _waiting(message: Message, envelope: Envelope) -> Waiting:
 
 
 def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Origin]) -> set[Origin]:
-    """Those of the origins that are in events, or that a person gave up."""
+    """The origins that are in events, or that a person gave up."""
     if not origins:
         return set()
     found = {discard.origin for discard in ledger.discards(stream.name)}

@@ -46,7 +46,7 @@ BY = "maintenance"
 
 @dataclass(frozen=True)
 class Retained:
-    """What became of rows of raw that are old enough, or would.
+    """The outcome for rows of raw that are old enough, or the preview.
 
     Args:
         age: how long the stream keeps them.
@@ -230,7 +230,7 @@ def _open(work: Work, now: datetime) -> list[str]:
 
 
 def _settle(work: Work, instance: dg.DagsterInstance, keys: Sequence[str], now: datetime) -> list[str]:
-    """See that nobody needed what was taken of slices, and put it back where somebody did; returns those slices.
+    """Ensure that nobody needed what was taken of slices, and put it back where somebody did; returns those slices.
 
     What others made of a record since is no reason: the DLQ has it whole, as it is rejected now. A slice that has its
     rows is not done: none were taken, or they were read from Kafka again.

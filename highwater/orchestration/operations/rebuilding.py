@@ -76,7 +76,7 @@ class Rebuilt:
 
     @property
     def lines(self) -> list[str]:
-        """What it comes to, in sentences."""
+        """The result, in sentences."""
         topics = sorted({generation.topic for generation in self.generations})
         lines = [f"{len(self.slices):,} slices of {', '.join(topics) or 'no topic'}"]
         lines += [

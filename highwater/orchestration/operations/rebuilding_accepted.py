@@ -97,7 +97,7 @@ def keep(
     sure: bool,
     again: bool,
 ) -> OnAccepted:
-    """Keep what the topic holds, and let the table `published` begin behind it; or only look.
+    """Store the topic's records, and let the table `published` begin behind it; or only look.
 
     Args:
         see: takes note of each record.

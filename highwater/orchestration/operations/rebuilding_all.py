@@ -94,7 +94,7 @@ class Begun:
 
     @property
     def lines(self) -> list[str]:
-        """What it comes to, in sentences."""
+        """The result, in sentences."""
         lines = [
             f"{one.topic}: generation {one.number}, {_offsets(self.log[one.topic]):,} offsets are planned again, from "
             f"ordinal {one.first_ordinal} on"
@@ -281,7 +281,7 @@ def act(
 
 
 def ensure_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
-    """See that neither ledger nor lake holds anything of the stream: a second reading beside it would double it.
+    """Ensure that neither ledger nor lake holds anything of the stream: a second reading beside it would double it.
 
     Raises:
         ConfigurationError: one of them does.

@@ -88,7 +88,7 @@ class Found:
 
     @property
     def lines(self) -> list[str]:
-        """What was found, in sentences."""
+        """The findings, in sentences."""
         where = Counter(f"{one.reason} on {one.next_topic}" for one in self.meant.values())
         counts = ", ".join(f"{count:,} {name}" for name, count in where.most_common()) or "none"
         lines = [f"{len(self.meant):,} records of {len(self.slices):,} slices are meant: {counts}"]
@@ -135,7 +135,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a person asks to be reclaimed.
+    """The request of an operator to reclaim records.
 
     Args:
         choice: which records; its slices are those that read or rejected them, its times those of their publication.
@@ -277,7 +277,7 @@ def _ensure_published_to(stream: Stream, on: Collection[str], lies_on: set[str])
 
 
 def _aged(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
-    """Those of the slices whose rows of raw went by their age."""
+    """The slices whose rows of raw went by their age."""
     read = [lake.committed(stream.name, RAW, some) for some in portions(keys, PAGE)]
     return {key for proofs in read for key, proof in proofs.items() if aged(proof)}
 

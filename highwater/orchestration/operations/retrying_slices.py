@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a person asks.
+    """The request of an operator.
 
     Args:
         slice_key: the slice.

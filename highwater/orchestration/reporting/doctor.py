@@ -163,7 +163,7 @@ def _stream(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
 
 
 def _instances(deployment: Deployment, stream: Stream) -> str:
-    """See that one Dagster instance at the most works on a stream.
+    """Ensure that one Dagster instance at the most works on a stream.
 
     Raises:
         ConfigurationError: two do.
@@ -339,7 +339,7 @@ def _permissions(deployment: Deployment, stream: Stream) -> str:
 
 
 def _receiver(url: str) -> str:
-    """See that somebody listens; nothing is posted. The URL may hold a token and is never repeated (I13)."""
+    """Ensure that somebody listens; nothing is posted. The URL may hold a token and is never repeated (I13)."""
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)

@@ -88,7 +88,7 @@ _UNITS = ("seconds",)
 
 @dataclass(eq=False)  # the library keeps collectors as keys
 class Metrics:
-    """What was measured.
+    """The measured samples.
 
     Args:
         samples: by family's name the values of its labels, and the number.

@@ -309,7 +309,7 @@ class PublishedSlice:
 
 
 def of_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice) -> PublishedSlice | None:
-    """What became of a slice's events on their way to the topic; None of a stream that publishes nothing.
+    """The outcome of a slice's events on their way to the topic; None of a stream that publishes nothing.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.

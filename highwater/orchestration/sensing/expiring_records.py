@@ -44,7 +44,7 @@ def endangered_ends(kafka: Kafka, stream: Stream, topic: str, state: TopicState 
 def endangered(
     kafka: Kafka, stream: Stream, slices: Iterable[Slice], state: TopicState | None = None
 ) -> frozenset[str]:
-    """Those of the unread slices that retention takes records of within the margin; none where that cannot be asked.
+    """The unread slices that retention takes records of within the margin; none where that cannot be asked.
 
     Args:
         kafka: is asked.

@@ -34,7 +34,7 @@ LONGEST_WAIT = timedelta(minutes=10)
 
 
 def ensure_in_turn(work: Work, table: str) -> None:
-    """See that the slices before those of a run are in the table, or go into it with them.
+    """Ensure that the slices before those of a run are in the table, or go into it with them.
 
     Raw is taken in any order, so that retention takes nothing. What a tier holds has left the order.
 

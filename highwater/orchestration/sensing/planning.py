@@ -44,7 +44,7 @@ __all__ = ["PlanResult", "Planner", "Tick", "plan"]
 
 @dataclass(frozen=True)
 class Tick:
-    """What one tick of the planner did.
+    """The result of one tick of the planner.
 
     Args:
         stream: whose topic was planned.
@@ -273,7 +273,7 @@ def _ends(planned: Planned, result: PlanResult) -> dict[int, int]:
 
 
 def _ensure_own(ledger: Ledger, stream: Stream) -> None:
-    """See that no other stream planned the topic.
+    """Ensure that no other stream planned the topic.
 
     Slices are named after their topic. So a stream that was given another name could store none, and each tick would
     take that for the haste of another planner.
@@ -293,7 +293,7 @@ def _ensure_own(ledger: Ledger, stream: Stream) -> None:
 
 
 def _ensure_never_published(kafka: Kafka, stream: Stream) -> None:
-    """See that nothing was published of a stream that is planned for the first time.
+    """Ensure that nothing was published of a stream that is planned for the first time.
 
     A stream whose ledger was lost looks like a new one. Planned from the beginning, it would publish all of it again.
 

@@ -106,7 +106,7 @@ def _decide(
 
 
 def _without_key(ledger: Ledger, order: Sequence[str], keys: Sequence[str], now: datetime) -> list[str]:
-    """Those of the slices that Dagster has no key of; none of them all stays retired, or is retired half way."""
+    """The slices that Dagster has no key of; none of them all stays retired, or is retired half way."""
     if retired := ledger.retired.among(keys):
         ledger.retired.recall(sorted(retired), now)
     known = set(order)

@@ -273,7 +273,7 @@ def _stalled(
     runs: Sequence[PastRun],
     now: datetime,
 ) -> list[str]:
-    """Keep and return the slices that were left undone as often as others are exhausted, and that are asked for on.
+    """Record and return the slices that were left undone as often as others are exhausted, and that are asked for on.
 
     These are the first of a stream that decides in order, and those whose last run missed a dependency that has no
     breaker: without this nobody would know of them. Held slices, and those that wait for the breaker, have their own

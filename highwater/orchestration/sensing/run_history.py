@@ -151,7 +151,7 @@ def _time_of_end(record: RunRecord) -> datetime:
 
 
 def failed_by_dependency(instance: dg.DagsterInstance, keys: Collection[str], runs: Iterable[PastRun]) -> set[str]:
-    """Those of the slices whose last run failed because a dependency was away whose breaker stayed closed.
+    """The slices whose last run failed because a dependency was away whose breaker stayed closed.
 
     Spark has none, and that of Kafka is kept closed by questions that a broker answers while another one is missing.
     They are asked for on and on, at the longest wait: what they wait for is no fault of theirs.

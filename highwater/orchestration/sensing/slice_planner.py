@@ -104,7 +104,7 @@ def is_caught_up(planned: Planned, state: TopicState) -> bool:
 
 
 def ensure_same_topic(stream: Stream, planned: Planned, state: TopicState) -> None:
-    """See that the topic is the one that was planned.
+    """Ensure that the topic is the one that was planned.
 
     Raises:
         TopicRecreatedError: it carries another ID.

@@ -182,7 +182,7 @@ def keys_to_add(instance: dg.DagsterInstance, ledger: Ledger, stream: Stream, to
 def keys_to_request(
     ledger: Ledger, resources: Any, stream: Stream, keys: Sequence[str], planned: Sequence[Slice]
 ) -> tuple[list[str], list[str]]:
-    """Those of the added keys whose runs a planning tick requests, and what it says of the others.
+    """The added keys whose runs a planning tick requests, and what it says of the others.
 
     It requests the slices that it planned, and older ones that raw does not hold. All others are left to repair, which
     looks at every table: a new Dagster instance would otherwise validate the whole history again, by the reference

@@ -38,12 +38,12 @@ class Erasures(LedgerPart):
             ]
 
     def add(self, erasure: Erasure) -> int:
-        """Keep an erasure; returns its number. From now on no reader takes the older records of the key."""
+        """Record an erasure; returns its number. From now on no reader takes the older records of the key."""
         with self._database.writing() as connection:
             return _insert(connection, erasure)
 
     def learn(self, recorded: Sequence[Recorded]) -> None:
-        """Keep erasures that the ledger does not know, as after a backup was restored; of slices that it knows."""
+        """Record erasures that the ledger does not know, as after a backup was restored; of slices that it knows."""
         with self._database.writing() as connection:
             taken = sorted({key for one in recorded for key in one.slices})
             planned = {row.slice_key for row in rows_of(connection, schema.slices, taken)}
@@ -92,21 +92,21 @@ class Erasures(LedgerPart):
         return found
 
     def begin(self, number: int, slices: Sequence[Erased]) -> None:
-        """Keep what an erasure is about to take from slices; of one that was begun before, that stays."""
+        """Record the rows that an erasure is about to remove from slices; an earlier record stays."""
         with self._database.writing() as connection:
             for one in slices:
                 if not _there(connection, number, one.slice_key):
                     connection.execute(insert(_SLICES).values(_values(number, one)))
 
     def excluded_slices(self, number: int, slice_key: str, places: Ranges, now: datetime) -> None:
-        """Keep that records were never taken into raw, since they were erased before the slice was read."""
+        """Record that records were never taken into raw, since they were erased before the slice was read."""
         try:
             self.begin(number, [Erased(slice_key, places, {}, now)])
         except IntegrityError:  # another check of the same slice was first
             return
 
     def done(self, slices: Sequence[str], digest: str, now: datetime) -> None:
-        """Keep that all rows of the key are gone from slices."""
+        """Record that all rows of the key are gone from slices."""
         mine = select(_KEYS.c.id).where(_KEYS.c.digest == digest)
         with self._database.writing() as connection:
             for key in slices:

@@ -59,7 +59,7 @@ class ExhaustedSlices(LedgerPart):
             return {row.slice_key: _of(row) for row in rows_of(connection, _TABLE, keys)}
 
     def released(self, keys: Sequence[str]) -> dict[str, datetime]:
-        """Those of the slices that a person lets be tried again, and since when."""
+        """The slices that a person lets be tried again, and since when."""
         return {key: one.released_at for key, one in self.of(keys).items() if one.released_at is not None}
 
     def add(self, stream: str, runs: Mapping[str, int], now: datetime) -> None:
@@ -82,14 +82,14 @@ class ExhaustedSlices(LedgerPart):
                 connection.execute(delete(_TABLE).where(_TABLE.c.slice_key == key, _TABLE.c.released_at.is_(None)))
 
     def release(self, key: str, *, by: str, because: str, now: datetime) -> bool:
-        """Keep that a person lets a slice be tried again; False if it is not exhausted."""
+        """Record that a person lets a slice be tried again; False if it is not exhausted."""
         mine = update(_TABLE).where(_TABLE.c.slice_key == key, _TABLE.c.released_at.is_(None))
         with self._database.writing() as connection:
             values = {"released_at": now, "released_by": by, "because": because}
             return connection.execute(mine.values(values)).rowcount == 1
 
     def let_go(self, stream: str, key: str, *, by: str, because: str, now: datetime) -> None:
-        """Keep that a person lets a slice be tried again, whether it is exhausted or not."""
+        """Record that a person lets a slice be tried again, whether it is exhausted or not."""
         if self.release(key, by=by, because=because, now=now):
             return
         row = {"slice_key": key, "stream": stream, "since": now, "runs": 0}

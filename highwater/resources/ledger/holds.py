@@ -45,7 +45,7 @@ class Holds(LedgerPart):
             return set(connection.execute(query).scalars())
 
     def note(self, stream: str, key: str, found: Found, now: datetime) -> Hold:
-        """Keep that an attempt found the slice held; the first time of it stays.
+        """Record that an attempt found the slice held; the first time of it stays.
 
         Raises:
             LeaseHeldError: others noted the same slice again and again.
@@ -75,7 +75,7 @@ class Holds(LedgerPart):
         return len(open_)
 
     def release(self, key: str, release: Release) -> bool:
-        """Keep that a person releases a slice; False if it is not held, or was released before, which stays."""
+        """Record that a person releases a slice; False if it is not held, or was released before, which stays."""
         table = schema.holds
         values = {
             "released_at": release.at,

@@ -95,7 +95,7 @@ class Lease:
         return time.monotonic() < self._sure_until
 
     def check(self) -> None:
-        """See that it is still ours, just before what it protects.
+        """Ensure that it is still ours, just before what it protects.
 
         Raises:
             LeaseHeldError: it could not be renewed in time, so that somebody else may hold it.

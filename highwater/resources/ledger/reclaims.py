@@ -83,7 +83,7 @@ class Reclaims(LedgerPart):
             return [_reclaim_of(row) for row in connection.execute(query.order_by(table.c.act))]
 
     def add(self, stream: str, reclaims: Sequence[Reclaim], *, after: int = 0) -> None:
-        """Keep one act, all of it or nothing.
+        """Record one act, all of it or nothing.
 
         Args:
             stream: the stream's name.

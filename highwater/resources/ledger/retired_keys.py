@@ -21,7 +21,7 @@ class RetiredKeys(LedgerPart):
     """The marks of a ledger."""
 
     def among(self, keys: Sequence[str]) -> set[str]:
-        """Those of the keys that are retired now."""
+        """The keys that are retired now."""
         if not keys:
             return set()
         with self._database.reading() as connection:

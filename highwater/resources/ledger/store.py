@@ -534,7 +534,7 @@ class Ledger:
             return {row.slice_key: gaps_of(row) for row in rows_of(connection, schema.gaps, keys)}
 
     def record_gaps(self, slice_: Slice, gaps: Gaps) -> bool:
-        """Keep what explains the gaps of a slice; False if it was kept before, which stays: evidence vanishes."""
+        """Record the explanation of a slice's gaps; False if one is recorded already: evidence vanishes."""
         try:
             with self.database.writing() as connection:
                 connection.execute(insert(schema.gaps).values(gaps_row(slice_, gaps)))
@@ -559,7 +559,7 @@ class Ledger:
         return {(alert.stream, alert.what): alert for alert in found}
 
     def record_alerts(self, open_: Mapping[tuple[str, str], Alert]) -> None:
-        """Keep these alerts, and no others."""
+        """Store these alerts, and no others."""
         table = schema.alerts
         with self.database.writing() as connection:
             connection.execute(delete(table))
@@ -572,7 +572,7 @@ class Ledger:
             return {row.name: row.at for row in connection.execute(select(schema.watched))}
 
     def watch(self, names: Collection[str], now: datetime) -> None:
-        """Keep that these are watched over now."""
+        """Record that these are watched over now."""
         table = schema.watched
         with self.database.writing() as connection:
             for name in names:
@@ -616,7 +616,7 @@ class Ledger:
 
     @property
     def decisions(self) -> Decisions:
-        """What operators decided: who, when and why."""
+        """The decisions of operators: who, when and why."""
         return Decisions(self.database)
 
     # Pauses
@@ -637,7 +637,7 @@ class Ledger:
 
     @property
     def reclaims(self) -> Reclaims:
-        """What was reclaimed from the DLQ, of all streams."""
+        """The reclaims of all streams."""
         return Reclaims(self.database)
 
     # Retired keys
@@ -658,7 +658,7 @@ class Ledger:
 
     @property
     def erasures(self) -> Erasures:
-        """What was erased of all streams."""
+        """The erasures of all streams."""
         return Erasures(self.database)
 
     # Leases
