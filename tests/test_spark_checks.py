@@ -171,7 +171,7 @@ def test_a_class_that_only_the_trace_of_a_connect_server_names_is_found() -> Non
     assert "delta-storage-" in str(error.stored)
 
 
-def test_an_error_that_nobody_knows_is_told_by_its_cause() -> None:
+def test_an_unknown_error_is_shown_by_its_cause() -> None:
     text = "An error occurred while calling None.x.\n: java.lang.IllegalStateException: stopped\n\tat org.apache"
     error = spark_checks.explained("no Spark session opens", OSError(text), CLUSTER)
     assert isinstance(error, HighwaterError)

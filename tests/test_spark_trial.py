@@ -61,7 +61,7 @@ def in_time(monkeypatch: pytest.MonkeyPatch, step: Step, seconds: float) -> None
     monkeypatch.setitem(vars(step), "seconds", seconds)
 
 
-def test_what_the_process_reports_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_process_reports_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     found = try_with(monkeypatch, f"for what in {NAMES[1:]}: say(what, text='fine')")
     assert [one.row for one in found] == [
         ["ok", "Spark", "it answers", ""],
@@ -98,7 +98,7 @@ def test_nothing_follows_a_session_that_is_not_open(monkeypatch: pytest.MonkeyPa
     assert "no Spark session was open within 0.5 s" in found[1].row[2]
 
 
-def test_a_process_that_ends_is_told_with_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_is_an_error_with_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     found = try_with(monkeypatch, "say('Spark session', text='fine'); print('x OutOfMemoryError: heap'); os._exit(1)")
     assert [one.what for one in found] == NAMES[:3]
     assert found[2].row[2] == "the process that tried Spark ended at: Spark and the lake: OutOfMemoryError: heap"
