@@ -37,6 +37,8 @@ OWN = ("highwater", "__editable__")
 PROGRAMS = ("dagster",)
 STEP_SECONDS = 1800
 HEALTHY_SECONDS = 120
+# The doctor starts a driver and tries five things on it, in half a minute; on a machine under load it took two.
+CALL_SECONDS = 400
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Image:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=HEALTHY_SECONDS,
+            timeout=CALL_SECONDS,
             check=False,
         )
 
