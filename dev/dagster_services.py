@@ -193,7 +193,7 @@ class DagsterServices:
                 raise ChildFailedError(
                     f"the code location {entry['name']!r} does not load",
                     found="".join(message.strip() + "\n" for message in _messages(loaded)),
-                    remedy="mend the module; `dagster definitions validate -w workspace.yaml` shows the same",
+                    remedy="fix the module; `dagster definitions validate -w workspace.yaml` shows the same",
                 )
 
     def ask(self, query: str, variables: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The burst of the demonstration: records that nobody can read open a breaker; what mends it; how they end."""
+"""The burst of the demonstration: records that nobody can read open a breaker; what fixes it; how they end."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Burst:
         figures.run, figures.opened, figures.why = judged.run, circuit.since, circuit.why or ""
         figures.published = len(read_topics(self._bootstrap, [PARKED]).get(PARKED, ()))
         # At once, or the breaker would take it for its probe as long as no other slice waits in raw.
-        asked = Asked([judged.slice_key], sure=True, by="demo", because="a wrong serializer, since mended")
+        asked = Asked([judged.slice_key], sure=True, by="demo", because="a wrong serializer, since fixed")
         act(self._ledger, [STREAM], asked, datetime.now(UTC), lambda _: None)
         self._write_sound()
 

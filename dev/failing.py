@@ -27,7 +27,7 @@ class Failing(NamedTuple):
 def failing(sources: Sources, stream: Stream) -> Iterator[Failing]:
     """The checks that fail in slices that are complete in all tables, those that the stream only warns of among them.
 
-    What a check itself calls a warning is no failure: it is explained, and may mend itself.
+    What a check itself calls a warning is no failure: it is explained, and may fix itself.
     """
     from highwater.orchestration.checking.checks import CHECKS, failures
     from highwater.orchestration.checking.slice_status import attempts

@@ -229,7 +229,7 @@ class Child:
         return ChildFailedError(
             problem,
             found=f"the end of its log:\n{self.tail()}\n",
-            remedy=f"read {self.log}, mend the cause, start again",
+            remedy=f"read {self.log}, fix the cause, start again",
         )
 
 

@@ -138,7 +138,7 @@ class Stream:
         for problem in problems(self):
             raise DeclarationError(
                 f"stream {self.name!r}: {problem}",
-                remedy="mend the declaration in its file; docs/streams.md lists what it may say",
+                remedy="fix the declaration in its file; docs/streams.md lists what it may say",
             )
 
     def field_named(self, name: str) -> Field:

@@ -424,7 +424,7 @@ def _check_problems(stream: Stream) -> list[str]:
         if name not in CHECKS
     ]
     late = [
-        f"{name} cannot block, since it needs what is downstream; {', '.join(sorted(CAN_BLOCK))} can"
+        f"{name} cannot block, since it needs downstream tables; {', '.join(sorted(CAN_BLOCK))} can"
         for name, severity in stream.checks.items()
         if severity == Severity.BLOCK and name in CHECKS and name not in CAN_BLOCK
     ]

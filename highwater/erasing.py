@@ -158,6 +158,6 @@ def remaining(
             f"{key}: more {wrong[0]} would be erased than its decision has",
             stored=counts.get(wrong[0], 0),
             found=gone[wrong[0]],
-            remedy="run highwater audit: a table was changed by something else; mend it, then erase again",
+            remedy="run highwater audit: a table was changed by something else; fix it, then erase again",
         )
     return found

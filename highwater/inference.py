@@ -24,7 +24,7 @@ from highwater.schemas import Schema
 from highwater.sources import Key
 
 EXAMPLE_LENGTH = 40
-# A schema that the registry does not know yet is there when it is replicated, or when its producer's owner mends that.
+# A schema that the registry does not know yet is there when it is replicated, or when its producer's owner fixes that.
 REGISTRY_TIERS = (timedelta(minutes=5), timedelta(hours=1))
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a time without a zone has none
 

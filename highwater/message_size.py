@@ -97,11 +97,11 @@ def too_large(
     largest = {topic: max(size for other, size in given if other == topic) for topic, _ in given}
     sizes_text = ", ".join(f"{topic}: {size:,} bytes" for topic, size in sorted(largest.items()))
     small = {topic: size for topic, size in sorted(largest.items()) if size > (rooms or {}).get(topic, 0)}
-    mends = [configure(bootstrap, topic, f"max.message.bytes={max(size, MOST_BYTES)}") for topic, size in small.items()]
+    fixes = [configure(bootstrap, topic, f"max.message.bytes={max(size, MOST_BYTES)}") for topic, size in small.items()]
     if (most := max(largest.values(), default=0)) > client:
-        mends.append(f"raise message.max.bytes in HIGHWATER_KAFKA_CONFIG from {client} to {most}")
+        fixes.append(f"raise message.max.bytes in HIGHWATER_KAFKA_CONFIG from {client} to {most}")
     return RecordTooLargeError(
         f"{len(given):,} records are too large for their topic" if len(given) > 1 else "a record is too large",
         found=f"with key and headers at the most {sizes_text}; the producer sends {client:,} at the most",
-        remedy="; ".join(mends),
+        remedy="; ".join(fixes),
     )

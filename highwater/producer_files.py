@@ -82,7 +82,7 @@ def _properties(name: str, text: str) -> dict[str, str]:
     except ValueError as error:
         # Of the text nothing is repeated: it may hold a password.
         raise ConfigurationError(
-            f"{name} begins as JSON, and is none", remedy="mend it, or give Java properties"
+            f"{name} begins as JSON, and is none", remedy="fix it, or give Java properties"
         ) from error
     if not isinstance(plain, dict) or any(isinstance(value, dict | list) for value in plain.values()):
         raise ConfigurationError(f"{name} is JSON, and no flat object", remedy="give one object of names and values")

@@ -144,7 +144,7 @@ def _load(file: Path) -> list[Stream]:
             f"{file.name} cannot be read as a declaration",
             stored=f"{file}",
             found=f"{type(error).__name__}: {error}",
-            remedy="mend the file; docs/streams.md lists what a declaration may say",
+            remedy="fix the file; docs/streams.md lists what a declaration may say",
         ) from error
     one, several = getattr(module, "STREAM", None), getattr(module, "STREAMS", None)
     if several is None:

@@ -69,7 +69,7 @@ def load_yaml(file: Path) -> list[Stream]:
         documents = [one for one in yaml.safe_load_all(file.read_text()) if isinstance(one, dict)]
     except (OSError, yaml.YAMLError) as error:
         raise DeclarationError(
-            f"{file} cannot be read as YAML", found=str(error), remedy="mend the file, or take it out of the folder"
+            f"{file} cannot be read as YAML", found=str(error), remedy="fix the file, or take it out of the folder"
         ) from error
     return [_stream(file, one.get("attributes") or {}) for one in documents if one.get("type") == TYPE]
 
@@ -83,7 +83,7 @@ def _stream(file: Path, attributes: Any) -> Stream:
         raise DeclarationError(
             f"{file}: {_path(first['loc'])}: {first['msg']}{more}",
             found=repr(first["input"])[:200],
-            remedy="mend the attribute; docs/streams.md lists what a declaration may say",
+            remedy="fix the attribute; docs/streams.md lists what a declaration may say",
         ) from error
     except DeclarationError as error:
         raise DeclarationError(

@@ -145,7 +145,7 @@ def judge_room(facts: TopicFacts, main: TopicFacts) -> Finding:
     needed = int(largest.value) + MOST_BYTES
     if int(found.value) >= needed:
         return Finding(rule, Level.OK, found.value, found.source)
-    text = f"{int(found.value):,}, less than {needed:,}: what is larger is parked, by reference in the end"
+    text = f"{int(found.value):,}, less than {needed:,}: larger records are parked, at last by reference"
     return Finding(rule, Level.WARNING, text, found.source, _configure(facts, f"{rule}={needed}"))
 
 
@@ -251,7 +251,7 @@ def _in_sync_minimum(facts: TopicFacts) -> Finding:
     in_force = min(least, facts.factor)
     if in_force >= SAFE_IN_SYNC:
         return Finding(rule, Level.OK, found.value, found.source)
-    value_text = found.value if in_force == least else f"{least}, of which {in_force} is there"
+    value_text = found.value if in_force == least else f"{least}, in force {in_force}"
     if facts.brokers == 1:
         return Finding(rule, Level.WARNING, f"{value_text}: for development", found.source, _more_replicas(facts))
     text = f"{value_text}: an acknowledged record may be on one broker alone"
@@ -273,8 +273,8 @@ def _unclean(facts: TopicFacts) -> Finding:
         return _unreadable(facts, rule)
     if found.value == "false":
         return Finding(rule, Level.OK, "off", found.source)
-    mend = _configure(facts, "unclean.leader.election.enable=false")
-    return Finding(rule, Level.ERROR, "on: acknowledged records may be replaced", found.source, mend)
+    fix = _configure(facts, "unclean.leader.election.enable=false")
+    return Finding(rule, Level.ERROR, "on: acknowledged records may be replaced", found.source, fix)
 
 
 def together(brokers: Mapping[int, Mapping[str, Setting] | None]) -> Mapping[str, Setting] | None:
@@ -327,8 +327,8 @@ def _retention(facts: TopicFacts) -> Finding:
     )
     if retained_for >= RETENTION_PER_AGE * age:
         return Finding(rule, Level.OK, value, found.source) if facts.age_known else _age_unknown(facts, found.source)
-    mend = _configure(facts, f"retention.ms={int(4 * age.total_seconds() * 1000)}")
-    return Finding(rule, Level.ERROR if retained_for <= age else Level.WARNING, value, found.source, mend)
+    fix = _configure(facts, f"retention.ms={int(4 * age.total_seconds() * 1000)}")
+    return Finding(rule, Level.ERROR if retained_for <= age else Level.WARNING, value, found.source, fix)
 
 
 def _age_unknown(facts: TopicFacts, source: str) -> Finding:

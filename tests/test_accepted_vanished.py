@@ -132,9 +132,9 @@ def test_status_asks_once_and_only_where_something_was_sent(known: Known) -> Non
 
 
 def test_status_reports_it_and_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    error = Vanished("topic t is gone", remedy="mend it")
+    error = Vanished("topic t is gone", remedy="fix it")
     reported = plan_status.StreamStatus("orders", "orders", 0, None, None, accepted=error)
-    assert reported.lines[1] == "  TopicVanishedError: topic t is gone; remedy: mend it"
+    assert reported.lines[1] == "  TopicVanishedError: topic t is gone; remedy: fix it"
     assert reported.to_plain()["accepted_error"]["error"] == "TopicVanishedError"
     sound = replace(reported, accepted=None)
     assert sound.to_plain()["accepted_error"] is None

@@ -370,7 +370,7 @@ def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:
         written.add(table, MAIN, range(4 + 6 * n), next_topic=PARKED)
     written.ledger.add([MAIN])
     written.ledger.next_attempts([MAIN.key])
-    written.ledger.reclaims.add("orders", [Reclaim(Origin("orders", 0, 0, 2), MAIN.key, 1, "mended", "ann", NOW)])
+    written.ledger.reclaims.add("orders", [Reclaim(Origin("orders", 0, 0, 2), MAIN.key, 1, "fixed", "ann", NOW)])
     written.write()
     away = Kafka(f"{LOOPBACK}:{free_port()}")
     of_lake = [measuring for measuring, names in alerts.ASKS.items() if LAKE in names]

@@ -158,7 +158,7 @@ def test_what_is_rejected_again_counts_where_it_was_sent_last(written: Written) 
 
 
 def test_what_a_person_sent_again_counts_where_it_is_now(written: Written) -> None:
-    """Mended, and sent with its retries counted again: the rejection that was published last is the last one."""
+    """Fixed, and sent with its retries counted again: the rejection that was published last is the last one."""
     first, again = a_slice(1, 2, TIER), a_slice(2, 2, TIER)
     written.prove(first, {"raw": 1, "events": 0, "rejects": 1, "dlq": 1, "current": 0})
     written.add("rejects", first, [8], next_topic=PARKED, retries=3)

@@ -120,7 +120,7 @@ def test_what_blocks_keeps_its_run_and_later_ones_from_what_is_downstream(runs: 
     assert sorted(runs.taken) == sorted(every)
 
 
-def test_what_was_mended_blocks_no_more(runs: Runs) -> None:
+def test_what_was_fixed_blocks_no_more(runs: Runs) -> None:
     sound = list(runs.planted.events)
     runs.planted.events += [event(4, 1, "x", status="paid")]
     runs.planted.write()

@@ -226,7 +226,7 @@ def test_one_probe_after_the_cool_down_and_the_next_only_when_it_is_lost() -> No
     assert (again.state, again.since, again.until) == ("open", NOON, NOON + minutes(50))
 
 
-def test_what_nothing_mends_is_probed_less_and_less_often_and_still_twice_an_hour() -> None:
+def test_what_nothing_fixes_is_probed_less_and_less_often_and_still_twice_an_hour() -> None:
     circuit, now, waits = fail(Circuit(), Breaker(failures=1), ["a"], {"a"}, "boom", NOON), NOON, []
     for _ in range(6):
         assert circuit.until is not None
@@ -412,7 +412,7 @@ def test_what_was_sent_is_asked_of_every_slice_and_before_the_breaker(
 
     def ensure_no_retraction(keys: Sequence[str]) -> None:
         asked.append(keys)
-        raise RetractionError("sent", remedy="mend the rule")
+        raise RetractionError("sent", remedy="fix the rule")
 
     messages = counted(s1=(100, 100), s2=(100, 0))
     committed = CommittedSlices({TWO.key: Proof(TWO, 1, 100, {"rejects": 0})}, 0)
@@ -465,7 +465,7 @@ def test_what_says_nothing_of_the_stream_is_no_failure(ledger: Ledger, work: Cal
     away = DependencyAwayError("the reference table is away", remedy="wait")
     for slice_ in (ONE, TWO, THREE, FOUR):
         fails(work(slice_), away)
-        fails(work(slice_), RetractionError("events were sent, and would be rejected", remedy="mend the rule"))
+        fails(work(slice_), RetractionError("events were sent, and would be rejected", remedy="fix the rule"))
         fails(work(slice_), PermanentError("expired", remedy="look"), table="raw")
     ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(10, 0)))
     fails(work(ONE, run="a backfill"), PermanentError("broken", remedy="look"))
@@ -674,7 +674,7 @@ def test_repair_asks_for_one_probe_and_then_for_the_rest(repairing: Repairing) -
 
 
 @pytest.mark.parametrize("exhausted", [True, False], ids=["exhausted", "failed"])
-def test_a_slice_that_fails_whatever_is_mended_is_not_every_probe(repairing: Repairing, exhausted: bool) -> None:
+def test_a_slice_that_fails_whatever_is_fixed_is_not_every_probe(repairing: Repairing, exhausted: bool) -> None:
     """The breaker opened by failures stayed open for as long as the oldest slice failed."""
     if exhausted:
         repairing.fail_often(ONE.key)
@@ -799,7 +799,7 @@ def accept(ledger: Ledger, *reasons: str, from_slice: str = TWO.key, **asked: An
 
 
 def test_an_accepted_reason_opens_the_breaker_no_more_and_others_do(ledger: Ledger, work: Callable[..., Work]) -> None:
-    """Each slice of a stream that nobody could mend needed a person, and a probe that was refused again."""
+    """Each slice of a stream that nobody could fix needed a person, and a probe that was refused again."""
     ledger.add([ONE, TWO, THREE, FOUR])
     accept(ledger, "malformed")
     ensure_within_limit(work(TWO), [TWO], {}, split(TWO.key, 200, malformed=200))
@@ -857,7 +857,7 @@ def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work
     assert "40 slices are refused" in found.value
     assert f"{command} accepts all of them" in found.remedy
     ledger.breakers.settle("orders", (), lambda *_: (Circuit(since=NOON), ()))
-    assert breaker().over, "a probe that is sound mends none of those that are refused"
+    assert breaker().over, "a probe that is sound fixes none of those that are refused"
 
     status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
     lines = [line for line in status.lines if "refuse" in line]

@@ -86,7 +86,7 @@ def bursting(bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("count", "each"), [(4, 40), pytest.param(20, 50_000, id="a million", marks=pytest.mark.long)])
-def test_a_burst_opens_it_and_the_backlog_completes_when_the_cause_is_mended(
+def test_a_burst_opens_it_and_the_backlog_completes_when_the_cause_is_fixed(
     bursting: Bench, count: int, each: int
 ) -> None:
     """Half of the first slice is sound, nothing after it is."""

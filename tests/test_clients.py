@@ -270,7 +270,7 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
     others = {group for group in groups if "highwater" in group and "highwater.pub." not in group}
     assert others <= {"highwater.reported", "highwater.orders"}
     assert not {group for group in groups if group.startswith("spark")}
-    admin.delete_consumer_groups(["highwater.reported"])["highwater.told"].result(60)
+    admin.delete_consumer_groups(["highwater.reported"])["highwater.reported"].result(60)
 
 
 @contextmanager

@@ -67,7 +67,7 @@ OTHER = "from dataclasses import replace\nfrom assets.streams.orders import STRE
         (OTHER + "STREAM = replace(ORDERS, name='other', topic='o', start='2026-03-01T00:00:00')", "zone"),
     ],
 )
-def test_a_broken_declaration_is_named_and_mended(
+def test_a_broken_declaration_is_named_and_fixed(
     declarations: Path, text: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(declarations, "broken.py", text)

@@ -334,10 +334,10 @@ for message in found:
     told = {name: headers.pop(name).decode() for name in envelope}
     value = json.loads(message.value())
     value["amount"] = 12.5
-    mended = [*headers.items(), *{**told, "highwater.attempt": "1"}.items()]
+    fixed = [*headers.items(), *{**told, "highwater.attempt": "1"}.items()]
     for _ in range(times):
         producer.produce(
-            tier, json.dumps(value), message.key(), int(told["highwater.origin.partition"]), headers=mended
+            tier, json.dumps(value), message.key(), int(told["highwater.origin.partition"]), headers=fixed
         )
     print(json.dumps({"own": {name: one.decode() for name, one in headers.items()}, **told}))
 if producer.flush(60):
@@ -345,7 +345,7 @@ if producer.flush(60):
 """
 
 
-def test_a_program_that_knows_the_page_alone_mends_what_was_parked_once(retried: Bench, tmp_path: Path) -> None:
+def test_a_program_that_knows_the_page_alone_fixes_what_was_parked_once(retried: Bench, tmp_path: Path) -> None:
     """However often it is sent; what the producer itself called highwater.something is not passed on."""
     bench, tier = retried, retried.stream.tier_topics[0]
     garbled = order_message("o2", 1, 2, amount="twelve")
@@ -354,7 +354,7 @@ def test_a_program_that_knows_the_page_alone_mends_what_was_parked_once(retried:
     main = bench.plan(0, p2=(0, 2))
     bench.materialise(main)
 
-    def mend(times: int) -> dict[str, Any]:
+    def fix(times: int) -> dict[str, Any]:
         given = [bench.bootstrap, bench.stream.parked_topic, tier, str(times)]
         command = [sys.executable, "-I", "-c", STRANGER, *given]
         done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -362,20 +362,20 @@ def test_a_program_that_knows_the_page_alone_mends_what_was_parked_once(retried:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
-    reported = mend(times=3)
+    reported = fix(times=3)
     assert reported["own"] == {"trace": "7"}
     names = [f"highwater.{name}" for name in ("origin.topic", "origin.partition", "origin.offset", "reason", "slice")]
     assert [reported[name] for name in names] == [bench.stream.topic, "2", "1", "malformed", main.key]
     [first] = due(bench)
     counts = bench.materialise(first)["events"][0].counts
     assert (counts["raw"], counts["events"], counts["superseded"], counts["rejects"]) == (3, 1, 2, 0)
-    mend(times=1)
+    fix(times=1)
     [second] = due(bench)
     counts = bench.materialise(second)["events"][0].counts
     assert (counts["raw"], counts["events"], counts["superseded"], counts["rejects"]) == (1, 0, 1, 0)
-    [mended] = [row for row in bench.rows("events") if row["key"] == "o2"]
-    origin = [mended[f"origin_{name}"] for name in Origin._fields]
-    assert (mended["slice"], origin, float(mended["amount"])) == (first.key, [bench.stream.topic, 0, 2, 1], 12.5)
+    [fixed] = [row for row in bench.rows("events") if row["key"] == "o2"]
+    origin = [fixed[f"origin_{name}"] for name in Origin._fields]
+    assert (fixed["slice"], origin, float(fixed["amount"])) == (first.key, [bench.stream.topic, 0, 2, 1], 12.5)
     [known] = locate(bench.ledger, bench.kafka, bench.lake, bench.stream, bench.stream.topic, 2, 1)
     assert known.end == "accepted"
 

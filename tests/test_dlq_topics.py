@@ -71,7 +71,7 @@ def test_absent_topics_are_created_as_safe_as_the_main_topic(stream: Stream, boo
 
 
 def test_what_a_cluster_refuses_for_good_is_no_cluster_that_is_away() -> None:
-    """A policy of the cluster, for example; waiting mends nothing."""
+    """A policy of the cluster, for example; waiting fixes nothing."""
     for code in (KafkaError.POLICY_VIOLATION, KafkaError.INVALID_CONFIG):
         refused: Future[None] = Future()
         refused.set_exception(KafkaException(KafkaError(code, "no")))
@@ -200,7 +200,7 @@ def test_topics_that_another_run_grew_or_that_cannot_be_asked_now_are_no_drift()
 
 
 def test_every_drift_of_every_topic_is_in_one_error(stream: Stream, bootstrap: str) -> None:
-    """Each was reported when the one before it was mended."""
+    """Each was reported when the one before it was fixed."""
     for tier in stream.tier_topics:
         create_topic(bootstrap, tier, 2, {"cleanup.policy": "compact", "message.timestamp.type": "CreateTime"})
     with pytest.raises(TopicDriftError) as caught:

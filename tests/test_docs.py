@@ -386,7 +386,7 @@ def test_every_entry_of_the_runbook_says_what_it_means_where_to_look_and_what_to
 def test_a_failure_in_dagster_names_its_entry(kind: type[errors.HighwaterError]) -> None:
     from highwater.orchestration.failures import as_failure
 
-    shown = as_failure(kind("wrong", remedy="mend it")).metadata["runbook"].value
+    shown = as_failure(kind("wrong", remedy="fix it")).metadata["runbook"].value
 
     page, _, anchor = str(shown).partition("#")
     assert anchor in anchors(text_of(page))

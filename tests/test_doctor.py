@@ -228,7 +228,7 @@ def test_storage_of_dagster_that_nobody_can_open_is_no_storage_that_is_away(tmp_
 
 
 def test_a_rule_of_a_topic_that_is_broken_fails_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was a warning without the command that mends it, and the exit status was 0."""
+    """It was a warning without the command that fixes it, and the exit status was 0."""
     unclean = with_setting(SAFE, unclean_leader_election_enable="true", retention_bytes="9")
     monkeypatch.setattr(doctor, "topic_facts", lambda *_: unclean)
     monkeypatch.setattr(topic_audit, "topic_facts", lambda _, topic: replace(unclean, topic=topic))
@@ -311,4 +311,4 @@ def test_what_a_broker_forbids_or_has_otherwise_is_reported(
     reported = drifted.run("doctor").output
     assert "failed" in next(line for line in reported.splitlines() if "DLQ topics of orders" in line)
     assert "retention.ms=604800000" in reported
-    assert "--add-config message.timestamp.type=LogAppendTime" in reported, "the command that mends it"
+    assert "--add-config message.timestamp.type=LogAppendTime" in reported, "the command that fixes it"

@@ -277,7 +277,7 @@ def test_nothing_is_judged_again_for_what_others_did_since(
         for name in ("events", "rejects"):
             world.alter_proof(name, one, counts={**world.proofs[name][one.key].counts, **more})
     stored = Committed(world, monkeypatch)
-    reclaim = Reclaim(Origin("orders", 0, 0, 2), FIRST.key, 1, "a mended rule", "somebody", NOON)
+    reclaim = Reclaim(Origin("orders", 0, 0, 2), FIRST.key, 1, "a fixed rule", "somebody", NOON)
     world.ledger.reclaims.add("orders", [reclaim])
     now = version_of(world, "events")
     nothing = cast("Any", None)

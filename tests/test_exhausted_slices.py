@@ -51,7 +51,7 @@ def test_the_first_time_stays_and_a_release_ends_it(tmp_path: Path) -> None:
     stored.add("orders", {"a": 9}, NOW + timedelta(hours=1))
     assert stored.open("orders") == [ExhaustedSlice("a", NOW, 6), ExhaustedSlice("b", NOW, 7)]
     assert stored.open("payments") == []
-    assert stored.release("a", by="ann", because="mended", now=NOW + timedelta(hours=2))
+    assert stored.release("a", by="ann", because="fixed", now=NOW + timedelta(hours=2))
     assert not stored.release("a", by="bob", because="too", now=NOW + timedelta(hours=3))
     assert [one.slice_key for one in stored.open("orders")] == ["b"]
     stored.end(["a", "b"])
@@ -135,7 +135,7 @@ def test_a_release_during_a_tick_is_not_undone(
 
     def released(*asked: Any) -> Any:
         found = step(*asked)
-        assert ours.ledger.exhausted_slices.release(ONE.key, by="ann", because="mended", now=datetime.now(UTC))
+        assert ours.ledger.exhausted_slices.release(ONE.key, by="ann", because="fixed", now=datetime.now(UTC))
         return found
 
     with monkeypatch.context() as patched:

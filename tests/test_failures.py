@@ -37,7 +37,7 @@ def test_the_failure_shows_both_values_and_the_remedy(error: HighwaterError) -> 
     assert failure.description == f"{type(error).__name__}: {error}"
 
 
-def test_only_what_waiting_may_mend_is_tried_again() -> None:
+def test_only_what_waiting_may_fix_is_tried_again() -> None:
     with pytest.raises(dg.RetryRequested) as again:
         raising(AWAY)
     assert again.value.max_retries == TRIES_AGAIN

@@ -1,4 +1,4 @@
-"""Bad input: each fault is reported with both values and a remedy, and once its cause is mended the tables end equal.
+"""Bad input: each fault is reported with both values and a remedy, and once its cause is fixed the tables end equal.
 
 Ticks are those of the real sensor, runs those of the real job, statuses those of the real command.
 """
@@ -690,7 +690,7 @@ DO_NOT_PARSE = {
 
 
 def test_a_declaration_that_does_not_parse(ours: Ours) -> None:
-    """Its file alone is skipped, with a warning; mended, the deployment plans and reads what came meanwhile."""
+    """Its file alone is skipped, with a warning; fixed, the deployment plans and reads what came meanwhile."""
     assert ours.command("slices", "orders").exit_code == MENDED
     folder = ours.held.home / "streams"
     broken = folder / "broken.py"
@@ -708,10 +708,10 @@ def test_a_declaration_that_does_not_parse(ours: Ours) -> None:
         assert reported in shown.stderr
     ours.held.send(60)
     broken.write_text(OTHER_DECLARED)
-    mended = declared(ours, folder)
-    assert {"orders_slice", "other_slice"} <= {*mended.defs.get_repository_def().job_names}
-    assert len(mended.taken()) == 1
-    mended.held.check_whole()
+    fixed = declared(ours, folder)
+    assert {"orders_slice", "other_slice"} <= {*fixed.defs.get_repository_def().job_names}
+    assert len(fixed.taken()) == 1
+    fixed.held.check_whole()
 
 
 def declared(ours: Ours, folder: Path) -> Ours:

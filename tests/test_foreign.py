@@ -438,7 +438,7 @@ def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> N
     bench.send(order_message("o3", 1))  # what is not planned yet is left to its slice
     times = {row["offset"]: int(row["timestamp"].timestamp() * 1000) for row in bench.rows("raw")}
     unread = order_message("o3", 1)
-    mended, unknown = order_message("o2", 1), order_message("x9", 1, customer_id="later")
+    fixed, unknown = order_message("o2", 1), order_message("x9", 1, customer_id="later")
     begin = times[0]
 
     def record(message: Message, headers: Headers, timestamp: int = begin) -> tuple[Message, int]:
@@ -451,7 +451,7 @@ def test_records_that_other_systems_rejected_are_retried_once(bench: Bench) -> N
             record(late, connect(main, 0, 0), times[0]),
             record(accepted, spring(main, 0, 1, times[1])),
             record(order_message("o2", 2), spring(main, 0, 2, times[2] + 1)),  # another record by the same offset
-            record(mended, spring(main, 0, 2, times[2])),
+            record(fixed, spring(main, 0, 2, times[2])),
             record(unread, connect(main, 0, 3)),
             record(order_message("x0", 1), retryable("legacy", 6, 0)),
             record(order_message("x0", 1), streams("legacy", 6, 0)),

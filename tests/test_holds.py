@@ -151,7 +151,7 @@ STEP: st.SearchStrategy[tuple[str, set[str], str]] = st.one_of(
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(st.integers(1, 8), st.permutations(KEYS), st.lists(STEP, max_size=25), st.booleans())
-def test_whatever_runs_nothing_passes_a_held_slice_and_all_completes_when_it_is_mended(
+def test_whatever_runs_nothing_passes_a_held_slice_and_all_completes_when_it_is_fixed(
     count: int,
     shuffled: list[str],
     steps: list[tuple[str, set[str], str]],
@@ -460,7 +460,7 @@ def test_a_hold_is_reported_everywhere(ledger: Ledger, tmp_path: Path) -> None:
     assert measured is not None
     assert (measured.over, measured.value) == (True, text)
     status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
-    assert f"  {text}; mend it, or highwater release-hold orders@0000002" in status.lines
+    assert f"  {text}; fix it, or highwater release-hold orders@0000002" in status.lines
     [plain] = status.to_plain()["holds"]
     assert plain["first_origin"] == {"topic": "orders", "generation": 0, "partition": 2, "offset": 41}
     assert (plain["slice"], plain["records"], plain["attempts"], plain["release"]) == (TWO.key, 3, 1, None)

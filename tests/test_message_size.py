@@ -271,7 +271,7 @@ def test_a_reference_that_somebody_sent_to_a_tier_is_parked_as_what_it_was(tmp_p
     written = an_envelope(reference=Reference(("value", "headers"), PLACE, 5))
     found = Original(b"k", b"", written.headers())
     assert came_as(found) == written.reference
-    assert came_as(found._replace(value=b"mended")) is None
+    assert came_as(found._replace(value=b"fixed")) is None
     transactions = Refusing({PARKED: 20_000}, compresses=False)
     again = an_envelope(attempt=2, reference=came_as(found))
     a_sending(Lake(str(tmp_path)), transactions, 20_000).send([Reject.of(again, PARKED, found)], BEFORE, AFTER)

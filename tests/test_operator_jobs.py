@@ -269,7 +269,7 @@ def test_a_stream_that_cannot_be_maintained_delays_no_other(defs: dg.Definitions
     assert maintain(defs)[::2] == (False, {"orders": 0, "others": 1})
 
 
-def test_what_waiting_mends_is_tried_again_for_that_stream_alone(defs: dg.Definitions, maintained: Maintained) -> None:
+def test_what_waiting_fixes_is_tried_again_for_that_stream_alone(defs: dg.Definitions, maintained: Maintained) -> None:
     maintained.faults = {"orders": [DependencyAwayError("Spark does not answer", remedy="start it")] * 2}
     done, _, seen, _ = maintain(defs)
     assert (done, seen) == (True, {"orders": 1, "others": 1})
@@ -280,7 +280,7 @@ def test_an_error_of_maintenance_shows_no_secret(
     defs: dg.Definitions, maintained: Maintained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HIGHWATER_KAFKA_CONFIG", json.dumps({"sasl.password": "hunter22"}))
-    maintained.faults = {"orders": [ConfigurationError("no login with hunter22", remedy="mend it")]}
+    maintained.faults = {"orders": [ConfigurationError("no login with hunter22", remedy="fix it")]}
     error = maintain(defs)[1]
     assert "no login with" in error
     assert "hunter22" not in error

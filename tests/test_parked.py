@@ -214,7 +214,7 @@ def test_nothing_is_abandoned_that_has_another_end_by_now(tmp_path: Path) -> Non
     ledger.discard("orders", [Discard(an_envelope(3).origin, "first", "bob", later)])
     waiting = {an_envelope(n).origin: Waiting(0, n, 0, "malformed", "orders@0000000", "why", "o1") for n in range(4)}
     accept(lake, [an_envelope(0).origin])
-    ledger.reclaims.add("orders", [Reclaim(an_envelope(1).origin, "orders@0000000", 1, "mended", "ann", NOW)])
+    ledger.reclaims.add("orders", [Reclaim(an_envelope(1).origin, "orders@0000000", 1, "fixed", "ann", NOW)])
     asked = Asked(sure=True, by="ann", because="a test")
     assert _give_up(ledger, lake, STREAM, Parked(waiting, 0, 0, 0, {}), asked) == (1, 3)
     found = {one.origin.offset: (one.reason, one.discarded_at) for one in ledger.discards("orders")}

@@ -1,4 +1,4 @@
-"""The planner on a real broker: each fault, its error with both values and remedy, and planning after it is mended."""
+"""The planner on a real broker: each fault, its error with both values and remedy, and planning after it is fixed."""
 
 from __future__ import annotations
 

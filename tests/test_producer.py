@@ -392,8 +392,8 @@ def test_what_the_client_does_not_take_is_sure_and_what_it_reports_is_not(client
         ("_UNKNOWN_PARTITION", "name a partition that the topic has"),
         ("TOPIC_AUTHORIZATION_FAILED", "let the producer's user write"),
         ("_STATE", "begin a transaction first"),
-        ("_INVALID_ARG", "mend what it is sent with"),
-        ("_CRIT_SYS_RESOURCE", "mend what the error names"),
+        ("_INVALID_ARG", "fix what it is sent with"),
+        ("_CRIT_SYS_RESOURCE", "fix what the error names"),
     ],
 )
 def test_a_refusal_says_what_helps_against_it(client: Client, code: str, remedy: str) -> None:

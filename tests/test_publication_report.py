@@ -85,10 +85,10 @@ def test_each_cause_is_named(scene: Scene) -> None:
     ledger = scene.tables.ledger
     first, second = scene.plan(0, p0=(0, 2)), scene.plan(1, p0=(2, 4))
     judged(scene, first, NOON, refused=True)
-    assert "refused by the breaker; mend it, or highwater accept-rejects orders@0000000" in look(scene).held_up
+    assert "refused by the breaker; fix it, or highwater accept-rejects orders@0000000" in look(scene).held_up
     origin = Event(0, 0, "o0").origin(scene.tables.stream)
     ledger.holds.note("orders", first.key, Found(3, origin, "unresolved", "why"), NOON)
-    assert "held by 3 records; mend it, or highwater release-hold orders@0000000" in look(scene).held_up
+    assert "held by 3 records; fix it, or highwater release-hold orders@0000000" in look(scene).held_up
     scene.tables.decide(first, [Event(0, 0, "o0")], [Event(0, 1, "o1")], known=False)
     assert look(scene).held_up.endswith("its rejects are not published to the DLQ yet")
     scene.decide(first, 0, 1)

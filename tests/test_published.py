@@ -691,7 +691,7 @@ def break_once(
 def test_what_was_reprocessed_after_a_run_broke_off_is_sent_as_it_is_now(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three of six events were sent; then a rule was mended, and accepts two more, one of them before the third."""
+    """Three of six events were sent; then a rule was fixed, and accepts two more, one of them before the third."""
     monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 3)
     slice_ = tables.plan(0, p0=(0, 8))
     tables.decide(slice_, [*orders(0, 0, 1), *orders(0, 2, 7)])
@@ -759,7 +759,7 @@ def test_without_the_table_of_the_batch_only_what_is_settled_counts_as_sent(tabl
     [(name, mark)] = log.marks.items()
     tables.decide(second, orders(0, 2, 4))
     shutil.rmtree(tables.lake.path("orders", publication_log.SENDING))
-    with pytest.raises(DependencyAwayError, match="what is being sent is not known"):
+    with pytest.raises(DependencyAwayError, match="the records being sent are unknown"):
         publication_log.under_way(tables.lake, tables.stream)
     log.marks[name] = replace(mark, attempt=mark.attempt + 1, sent=1)
     with pytest.raises(ConfigurationError, match="older than what was sent"):

@@ -443,7 +443,7 @@ def test_a_record_that_a_retry_rejected_again_keeps_rows_of_both_slices(world: W
 
 
 def test_slices_whose_records_were_reclaimed_keep_their_rows(step: Step, world: World) -> None:
-    reclaim = Reclaim(Origin("orders", 0, 0, 6), world.second.key, 1, "a mended rule", "ann", NOON)
+    reclaim = Reclaim(Origin("orders", 0, 0, 6), world.second.key, 1, "a fixed rule", "ann", NOON)
     world.ledger.reclaims.add("orders", [reclaim])
     found = step.maintain()
     assert dict(found.retained) == {IN_DLQ: 1, "reclaimed from the DLQ and not reprocessed yet": 1}

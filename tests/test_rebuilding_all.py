@@ -209,7 +209,7 @@ def content(bench: Bench, table: str) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 
 def first_life(bench: Bench) -> None:
-    """Records accepted at once, from each tier, mended, parked, and a tombstone."""
+    """Records accepted at once, from each tier, fixed, parked, and a tombstone."""
     topic = bench.stream.topic
     bench.send(
         order_message("o1", 1),
@@ -225,11 +225,11 @@ def first_life(bench: Bench) -> None:
     bench.materialise(bench.plan(0, p0=(0, 6), p1=(0, 1), p2=(0, 2)))
     customers(bench.lake, ["c1", "late"])
     bench.materialise(*due(bench, 1))
-    # A person mends one, and lets its attempts count from 1 again.
+    # A person fixes one, and lets its attempts count from 1 again.
     [(_, key, _, headers)] = [one for one in published(bench.bootstrap, f"{topic}.dlq.2") if one[1] == b"o4"]
-    mended = {**dict(headers), envelope.ATTEMPT: b"1"}
+    fixed = {**dict(headers), envelope.ATTEMPT: b"1"}
     tier = replace(bench, stream=replace(bench.stream, topic=f"{topic}.dlq.1"))
-    tier.send(Message(key, order_message("o4", 1).value, 0, [*mended.items()]))
+    tier.send(Message(key, order_message("o4", 1).value, 0, [*fixed.items()]))
     customers(bench.lake, ["c1", "late", "later"])
     bench.materialise(*due(bench, 2), *due(bench, 1))
 

@@ -52,7 +52,7 @@ X, Y = Origin("orders", 0, 0, 2), Origin("orders", 0, 0, 4)
 
 
 def a_reclaim(origin: Origin = X, number: int = 1) -> Reclaim:
-    return Reclaim(origin, FIRST.key, number, "mended", "ann", NOW)
+    return Reclaim(origin, FIRST.key, number, "fixed", "ann", NOW)
 
 
 # The rule and the ledger
@@ -140,7 +140,7 @@ def taking(tmp_path: Path) -> Taking:
     return Taking(tmp_path)
 
 
-BY_ANN = {"sure": True, "by": "ann", "because": "a mended rule"}
+BY_ANN = {"sure": True, "by": "ann", "because": "a fixed rule"}
 
 
 def test_what_is_in_the_dlq_is_reported_and_a_dry_run_takes_nothing(taking: Taking) -> None:
@@ -330,7 +330,7 @@ def test_what_carries_the_greatest_number_is_not_reclaimed(taking: Taking) -> No
     """Anybody may write it into a header on a tier; the next one no column holds, and no copy could carry."""
     for table in ("rejects", "dlq"):
         taking.world.at(table, FIRST, (0, 2))["reclaims"] = MOST_COUNT
-    found = taking.act(sure=True, by="ann", because="mended")
+    found = taking.act(sure=True, by="ann", because="fixed")
     assert (found.meant, found.others, taking.world.ledger.reclaims.of("orders")) == ({}, 1, [])
 
 
@@ -426,7 +426,7 @@ def test_the_command_and_the_job(taking: Taking, tmp_path: Path, monkeypatch: py
     assert "1 records of 1 slices are meant: 1 malformed on orders.parked" in shown.output
     assert "a dry run" in shown.output
     assert CliRunner().invoke(main, ["reclaim", "orders", "--yes", "--by", "ann"]).exit_code == PERMANENT
-    named = ["--limit", "1", "--yes", "--by", "ann", "--because", "a mended rule", "--json"]
+    named = ["--limit", "1", "--yes", "--by", "ann", "--because", "a fixed rule", "--json"]
     done = json.loads(CliRunner().invoke(main, ["reclaim", "orders", *named]).output)
     assert (done["done"], done["slices"], done["meant"][0]["origin"]) == (True, [FIRST.key], X._asdict())
     taking.reprocess(accepted=False)
@@ -439,7 +439,7 @@ def test_the_command_and_the_job(taking: Taking, tmp_path: Path, monkeypatch: py
     )
     assert run.success
     reported = [(one.number, one.reclaimed_by, one.reason) for one in taking.world.ledger.reclaims.of("orders")]
-    assert reported == [(1, "ann", "a mended rule"), (2, "bob", "again")]
+    assert reported == [(1, "ann", "a fixed rule"), (2, "bob", "again")]
 
 
 # Through the stages
@@ -452,7 +452,7 @@ def an_order(number: int, **changes: Any) -> Message:
     return order_message(f"o{number}", 1, channel="web", **changes)
 
 
-def mended(bench: Bench) -> None:
+def fixed(bench: Bench) -> None:
     """The declaration as a person corrects it: amounts may be below 0, and each record names a channel."""
     fields = [replace(one, at_least=None) if one.name == "amount" else one for one in bench.stream.fields]
     bench.stream = replace(bench.stream, fields=(*fields, CHANNEL))
@@ -465,7 +465,7 @@ def keys_on(bench: Bench, topic: str) -> Counter[tuple[str, bytes | None]]:
 
 
 @pytest.mark.slow
-def test_a_backfill_with_mended_code_accepts_what_was_reclaimed(bench: Bench) -> None:
+def test_a_backfill_with_fixed_code_accepts_what_was_reclaimed(bench: Bench) -> None:
     """Waiting in a tier, sent back to one, or parked: accepted once; what waits there of them is superseded later.
 
     In the same slice one record that was accepted before changes, one is rejected now, one that was reclaimed is
@@ -489,7 +489,7 @@ def test_a_backfill_with_mended_code_accepts_what_was_reclaimed(bench: Bench) ->
     parked.act(bench.ledger, bench.kafka, bench.lake, bench.stream, redriven, bench.log.append)
     ensure_reclaimed(bench, first.key, [waiting, sent_back, stays, again])
 
-    mended(bench)
+    fixed(bench)
     customers(bench.lake, ["c1", "late"])
     counts = bench.materialise(first)["events"][0].counts
     assert (counts["events"], counts["rejects_malformed"], counts["rejects_unresolved"]) == (4, 1, 2)
@@ -521,7 +521,7 @@ def test_a_backfill_with_mended_code_accepts_what_was_reclaimed(bench: Bench) ->
 
 
 def ensure_reclaimed(bench: Bench, key: str, offsets: list[int]) -> None:
-    asked = Asked(Choice(keys=[f"o{of}" for of in offsets]), sure=True, by="ann", because="a mended rule")
+    asked = Asked(Choice(keys=[f"o{of}" for of in offsets]), sure=True, by="ann", because="a fixed rule")
     found = act(bench.ledger, bench.lake, bench.stream, asked, bench.log.append)
     assert ([origin.offset for origin in sorted(found.meant)], found.slices, found.others) == (offsets, [key], 1)
     counted = count_ends(bench.ledger, bench.lake, bench.stream)

@@ -72,7 +72,7 @@ def far() -> float:
 
 @pytest.mark.parametrize(
     "error",
-    [ConfigurationError("no", remedy="mend it"), ValueError("a defect"), DependencyAwayError("away", remedy="wait")],
+    [ConfigurationError("no", remedy="fix it"), ValueError("a defect"), DependencyAwayError("away", remedy="wait")],
 )
 def test_an_error_of_one_stream_stops_no_other(error: Exception) -> None:
     tick = Tick(keys=["c@0000000"])
@@ -287,23 +287,23 @@ def test_a_stream_file_with_a_fault_is_recorded_and_the_other_streams_are_planne
     plain = deployed(2)
     folder = tmp_path / "streams"
     broken = folder / "broken.py"
-    wrong = DeclarationError("broken.py cannot be read as a declaration", remedy="mend the file")
+    wrong = DeclarationError("broken.py cannot be read as a declaration", remedy="fix the file")
     streams = {one.name: one for one in plain.streams}
     of_broken = Declarations(folder, streams, {broken: wrong})
     ours = Deployment(tmp_path, plain.instance, plain.streams, of_broken)
     result = ours.tick("planner")
     assert keys_of(result) == {f"{name}_slices": [f"{one.topic}@0000000"] for name, one in streams.items()}
     [fault] = ours.ledger.sensor_faults.all()
-    assert (fault.stream, fault.sensor, fault.remedy) == (str(broken), "planner", "mend the file")
+    assert (fault.stream, fault.sensor, fault.remedy) == (str(broken), "planner", "fix the file")
     alert = skipped_files(of_broken)
     assert (alert.over, str(broken) in str(alert.value)) == (True, True)
     elsewhere = Declarations(tmp_path / "other", streams)
     Deployment(tmp_path, plain.instance, plain.streams, elsewhere).tick("planner")
     assert ours.ledger.sensor_faults.all() == [fault], "another project knows nothing of this file"
-    mended = Declarations(folder, streams)
-    Deployment(tmp_path, plain.instance, plain.streams, mended).tick("planner")
+    fixed = Declarations(folder, streams)
+    Deployment(tmp_path, plain.instance, plain.streams, fixed).tick("planner")
     assert ours.ledger.sensor_faults.all() == []
-    assert not skipped_files(mended).over
+    assert not skipped_files(fixed).over
 
 
 def test_a_defect_that_one_stream_meets_is_recorded_without_secrets(

@@ -100,7 +100,7 @@ def test_planning_that_stopped_is_an_alert(tmp_path: Path, kafka: Any, value: st
 
 
 @pytest.mark.slow
-def test_planning_that_a_person_must_mend_is_reported_on_a_real_broker(
+def test_planning_that_a_person_must_fix_is_reported_on_a_real_broker(
     bootstrap: str, topic: TopicFactory, tmp_path: Path
 ) -> None:
     scene, heard = Scene(bootstrap, topic(), tmp_path), list[str]()
@@ -134,7 +134,7 @@ def test_retries_that_are_not_planned_are_an_alert(tmp_path: Path) -> None:
     tiers = STREAM.tiers[:1]
     found = retries_stopped(asked(deployed, truncated, tiers=tiers))
     assert (found.over, f"topic {TIER} partition 1" in found.value) == (True, True)
-    deployed.ledger.paused.pause("orders", Pause(TIER, NOW, "ann", "mending"))
+    deployed.ledger.paused.pause("orders", Pause(TIER, NOW, "ann", "fixing"))
     assert not retries_stopped(asked(deployed, truncated, tiers=tiers)).over, "a person wants it so"
 
 

@@ -1,4 +1,4 @@
-"""The rules for topics: what each calls ok, a warning or an error, and the command that mends it."""
+"""The rules for topics: what each calls ok, a warning or an error, and the command that fixes it."""
 
 from __future__ import annotations
 

@@ -56,9 +56,8 @@ def _open(work: Work, circuit: Circuit, slices: Sequence[Slice]) -> BreakerOpenE
     some = slices[0].key if len(slices) == 1 else f"{slices[0].key} .. {slices[-1].key}"
     return BreakerOpenError(
         f"{some} may not be decided: the breaker of {work.stream.name} is {circuit.text}",
-        remedy="mend what is rejected; after the cool-down one new slice of the main topic, requested alone, is the "
-        "probe, and the sensor repair requests the rest. highwater accept-rejects lets a slice "
-        "through as it is",
+        remedy="fix the cause of the rejects; after the cool-down one new slice of the main topic, requested alone, is "
+        "the probe, and the sensor repair requests the rest. highwater accept-rejects lets a slice through as it is",
     )
 
 
@@ -182,7 +181,7 @@ def _over(
         stored=f"limit {work.stream.breaker.reject_ratio:.0%}"
         + (f"; records rejected for {', '.join(accepted)} do not count" if accepted else ""),
         found=f"the breaker of {work.stream.name} is {circuit.text}",
-        remedy="mend the producer, the declaration or the reference table, and it is reprocessed; if its rejects are "
+        remedy="fix the producer, the declaration or the reference table, and it is reprocessed; if its rejects are "
         f"to be parked, highwater accept-rejects {refused[0].key}, or for all slices from it on highwater "
         f"accept-rejects {work.stream.name} --reason REASON --from {refused[0].key}",
     )

@@ -37,7 +37,7 @@ def seen_now(work: Work) -> dict[str, int]:
 def with_discarded(
     work: Work, rows: DataFrame, tiers: Sequence[Slice], seen: Mapping[str, Mapping[str, int]]
 ) -> DataFrame:
-    """Rows with their origins get `GIVEN_UP`.
+    """Rows with their origins get the column `DISCARDED`.
 
     Args:
         work: the connections.

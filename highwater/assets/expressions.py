@@ -62,5 +62,5 @@ def _ensure_accepted(stream: Stream, rows: DataFrame, name: str, text: str) -> N
             f"stream {stream.name!r}: Spark does not accept the expression of {name}",
             stored=text,
             found=str(error).splitlines()[0][:300],
-            remedy=f"mend the declaration; it may name {', '.join(names)}",
+            remedy=f"fix the declaration; it may name {', '.join(names)}",
         ) from error

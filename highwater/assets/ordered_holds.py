@@ -73,14 +73,14 @@ def _held(work: Work, key: str, found: Found, *, is_committed: bool) -> SliceHel
         return SliceHeldError(
             f"{reason}; its earlier decision stays",
             found=because,
-            remedy="mend what the records lack, then request the slice again",
+            remedy="fix what the records lack, then request the slice again",
         )
     hold = work.ledger.holds.note(work.stream.name, key, found, datetime.now(UTC))
     return SliceHeldError(
         f"{reason}; no slice of {work.stream.name} behind it is decided",
         stored=f"held since {hold.since:%Y-%m-%d %H:%M:%S} UTC, attempt {hold.attempts}",
         found=because,
-        remedy=f"mend what the records lack: the sensor repair asks for the slice again. "
+        remedy=f"fix what the records lack: the sensor repair asks for the slice again. "
         f"highwater release-hold {key} lets it go on without them, with --park parked for a person",
     )
 

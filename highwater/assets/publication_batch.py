@@ -294,7 +294,7 @@ class Batch:
 
     def _retractions(self, slice_: Slice, gone: Mapping[Origin, Known]) -> list[dict[str, Any]]:
         """The records that retract events, with the keys that these have as rejects."""
-        assert self._rejects is not None, "what is retracted is among the rejects"
+        assert self._rejects is not None, "retracted records are among the rejects"
         asked = f"SELECT {_ORIGIN}, {MILLISECONDS}, key FROM t WHERE {slice_is_one_of([slice_.key])}"
         rows = {Origin.of_row(row): row for row in query_all({"t": self._rejects}, asked)}
         # An event that is no reject either was lost elsewhere: readers never hear of that.

@@ -234,7 +234,7 @@ def batch_of(lake: Lake, stream: Stream) -> Sending | None:
         return batch
     if last := _last_settled(table):
         raise DependencyAwayError(
-            f"the table {SENDING} of {stream.name} is gone, so what is being sent is not known",
+            f"the table {SENDING} of {stream.name} is gone, so the records being sent are unknown",
             stored=f"batch {last} is settled in {TABLE}",
             remedy="restore it; or wait for the next publication, which creates it again if Kafka has no later batch",
         )

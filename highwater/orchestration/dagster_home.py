@@ -55,7 +55,7 @@ def translate_errors(problem: str, kinds: type[Exception] = Exception) -> Iterat
         raise kind(
             problem,
             found=type(error).__name__,
-            remedy="mend the storage block of its dagster.yaml, start the database, or make the folder writable",
+            remedy="fix the storage block of its dagster.yaml, start the database, or make the folder writable",
         ) from None
 
 

@@ -12,7 +12,7 @@ from highwater.settings import KAFKA_CONFIG
 
 T = TypeVar("T")
 
-_REMEDY = f"mend {KAFKA_CONFIG}: docs/configuration.md lists what it may hold, librdkafka's CONFIGURATION.md the values"
+_REMEDY = f"fix {KAFKA_CONFIG}: docs/configuration.md lists what it may hold, librdkafka's CONFIGURATION.md the values"
 # The wheels of confluent-kafka are built without Kerberos.
 _NO_PROVIDER = "No provider for SASL mechanism GSSAPI"
 _NO_KERBEROS = (

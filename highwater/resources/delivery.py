@@ -97,20 +97,20 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
     {
         "MSG_SIZE_TOO_LARGE": "send it smaller, or raise message.max.bytes here and max.message.bytes of the topic",
         **dict.fromkeys(
-            ("_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"), "create the topic, or mend its name; then open a new producer"
+            ("_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"), "create the topic, or fix its name; then open a new producer"
         ),
-        "TOPIC_EXCEPTION": "mend the topic's name",
+        "TOPIC_EXCEPTION": "fix the topic's name",
         "TOPIC_AUTHORIZATION_FAILED": "let the producer's user write to the topic; then open a new producer",
         "_UNKNOWN_PARTITION": "name a partition that the topic has, or none",
         "_STATE": "begin a transaction first: a producer with a transactional.id sends nothing outside of one",
-        "_INVALID_ARG": "mend what it is sent with: its partition, headers or timestamp",
+        "_INVALID_ARG": "fix what it is sent with: its partition, headers or timestamp",
     }
 )
 
 
 def remedy_of(error: str) -> str:
     """What to do about a record that the client refused with an error, by librdkafka's name of it."""
-    return _REMEDIES.get(error, "mend what the error names, in the record or the configuration; then send it again")
+    return _REMEDIES.get(error, "fix what the error names, in the record or the configuration; then send it again")
 
 
 def kind_of(error: str) -> Kind:

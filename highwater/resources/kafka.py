@@ -425,7 +425,7 @@ class Kafka:
         return TopicAbsentError(
             f"topic {topic!r} does not exist at {self.bootstrap}",
             found=f"nearest names: {', '.join(near)}" if near else "no similar name",
-            remedy="create the topic, or mend the name in the stream's declaration",
+            remedy="create the topic, or fix the name in the stream's declaration",
         )
 
     def _looks(self, topic: str, partitions: list[int], *looks: Look | int) -> list[dict[int, Any]]:

@@ -227,7 +227,7 @@ class Outbox:
         if producer.transactional:
             raise ConfigurationError(
                 "an outbox does not send through a transactional producer",
-                found="its delivery reports come before the commit: what is aborted later would be ticked",
+                found="its delivery reports come before the commit: records that are aborted later would be ticked",
                 remedy="give it a producer without transactional.id",
             )
         if not self._recovered:

@@ -116,11 +116,11 @@ _RULES: Mapping[str, tuple[Sound, str]] = MappingProxyType(
         ),
         "enable.gapless.guarantee": (
             lambda value: value == "false",
-            "it ends the whole producer at the first failure and leaves what is under way unknown, for every key",
+            "it ends the whole producer at the first failure and leaves records under way unknown, for every key",
         ),
         "delivery.report.only.error": (
             lambda value: value == "false",
-            "what is delivered could not be counted",
+            "delivered records could not be counted",
         ),
     }
 )

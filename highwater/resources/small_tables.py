@@ -279,7 +279,7 @@ def try_storage(root: str) -> None:
                 found=in_one_line(str(error)) or type(error).__name__,
                 remedy=(
                     "see that HIGHWATER_LAKE is reachable, and that this user may list, read, write and delete below "
-                    "it; what is left at that place can go"
+                    "it; the rest at that place can go"
                 ),
                 of=LAKE,
             ) from error

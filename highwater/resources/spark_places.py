@@ -40,7 +40,7 @@ def reach(settings: Settings, environment: Mapping[str, str]) -> tuple[str, Sequ
     """
     if settings.spark_remote is not None:
         host, port = connect_place(settings.spark_remote)
-        _ensure_one_answers("Spark Connect server", [(host, port)], f"start it, or mend {names.SPARK_REMOTE}")
+        _ensure_one_answers("Spark Connect server", [(host, port)], f"start it, or fix {names.SPARK_REMOTE}")
         return f"a server answers at {host}:{port}", []
     java = find_run_java(environment, settings.home)
     jars_conf(settings, environment)
@@ -50,7 +50,7 @@ def reach(settings: Settings, environment: Mapping[str, str]) -> tuple[str, Sequ
     kind, places = master_places(master)
     if not places:
         return f"{driver}, on {master}", []
-    away = _ensure_one_answers(kind, places, f"start it, or mend {names.SPARK_MASTER}")
+    away = _ensure_one_answers(kind, places, f"start it, or fix {names.SPARK_MASTER}")
     answering = next(_text(one) for one in places if _text(one) not in away)
     return f"{driver}, a {kind} answers at {answering}", away
 

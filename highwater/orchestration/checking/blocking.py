@@ -46,7 +46,7 @@ def ensure_not_blocked(instance: dg.DagsterInstance, stream: Stream, table: str,
             f"{stream.name}/{table} is not committed: a check that blocks failed above it",
             found=", ".join(failures),
             remedy=(
-                "read what the check says, and mend what it names; or declare another severity of it in "
+                "read what the check says, and fix what it names; or declare another severity of it in "
                 "assets/streams/, and request the slices again"
             ),
         )

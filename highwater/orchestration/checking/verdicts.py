@@ -184,7 +184,7 @@ def versions_rise(
     if classes.get("unexplained"):
         text += (
             ". The unexplained happened after the higher version before it: look at its producer. current has the "
-            "highest version all the same; a further version mends a state that is wrong"
+            "highest version all the same; a further version fixes a state that is wrong"
         )
     # Unexplained versions first: few examples are looked at.
     ordered = sorted(samples, key=lambda row: row["class"] != "unexplained")
@@ -203,7 +203,7 @@ def one_content(totals: Mapping[str, int], conflicts: int, samples: Sequence[Map
     if conflicts:
         text = (
             f"{conflicts:,} versions have several contents: the earliest origin of each counts. Ask the "
-            f"producer which is right; a further version mends it. {again:,} events are second deliveries"
+            f"producer which is right; a further version fixes it. {again:,} events are second deliveries"
         )
     return Verdict(not conflicts, text, numbers, samples)
 
@@ -215,7 +215,7 @@ def allowed_transitions(totals: Mapping[str, int], wrong: int, samples: Sequence
     if wrong:
         text = (
             f"{wrong:,} states may not follow the one before them, as the stream declares it. Ask the producer; or "
-            "mend the declared transitions"
+            "fix the declared transitions"
         )
     return Verdict(not wrong, text, {"events": events, "not_allowed": wrong}, samples)
 

@@ -74,7 +74,7 @@ def missing_checks(
 def over_the_stream(
     lake: Lake, stream: Stream, reclaim_numbers: Mapping[Origin, int] | None = None
 ) -> dict[str, Verdict]:
-    """The verdict of each check of versions on all that the stream's tables hold; `taken_back` as above.
+    """The verdict of each check of versions on all that the stream's tables hold; `reclaim_numbers` as above.
 
     Raises:
         DependencyAwayError: the lake could not be read.

@@ -170,7 +170,7 @@ def _recreated(case: _Case) -> Acceptance:
         if len(offsets)
     ]
     starts = {p: seen.log_start for p, seen in case.state.partitions.items()}
-    cause = f"{reason}; what stood in it beyond its plan is not known"
+    cause = f"{reason}; its records beyond the plan are unknown"
     return Acceptance(case.planned.generation, tuple(losses), case.opened(starts), (cause,))
 
 
@@ -372,7 +372,7 @@ def _agreed(found: Acceptance, again: Acceptance, first: TopicState, second: Top
     fell = [p for p in first.partitions if went_back(first, second, p)]
     if fell or kind(found) != kind(again):
         raise DependencyAwayError(
-            f"two looks at topic {second.topic} do not agree on what is lost",
+            f"two looks at topic {second.topic} do not agree on the loss",
             stored=f"first: {'; '.join(found.lines) or 'nothing is lost'}",
             found=f"then: {'; '.join(again.lines) or 'nothing is lost'}",
             remedy="nothing was recorded; try again when `highwater status` shows the same twice",

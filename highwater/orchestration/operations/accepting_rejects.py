@@ -64,7 +64,7 @@ def act(ledger: Ledger, streams: Collection[str], asked: Asked, now: datetime, l
         for name in sorted({slice_.stream for slice_ in slices}):
             keys = [slice_.key for slice_ in slices if slice_.stream == name]
             ledger.breakers.accept(name, [Acceptance(key, asked.because, asked.by, now) for key in keys])
-            log(f"{', '.join(keys)}: recorded; the sensor repair requests what is not done, or materialise it by hand")
+            log(f"{', '.join(keys)}: recorded; the sensor repair requests incomplete slices, or materialise them")
     return len(fresh)
 
 

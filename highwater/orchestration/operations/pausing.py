@@ -80,7 +80,7 @@ def act(ledger: Ledger, stream: Stream, asked: Asked, now: datetime, log: Callab
     if asked.sure and not _record(ledger, stream, asked, now):
         raise _as_it_is(ledger.paused.of(stream.name).get(asked.topic), asked.topic)  # somebody else was first
     if asked.sure and asked.resume:
-        log(f"{asked.topic}: resumed by {asked.by}; what is due is planned with the next tick")
+        log(f"{asked.topic}: resumed by {asked.by}; the next tick plans due records")
     elif asked.sure:
         log(f"{asked.topic}: paused; slices that are planned go on")
     return found

@@ -109,7 +109,7 @@ class Begun:
         lines += [
             f"partition {loss.partition}: {loss.offsets} is recorded as lost: {loss.reason}" for loss in self.losses
         ]
-        return [*lines, "who accepted or let through what is not known any more: nothing of it is restored"]
+        return [*lines, "acceptances and permissions of operators are unknown now, and are not restored"]
 
     @property
     def _accepted_lines(self) -> Iterator[str]:

@@ -53,7 +53,7 @@ class _Stay:
                 f"{len(self.large):,} records stay parked, since {topic} does not take them; the others were sent",
                 found=f"{names}; the producer sends {client:,} bytes at the most{lost}",
                 remedy=f"{error.remedy}; then send them back again. Those of the main topic may be reclaimed instead, "
-                f"where the cause is mended: highwater reclaim {stream}; or discarded: highwater discard-parked "
+                f"where the cause is fixed: highwater reclaim {stream}; or discarded: highwater discard-parked "
                 f"{stream}",
             )
         if self.lost:

@@ -484,8 +484,8 @@ def _breaker(asked: Asked) -> Measure | None:
         found.text + (f"; {len(refused):,} slices are refused" if refused else ""),
         "closed, and no slice refused",
         not found.closed or bool(refused),
-        f"mend what is rejected or fails; highwater status {stream.name} names the slices that are refused, {each}"
-        + (f"; where nobody can mend the records, {command} accepts all of them" if command else ""),
+        f"fix the cause of rejects and failures; highwater status {stream.name} names refused slices, {each}"
+        + (f"; where nobody can fix the records, {command} accepts all of them" if command else ""),
     )
 
 
@@ -498,7 +498,7 @@ def _held(asked: Asked) -> Measure | None:
         "; ".join(hold.text for hold in found) or "nothing is held",
         "nothing is held",
         bool(found),
-        "mend what the records lack, and the slice is decided; highwater release-hold lets it go on without them",
+        "fix what the records lack, and the slice is decided; highwater release-hold lets it go on without them",
     )
 
 
@@ -511,7 +511,7 @@ def _exhausted(asked: Asked) -> Measure | None:
         f"{len(found):,} slices; {found[0].text}" if found else "no slice is exhausted",
         "no slice is exhausted",
         bool(found),
-        f"highwater explain {found[0].slice_key} shows its runs: mend what they fail by, then materialise it, or "
+        f"highwater explain {found[0].slice_key} shows its runs: fix what they fail by, then materialise it, or "
         f"highwater retry-slice {found[0].slice_key}"
         if found
         else "nothing is to be done",
@@ -527,7 +527,7 @@ def _stalled(asked: Asked) -> Measure | None:
         f"{len(found):,} slices; {found[0].text}" if found else "no slice is tried again and again",
         "no slice is tried again and again",
         bool(found),
-        f"highwater explain {found[0].slice_key} shows its runs: mend what they fail by, and the sensor repair "
+        f"highwater explain {found[0].slice_key} shows its runs: fix what they fail by, and the sensor repair "
         "requests it within the hour, or materialise it"
         if found
         else "nothing is to be done",

@@ -1,4 +1,4 @@
-"""The doctor: every connection, permission and setting is tried once, and each that fails tells its remedy."""
+"""The doctor: every connection, permission and setting is tried once, and each failure names its remedy."""
 
 # Nothing is created but one file in a local lake, one lease in the ledger and one partition in Dagster's storage, which
 # are removed again, and nothing is sent. Spark runs one job.
@@ -91,7 +91,7 @@ def examine(
     try:
         streams = deployment.streams().values()
     except HighwaterError:
-        return  # told above
+        return  # reported above
     for stream in streams:
         yield from _stream(deployment, stream)
 
@@ -270,7 +270,7 @@ def _reference(path: str, wanted: Sequence[str]) -> str:
         raise ConfigurationError(
             f"the table at {path} has no column {', '.join(lacking)}",
             found=", ".join(columns),
-            remedy="mend the table, or the lookup in the stream's declaration",
+            remedy="fix the table, or the lookup in the stream's declaration",
         )
     return f"version {table.version()}, with the column {', '.join(wanted)}"
 
@@ -354,7 +354,7 @@ def _receiver(url: str) -> str:
         raise DependencyAwayError(
             "nobody listens where alerts are posted",
             found=type(error).__name__,
-            remedy=f"start the receiver, or mend {names.ALERTS_URL}",
+            remedy=f"start the receiver, or fix {names.ALERTS_URL}",
         ) from None
 
 

@@ -226,22 +226,22 @@ class StreamStatus:
             for one in self.alerts
         ]
         refused = [
-            f"  {one.slice_key} is refused: {one.rejects:,} of {one.records:,} records would be rejected; mend it, or "
+            f"  {one.slice_key} is refused: {one.rejects:,} of {one.records:,} records would be rejected; fix it, or "
             f"highwater accept-rejects {one.slice_key}"
             for one in self.refused[:REFUSED_SHOWN]
         ]
         if len(self.refused) > REFUSED_SHOWN:
             refused.append(f"  {len(self.refused) - REFUSED_SHOWN:,} more slices are refused")
         if self.accepting is not None:
-            refused.append(f"  where nobody can mend the records of refused slices: {self.accepting}")
+            refused.append(f"  where nobody can fix the records of refused slices: {self.accepting}")
         refused += [
             f"  {one.text}; highwater accept-rejects {self.stream} --reason {one.reason} --revoke ends that"
             for one in self.accepted_reasons
         ]
         breakers = [f"  breaker {self.breaker.text}", *[f"  {text}" for text in self.dependencies]]
-        holds = [f"  {one.text}; mend it, or highwater release-hold {one.slice_key}" for one in self.holds]
+        holds = [f"  {one.text}; fix it, or highwater release-hold {one.slice_key}" for one in self.holds]
         exhausted = [
-            f"  {one.text}; mend it, then materialise it, or highwater retry-slice {one.slice_key}"
+            f"  {one.text}; fix it, then materialise it, or highwater retry-slice {one.slice_key}"
             for one in self.exhausted_slices
         ]
         workers = [

@@ -239,10 +239,10 @@ def _undecided(ledger: Ledger, key: str) -> str:
     """Why a slice is not decided, by the ledger."""
     hold = ledger.holds.of([key]).get(key)
     if hold is not None and hold.release is None:
-        return f"is held by {hold.found.many}; mend it, or highwater release-hold {key}"
+        return f"is held by {hold.found.many}; fix it, or highwater release-hold {key}"
     judged = ledger.breakers.judgements([key]).get(key)
     if judged is not None and judged.refused:
-        return f"is refused by the breaker; mend it, or highwater accept-rejects {key}"
+        return f"is refused by the breaker; fix it, or highwater accept-rejects {key}"
     return "is not decided yet"
 
 

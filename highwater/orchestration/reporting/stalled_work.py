@@ -136,7 +136,7 @@ def expired_errors(
                     "before they were read",
                     stored=_ranges(first.slice_.ranges.items(), first.offsets),
                     found=f"deleted: {_ranges(first.offsets.items(), first.offsets)}",
-                    remedy=f"{accept} shows what is lost, and with --yes --by NAME records it; then each slice takes "
+                    remedy=f"{accept} shows the loss, and with --yes --by NAME records it; then each slice takes "
                     f"what is left of it. Raise retention.ms of {topic}",
                 )
             )
@@ -294,7 +294,7 @@ def skipped_files(files: Declarations | None) -> Measure:
         "; ".join(lines) or "every stream file was read",
         "no file with a fault",
         bool(lines),
-        "mend the files; the streams of all others are served" if lines else "nothing is to be done",
+        "fix the files; the streams of all others are served" if lines else "nothing is to be done",
     )
 
 

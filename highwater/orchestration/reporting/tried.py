@@ -17,7 +17,7 @@ class Tried:
         text: what was found.
         error: why it failed; None if it works.
         warning: it works, and is not as it should be.
-        remedy: of a warning, what mends it.
+        remedy: of a warning, what fixes it.
     """
 
     what: str

@@ -239,7 +239,7 @@ def retry(
     from highwater.orchestration.sensing.retries import plan_tier
 
     if waiting := _queued(instance, stream):
-        reasons = f"{waiting} runs of tiers wait in the queue; what is due meanwhile goes into larger slices"
+        reasons = f"{waiting} runs of tiers wait in the queue; records that come due meanwhile go into larger slices"
         return Tick(lines=[reasons], cursor=cursor)
     ledger, kafka = resources.ledger.open(), resources.kafka.open()
     keys: list[str] = []
