@@ -316,8 +316,8 @@ def test_what_a_topic_may_have_forgotten_is_withheld_with_its_key_and_not_sent_a
     box.put([("never sent", record("never sent")), ("behind", record("behind", b"sent"))])
     given, ends = sent_again(box)
     assert given == ["never sent"]
-    assert ends == {"sent": "KEPT_BACK", "lost": "KEPT_BACK", "behind": NOT_SENT}
-    assert Outcome("t", -1, -1, -1, "KEPT_BACK").end is End.UNKNOWN
+    assert ends == {"sent": "WITHHELD", "lost": "WITHHELD", "behind": NOT_SENT}
+    assert Outcome("t", -1, -1, -1, "WITHHELD").end is End.UNKNOWN
 
 
 @FORGETTING
@@ -341,7 +341,7 @@ def test_a_person_says_which_of_those_arrived(tmp_path: Path, forget: Callable[[
     assert box.ticked() == {"sent": (-1, -1)}
     if forget is retention:  # all that was written since is there: this time it did not arrive
         assert (box.recover(), box.withheld()) == (0, ["open"])
-        assert sent_again(box) == (["lost"], {"open": "KEPT_BACK"})
+        assert sent_again(box) == (["lost"], {"open": "WITHHELD"})
     else:
         assert (box.recover(), box.withheld()) == (0, ["lost", "open"])
 

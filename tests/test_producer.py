@@ -231,7 +231,7 @@ def test_a_record_that_the_client_never_reports_ends_once_as_unknown(
     producer.send(Record("t", b"a", b"v"), "a", on_outcome=outcomes.append)
     producer.send_all("t", [(b"b", b"v"), (b"c", b"v")], "bc")
     producer.send(Record("t", b"d", b"v"), "d")
-    with pytest.raises(UndeliveredError, match="4 sent: 0 delivered, 0 outstanding, 3 NEVER_TOLD, 1 NOT_SENT, 3 of"):
+    with pytest.raises(UndeliveredError, match="4 sent: 0 delivered, 0 outstanding, 3 UNREPORTED, 1 NOT_SENT, 3 of"):
         producer.close(0)
     for error in (None, fault("_PURGE_QUEUE"), None):
         client.report(error)
@@ -731,7 +731,7 @@ def test_of_many_that_have_callbacks_the_client_leaves_unknown_only_those_it_nev
     producer.send_all("t", pairs(4), "abcd", shown.append)
     producer.poll()
     producer.poll()
-    with pytest.raises(UndeliveredError, match="4 sent: 1 delivered, 0 outstanding, 1 INVALID_MSG, 2 NEVER_TOLD"):
+    with pytest.raises(UndeliveredError, match="4 sent: 1 delivered, 0 outstanding, 1 INVALID_MSG, 2 UNREPORTED"):
         producer.close(0)
     assert (producer.counts.not_delivered, producer.counts.unknown, shown) == (["b"], ["c", "d"], ["a"])
     client.report(None)
@@ -767,7 +767,7 @@ def test_of_many_that_the_client_never_reports_those_that_it_reported_are_as_unk
     producer.poll()
     producer.poll()
     assert (producer.counts.delivered, producer.counts.outstanding) == (1, 2)
-    with pytest.raises(UndeliveredError, match="4 sent: 0 delivered, 0 outstanding, 1 INVALID_MSG, 3 NEVER_TOLD"):
+    with pytest.raises(UndeliveredError, match="4 sent: 0 delivered, 0 outstanding, 1 INVALID_MSG, 3 UNREPORTED"):
         producer.close(0)
     assert (producer.counts.not_delivered, producer.counts.unknown) == (["b"], ["a", "c", "d"])
     client.report(None)

@@ -89,7 +89,7 @@ _SURE = KINDS[Kind.LOCAL] - _ABSENT | frozenset(
     | {"TOPIC_EXCEPTION", "UNSUPPORTED_COMPRESSION_TYPE", "UNSUPPORTED_FOR_MESSAGE_FORMAT"}
 )
 # Our own words for a record that the client never got, and for one that it never reported.
-NOT_SENT, UNREPORTED = "NOT_SENT", "NEVER_TOLD"
+NOT_SENT, UNREPORTED = "NOT_SENT", "UNREPORTED"
 
 
 # What makes the client take a record that it refused.

@@ -52,7 +52,7 @@ CREATE TABLE IF NOT EXISTS identity (name TEXT NOT NULL, unnamed INTEGER NOT NUL
 # Whether a record may have arrived and gone: nobody knows, or it is sure that it did not arrive.
 _WITHHELD, _NOT_ARRIVED = 1, 2
 # Our own word, in an outcome, for a record that is withheld.
-WITHHELD = "KEPT_BACK"
+WITHHELD = "WITHHELD"
 
 OnOutcome = Callable[[str, Outcome], None]
 
