@@ -231,7 +231,7 @@ def test_a_record_that_the_client_never_reports_ends_once_as_unknown(
     producer.send(Record("t", b"a", b"v"), "a", on_outcome=outcomes.append)
     producer.send_all("t", [(b"b", b"v"), (b"c", b"v")], "bc")
     producer.send(Record("t", b"d", b"v"), "d")
-    with pytest.raises(UndeliveredError, match="4 sent: 0 delivered, 0 outstanding, 3 UNREPORTED, 1 NOT_SENT, 3 of"):
+    with pytest.raises(UndeliveredError, match="4 sent: 0 delivered, 0 outstanding, 1 NOT_SENT, 3 UNREPORTED, 3 of"):
         producer.close(0)
     for error in (None, fault("_PURGE_QUEUE"), None):
         client.report(error)
