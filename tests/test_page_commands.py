@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -111,3 +112,19 @@ def test_every_variable_of_a_command_in_the_runbook_is_set_on_the_page_or_by_the
     used = set(re.findall(r"\$\{?(\w+)", blocks))
 
     assert {name for name in used - set_here if not name.startswith("HIGHWATER_")} == {"USER"}
+
+
+def commands_below(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    if isinstance(command, click.Group):
+        for one in command.commands.values():
+            yield from commands_below(one)
+
+
+@pytest.mark.parametrize("command", [*commands_below(main)], ids=lambda command: str(command.name))
+def test_a_help_text_has_whole_sentences(command: click.Command) -> None:
+    """A text lost its first line and had its last one twice, and nothing noticed."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    assert [one for one in paragraphs if not re.match(r"[A-Z`(]", one) or not re.search(r"[.:)]$", one)] == []
+    lines = [line for one in paragraphs for line in one.splitlines()]
+    assert len(lines) == len({*lines})

@@ -178,9 +178,9 @@ def accept_loss(deployment: Deployment, /, **asked: Any) -> None:
 def accept_divergence(deployment: Deployment, /, **asked: Any) -> None:
     """Accept that other records occupy planned offsets of STREAM's topic than before.
 
-    generation; rows of the old history in the lake stay, and their generation distinguishes them. Offsets that expired
-    are left to accept-loss.
-    expired are left to accept-loss.
+    An unclean leader election does that. Planning goes on where the log differs from the plan, as a new generation.
+    Rows of the old history stay in the lake, and their generation distinguishes them. Offsets that expired are left to
+    accept-loss.
     """
     _accept(deployment, divergence=True, **asked)
 

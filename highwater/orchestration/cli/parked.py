@@ -101,8 +101,8 @@ def discard_parked(deployment: Deployment, /, **asked: Any) -> None:
 def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: Choice, **asked: Any) -> None:
     """Take published records of STREAM back from its DLQ, so that a backfill of their slices decides them again.
 
-    --slice also means the slice of the main topic that read them. Copies on the tiers and the parked topic count no
-    more from then on.
+    The option --slice also means the slice of the main topic that read them. Copies on the tiers and the parked topic
+    count no more from then on.
     """
     from highwater.orchestration.operations.reclaiming import Asked, act
 
