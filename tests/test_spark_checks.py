@@ -93,6 +93,15 @@ def test_a_setting_that_is_missing_is_named_with_its_remedy(name: str) -> None:
     assert "planted" not in str(caught.value)
 
 
+def test_the_setting_that_a_connect_server_does_not_give_back_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor refused every Connect server."""
+    unread = fake(conf={spark_checks.REDACTION: None})
+    with pytest.raises(ConfigurationError, match="redaction"):
+        spark_checks.check_session(unread, LOCAL)
+    monkeypatch.setattr(spark_checks, "is_connect", lambda _: True)
+    spark_checks.check_session(unread, SERVER)
+
+
 def test_a_session_that_could_lose_commits_to_s3_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="without a conditional PUT"):
         spark_checks.check_session(fake(conf={LOG_STORE_SETTING: None}), S3)
