@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from highwater.declaration_parts import VERSION_DIGITS, VERSION_SEPARATOR
 from highwater.decoding import Repeating, Schemas, UnknownSchemaError, document, document_of_key, read_fields
 from highwater.formats import Avro, Json, Protobuf
-from highwater.reading import (
+from highwater.second_reader import (
     HALF_OF_A_PAIR,
     MisfitError,
     OtherTypeError,
@@ -23,7 +23,7 @@ from highwater.reading import (
 
 if TYPE_CHECKING:
     from highwater.declaration import Field, Stream
-    from highwater.reading import Record
+    from highwater.second_reader import Record
 
 _RANGES = {"integer": 2**31, "long": 2**63}
 _NESTED_TYPES = frozenset({"json", "array", "map", "struct"})

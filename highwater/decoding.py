@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from highwater.format_rules import python_pattern
 from highwater.formats import Avro, BigEndian, Csv, Format, Json, KeyFormat, Lines, Protobuf, Raw, Text
 from highwater.protobuf import compiled, declared_files
-from highwater.reading import HALF_OF_A_PAIR, MISSING, Beyond, Infinite, MisfitError, Record, Whole, number_of
 from highwater.schemas import KEY_HEADER, VALUE_HEADER, FramingError, framing_of, protobuf_message, self_contained_avro
+from highwater.second_reader import HALF_OF_A_PAIR, MISSING, Beyond, Infinite, MisfitError, Record, Whole, number_of
 from highwater.sources import Rest
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from highwater.inference_keys import Evidence, KeyChoice, RecordKeys, choose_key
 from highwater.inference_layout import Layout, layout_of
 from highwater.inference_names import Draft, named
 from highwater.inference_roles import Choice, choose_event_time, choose_version
-from highwater.reading import Record
 from highwater.schemas import Schema
+from highwater.second_reader import Record
 from highwater.sources import Key
 
 EXAMPLE_LENGTH = 40

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from highwater.declaration import Field
 from highwater.declaration_parts import UNITS
-from highwater.reading import Infinite
+from highwater.second_reader import Infinite
 
 Path = tuple[str, ...]
 

@@ -12,8 +12,8 @@ from typing import Any
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
-from highwater.reading import Infinite, Record
 from highwater.schemas import Framed, FramingError, Schema, framing_of, protobuf_message
+from highwater.second_reader import Infinite, Record
 from highwater.settings import SCHEMA_REGISTRY_URL
 
 # A format is recognised if nine values in ten have it; the others will be rejects.

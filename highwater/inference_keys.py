@@ -14,8 +14,8 @@ from highwater.formats import Avro, BigEndian, Json, KeyFormat, Protobuf, Text
 from highwater.inference_fields import Hints, guessed_scalar, words
 from highwater.inference_formats import document_of, text_of
 from highwater.inference_names import Draft, is_writable, path_text
-from highwater.reading import MisfitError, Record
 from highwater.schemas import KEY_HEADER, FramingError, Kind, framing_of
+from highwater.second_reader import MisfitError, Record
 from highwater.sources import Key
 
 _NO_KEY = frozenset({"float", "double", "binary", "json", "array", "map", "struct"})

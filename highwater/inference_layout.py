@@ -14,7 +14,7 @@ from highwater.inference_formats import Envelope, Recognised, envelope_of, heade
 from highwater.inference_keys import RecordKey, key_column
 from highwater.inference_names import Draft, Path, is_writable, writable
 from highwater.inference_schemas import connect_tree, merged, tree_of
-from highwater.reading import Record
+from highwater.second_reader import Record
 from highwater.sources import Header
 
 _CHANGE = frozenset({"op", "source", "before", "after"})

@@ -13,7 +13,7 @@ from highwater.classifying import classify
 from highwater.declaration import Stream
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
-from highwater.reading import Record
+from highwater.second_reader import Record
 
 _VARIABLE = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")
 DETAIL_LENGTH = 100

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from highwater.reading import Record
+from highwater.second_reader import Record
 from highwater.slices import OffsetRange
 
 Part = Literal["beginning", "end"]

@@ -9,8 +9,8 @@ from typing import Any
 
 from highwater.declaration import Answers, Deletes, Field, Stream
 from highwater.formats import Avro, Json
-from highwater.reading import Record
 from highwater.schemas import Schema
+from highwater.second_reader import Record
 
 FOLDER = Path(__file__).parent / "formats"
 ANSWERS = Answers("By key.", "The same version counts once.", "Rejects wait for a person.")

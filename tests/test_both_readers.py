@@ -17,8 +17,8 @@ from highwater.assets.work import Work
 from highwater.classifying import Outcome, classify
 from highwater.declaration import Deletes, Field, Stream, UnknownFields
 from highwater.formats import Avro, BigEndian, Csv, Json, KeyFormat, Lines, Protobuf, Raw, Text
-from highwater.reading import Record, same
 from highwater.schemas import Schema
+from highwater.second_reader import Record, same
 from highwater.sources import Key, Meta, Rest
 from tests import protobuf_orders
 from tests.format_streams import FORMATS, find_schema, records

@@ -13,7 +13,7 @@ import pytest
 from highwater.declaration import Field
 from highwater.orchestration.checking import contents
 from highwater.orchestration.checking.contents import _differing, _EventColumn, _Reader, _suspects
-from highwater.reading import Record
+from highwater.second_reader import Record
 from tests.support import make_stream
 
 STREAM = make_stream("orders")

@@ -16,7 +16,7 @@ import pytest
 from highwater.classifying import classify
 from highwater.declaration import Field, Stream
 from highwater.formats import Avro, Json
-from highwater.reading import Record, same
+from highwater.second_reader import Record, same
 from tests import protobuf_orders
 from tests.test_both_readers import bare, framed, schema_of
 

@@ -17,7 +17,7 @@ from highwater.assets.parsing import judged
 from highwater.declaration import Field, Stream
 from highwater.decoding import document_of_key
 from highwater.formats import BigEndian, Json, KeyFormat, Raw, Text
-from highwater.reading import MisfitError, Record, document_of, same, value_of
+from highwater.second_reader import MisfitError, Record, document_of, same, value_of
 from highwater.sources import Header, Key, Meta, Source, steps
 from tests.support import make_stream
 

@@ -13,8 +13,8 @@ from highwater import field_rules
 from highwater.classifying import classify
 from highwater.declaration import Stream
 from highwater.formats import Format, KeyFormat
-from highwater.reading import Record
 from highwater.schemas import Schema
+from highwater.second_reader import Record
 from tests.test_docs import blocks, rows, section, spans
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,9 +11,9 @@ import pytest
 from dev.infer_trial_topics import TOPICS, Account, Topic
 from highwater.classifying import classify
 from highwater.inference import infer
-from highwater.reading import Record
 from highwater.sampling import halves, lacks_repeats, repeats, shares
 from highwater.schemas import Schema
+from highwater.second_reader import Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -27,10 +27,10 @@ from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, BigEndian, Csv, Format, Json, KeyFormat, Lines, Protobuf, Raw, Text
 from highwater.inference import Inferred, infer, infer_from_schema
-from highwater.reading import Record
 from highwater.sample_counts import count_sample, records_from_lines
 from highwater.sampling import lacks_repeats, repeats, shares
 from highwater.schemas import Schema
+from highwater.second_reader import Record
 from highwater.sources import Header, Key, Meta
 from highwater.stream_files import load_streams
 from highwater.stream_source import to_source

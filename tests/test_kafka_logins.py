@@ -17,8 +17,8 @@ from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.orchestration.redaction import secret_values
 from highwater.orchestration.resources import KafkaResource, known_secrets
 from highwater.resources.kafka import Kafka
-from highwater.resources.kafka_keys import java_keys
 from highwater.resources.kafka_logins import librdkafka_login
+from highwater.resources.kafka_tls import java_keys
 from highwater.resources.schema_registry import schema_finder
 from highwater.settings import Settings
 from tests.identities import Authority, Identity

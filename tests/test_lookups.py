@@ -13,7 +13,7 @@ from highwater.assets import events, raw
 from highwater.classifying import classify
 from highwater.declaration import Accepted, Deletes, Field, Stream
 from highwater.errors import ConfigurationError, DeclarationError
-from highwater.reading import Record
+from highwater.second_reader import Record
 from highwater.sources import Reference
 from highwater.stream_source import to_source
 from tests.support import order_message

@@ -24,8 +24,8 @@ from highwater.field_rules import field_problems
 from highwater.format_rules import java_pattern, python_pattern
 from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
 from highwater.protobuf import compiled
-from highwater.reading import MisfitError, Record, same
 from highwater.schemas import Schema
+from highwater.second_reader import MisfitError, Record, same
 from highwater.sources import Key, Meta
 from tests.format_streams import FORMATS, find_schema, records
 

@@ -71,7 +71,7 @@ def table(spark: SparkSession, rows: Sequence[tuple[str, int, Row]]) -> DataFram
 # The first example is the simplest one, so two are the least.
 @settings(max_examples=2, deadline=None, suppress_health_check=[*HealthCheck])
 @given(histories=st.lists(HISTORIES, min_size=80, max_size=80), seed=st.integers())
-def test_merging_is_commutative_associative_and_idempotent(
+def test_compaction_is_commutative_associative_and_idempotent(
     spark: SparkSession, histories: list[list[Row]], seed: int
 ) -> None:
     """One job over all histories: hypothesis makes them, and Spark would cost seconds for each by itself."""

@@ -14,7 +14,7 @@ from highwater.errors import HighwaterError
 from highwater.orchestration.deployment import settings_of_process
 from highwater.orchestration.redaction import remember_secrets, remembered_secrets
 from highwater.orchestration.worker_leases import LEASE_SECONDS, lease_name
-from highwater.resources.kafka_keys import file_versions
+from highwater.resources.kafka_tls import file_versions
 from highwater.settings import Settings
 
 if TYPE_CHECKING:

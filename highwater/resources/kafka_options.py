@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from highwater.errors import ConfigurationError
 from highwater.producer_rules import without_prefix
-from highwater.resources.kafka_keys import KEYS, java_keys
 from highwater.resources.kafka_logins import LOGINS, java_login, one_file
+from highwater.resources.kafka_tls import KEYS, java_keys
 from highwater.resources.producer_properties import ruled, weakness
 from highwater.settings import KAFKA_CONFIG
 

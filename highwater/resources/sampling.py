@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from highwater.reading import Record
 from highwater.sampling import READ_FOR_REPEATS, Part, halves, lacks_repeats, repeats, shares, window
+from highwater.second_reader import Record
 
 if TYPE_CHECKING:
     from highwater.resources.kafka import Kafka

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from highwater.errors import ConfigurationError, DependencyAwayError
-from highwater.resources.kafka_keys import file_versions
 from highwater.resources.kafka_options import without_values
+from highwater.resources.kafka_tls import file_versions
 from highwater.schemas import KINDS, Reference, Schema
 from highwater.settings import SCHEMA_REGISTRY_CONFIG, SCHEMA_REGISTRY_URL
 

@@ -18,10 +18,10 @@ from highwater.envelope import ORIGIN, Origin
 from highwater.formats import Json
 from highwater.orchestration.checking.origin_checks import RECORD, SAMPLES, enveloped, sample, tombstone_in_sql
 from highwater.orchestration.checking.verdicts import Verdict
-from highwater.reading import MisfitError, Record, UnreadableError, same, value_of
 from highwater.resources.commit_log import proofs_in
 from highwater.resources.delta import has_column, query, quoted, slice_is_one_of, stream_batches, stream_rows
 from highwater.retention import aged
+from highwater.second_reader import MisfitError, Record, UnreadableError, same, value_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

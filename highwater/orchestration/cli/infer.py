@@ -15,8 +15,8 @@ from highwater.settings import SCHEMA_REGISTRY_URL
 if TYPE_CHECKING:
     from highwater.decoding import Schemas
     from highwater.inference import Column, Inferred
-    from highwater.reading import Record
     from highwater.sample_counts import SampleCounts
+    from highwater.second_reader import Record
 
 PARTS = {"earliest": "beginning", "latest": "end"}
 CHOICES = {

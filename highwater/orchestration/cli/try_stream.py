@@ -14,7 +14,7 @@ from highwater.settings import SCHEMA_REGISTRY_URL
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.reading import Record
+    from highwater.second_reader import Record
 
 
 @click.command("try")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets import client_reads, discards_table, dlq_marks, erasures_table
 from highwater.assets.commit import LEASE_SECONDS, commit_lock
+from highwater.assets.compaction import compact
 from highwater.assets.foreign import DLQ_SEEN
-from highwater.assets.merging import merge
 from highwater.assets.metrics import TABLE as METRICS
 from highwater.assets.origins import SEEN
 from highwater.assets.publication_log import SENDING
@@ -284,7 +284,7 @@ def _merge(task: _Task) -> None:
     for group in to_merge(files_of(task.table)):
         if rewritten + group.bytes > MOST_BYTES:
             return
-        if not task.sure or merge(task.work, task.name, group):
+        if not task.sure or compact(task.work, task.name, group):
             task.joined += len(group.files)
             rewritten += group.bytes
 

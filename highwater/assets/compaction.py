@@ -1,4 +1,4 @@
-"""Joining the small files of slices into larger ones, in the order of the declared columns."""
+"""Compaction: small files of slices become larger ones, in the order of the declared columns."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cluster_columns(stream: Stream, table: str) -> tuple[str, ...]:
     return ("partition", "offset") if table == "raw" else ("origin_partition", "origin_offset")
 
 
-def merge(work: Work, table: str, group: Group) -> bool:
+def compact(work: Work, table: str, group: Group) -> bool:
     """Rewrite the rows of the slices in some small files into files of the size that readers expect.
 
     It is a numbered commit in the turn of the table's writers, and changes no row. A slice that has rows in other files

@@ -1,4 +1,4 @@
-"""The declared fields of a record by Python's own parsers, which share no code with the pipeline."""
+"""The second reader: the declared fields of a record by Python, which shares no code with the pipeline in Spark."""
 
 from __future__ import annotations
 
