@@ -134,6 +134,21 @@ def collected() -> tuple[Stream, list[bytes]]:
     ]
 
 
+def containers() -> tuple[Stream, list[bytes]]:
+    """Arrays, maps and structs inside of each other."""
+    line = (Field("sku", "string"), Field("price", "decimal(8,2)", nullable=True))
+    fields = (
+        Field("tags", "map", of=Field("counts", "array", of=Field("count", "integer", nullable=True))),
+        Field("rows", "array", of=Field("row", "array", of=Field("line", "struct", of=line))),
+        Field("place", "struct", of=(Field("at", "timestamp"), Field("day", "date", optional=True)), nullable=True),
+    )
+    return bare(Json(), *fields), [
+        b'{"tags": {"a": [1, null], "": []}, "rows": [[{"sku": "x", "price": 1.50}], []], "place": null}',
+        b'{"tags": {}, "rows": [], "place": {"at": "2026-01-01T00:00:00Z", "day": "2026-01-01"}}',
+        b'{"tags": {"a": [], "b": [7]}, "rows": [[{"sku": "", "price": 0}]], "place": {"at": "2026-01-01T00:00:00Z"}}',
+    ]
+
+
 def refused() -> tuple[Stream, list[bytes]]:
     """Members that no field is taken from make a reject."""
     stream = bare(Json(), Field("id", "string", source="after.id"), Field("n", "long", source="after.n", nullable=True))
@@ -147,6 +162,7 @@ def refused() -> tuple[Stream, list[bytes]]:
 CASES: dict[str, Callable[[], tuple[Stream, list[bytes]]]] = {
     **{name: partial(of_format, name) for name in FORMATS},
     "avro unions": avro_unions,
+    "containers": containers,
     "collected": collected,
     "refused": refused,
     "csv": csv_lines,

@@ -1,4 +1,4 @@
-"""What a Python encoder of each format writes comes out as the same values, by the second reader."""
+"""What a Python encoder of each format writes comes out as the same values, by both readers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pytest
@@ -18,7 +18,10 @@ from highwater.declaration import Field, Stream
 from highwater.formats import Avro, Json
 from highwater.second_reader import Record, same
 from tests import protobuf_orders
-from tests.test_both_readers import bare, framed, schema_of
+from tests.test_both_readers import bare, by_pipeline, framed, reported, schema_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 RECORDS = 150
 FAR = (datetime(9999, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
@@ -181,3 +184,14 @@ def test_the_second_reader_reads_what_was_written(name: str) -> None:
     found = [classify(stream, Record(one), schema_of) for one in encoded]
     assert {one.detail for one in found} == {None}, f"seed {seed}"
     assert unlike(stream, values, [one.values for one in found]) == [], f"seed {seed}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_pipeline_reads_what_was_written(spark: SparkSession, name: str) -> None:
+    seed = random.randrange(10**6)
+    stream, values, encoded = written(name, seed)
+    rows = sorted(by_pipeline(spark, stream, encoded), key=lambda row: row["name"])
+    assert {row["detail"] for row in rows} == {None}, f"seed {seed}"
+    found = [{one: reported(row[f"v_{one}"]) for one in values[0]} for row in rows]
+    assert unlike(stream, values, found) == [], f"seed {seed}"
