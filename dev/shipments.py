@@ -37,7 +37,7 @@ STREAM = Stream(
     limits=Limits(fewest_records=BATCH),
     answers=Answers(
         does_order_matter="Only within a shipment: the highest revision is the one that counts.",
-        what_of_doubles="The same revision twice counts once.",
+        what_about_duplicates="The same revision twice counts once.",
         what_on_failure="A person reads the rejects: no topic of retries is declared.",
     ),
 )

@@ -453,5 +453,5 @@ class Answers:
     """What the stream's owners answered to the three questions; shown on the assets' pages."""
 
     does_order_matter: str
-    what_of_doubles: str
+    what_about_duplicates: str
     what_on_failure: str

@@ -291,11 +291,11 @@ def _answers(roles: _Roles, by_draft: Mapping[Draft, Field], *, retries: bool) -
     else:
         version = by_draft[roles.version].name
         order = f"Only within a key ({key}): the event with the highest {version} is its state."
-        doubles = f"The same {version} with the same content counts once; with other content it is a conflict."
+        doubles = f"The same {version} with the same content counts once; other content is a conflict."
     retried = "one whose schema is unknown is retried" if retries else "nothing is retried"
     return Answers(
         does_order_matter=order,
-        what_of_doubles=doubles,
+        what_about_duplicates=doubles,
         what_on_failure=f"Malformed and invalid records are parked for a person; {retried}.",
     )
 

@@ -373,7 +373,7 @@ def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:
     written.ledger.reclaims.add("orders", [Reclaim(Origin("orders", 0, 0, 2), MAIN.key, 1, "fixed", "ann", NOW)])
     written.write()
     away = Kafka(f"{LOOPBACK}:{free_port()}")
-    of_lake = [measuring for measuring, names in alerts.ASKS.items() if LAKE in names]
+    of_lake = [measuring for measuring, names in alerts.DEPENDENCIES.items() if LAKE in names]
     heard: list[Alert] = []
 
     def tick() -> list[str]:

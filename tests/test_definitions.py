@@ -134,7 +134,7 @@ def test_every_table_says_what_it_is(defs: dg.Definitions, table: str) -> None:
     assert node.tags["highwater/stream"] == "orders"
     for answer in (
         ORDERS.answers.does_order_matter,
-        ORDERS.answers.what_of_doubles,
+        ORDERS.answers.what_about_duplicates,
         ORDERS.answers.what_on_failure,
     ):
         assert answer in (node.description or "")

@@ -140,7 +140,7 @@ def test_a_reject_says_what_its_envelope_says(
     """Also one of many that are alike: what they have in common is written once."""
     envelope, found = an_envelope(offset=offset, timestamp=ms, detail=detail), Original(key, value, own)
     other = Reject.of(an_envelope(detail=detail), TIER, Original(b"k", None, [("own", b"1")]))
-    for one in (Reject.of(envelope, TIER, found), other.alike.reject(offset, ms, found)):
+    for one in (Reject.of(envelope, TIER, found), other.template.reject(offset, ms, found)):
         assert one.headers == wrapped(envelope, own)
         assert one.size == size_of(key, value, wrapped(envelope, own))
         assert (one.envelope, one.topic, one.found) == (envelope, TIER, found)
@@ -212,7 +212,7 @@ class Refusing:
 class Noting(Sending):
     """Writes nothing, and remembers what it is asked to."""
 
-    def _move(self, notes: Any) -> None:
+    def _record_parked(self, notes: Any) -> None:
         self.__dict__.setdefault("moved", []).append(notes)
 
 

@@ -640,14 +640,14 @@ STRANGE: dict[str, Place] = {
 def test_rows_of_a_slice_that_nobody_planned_are_an_error_of_the_audit(
     world: World, audit: Callable[..., audit_page.Audit]
 ) -> None:
-    assert audit(world).strangers == []
+    assert audit(world).orphan_slices == []
     sound = deepcopy(world.rows)
     for table, place in STRANGE.items():
         world.rows = deepcopy(sound)
         column = "updated_by_slice" if table == "current" else "slice"
         world.rows[table].append({**world.at(table, FIRST, place), column: "orders@0000099"})
         found = audit(world)
-        [reported] = found.strangers
+        [reported] = found.orphan_slices
         assert reported.startswith(
             f"{table} holds rows of 1 slices that the ledger does not know: orders@0000099; remedy: "
         )

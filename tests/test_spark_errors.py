@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from highwater.errors import LAKE, DependencyAwayError, OffsetsExpiredError, SupersededAttemptError
-from highwater.resources.spark import ADAPTIVE, delta_errors, translated
+from highwater.resources.spark import ADAPTIVE, _allow_deep_plans, delta_errors, translated
 from highwater.resources.spark_tables import _as_planned
 
 if TYPE_CHECKING:
@@ -90,3 +90,20 @@ def test_plans_of_a_spark_that_adapts_none_are_left_so() -> None:
     with _as_planned(session):
         assert session.conf.get(ADAPTIVE) == "false"
     assert session.conf.get(ADAPTIVE) == "false"
+
+
+def test_a_plan_of_many_levels_is_copied() -> None:
+    """A stream with an array of structs that have arrays failed over Connect, by a SystemError of protobuf."""
+    from pyspark.sql.connect import proto
+
+    _allow_deep_plans()
+    plan = proto.Expression()
+    plan.literal.integer = 1
+    for _ in range(400):
+        outer = proto.Expression()
+        outer.unresolved_function.function_name = "abs"
+        outer.unresolved_function.arguments.append(plan)
+        plan = outer
+    copy = proto.Expression()
+    copy.CopyFrom(plan)
+    assert copy == plan

@@ -641,15 +641,15 @@ def test_expired_offsets_that_were_never_read_are_an_error_with_both_values(benc
 
 def after_the_look(patch: pytest.MonkeyPatch, lose: Callable[[], None]) -> None:
     """Let something happen to the topic between the look at it and Spark's read."""
-    look: Callable[..., object] = raw._not_to_be_had
+    look: Callable[..., object] = raw._unreadable_slices
 
     def looked(*given: object) -> object:
         found = look(*given)
-        patch.setattr(raw, "_not_to_be_had", look)
+        patch.setattr(raw, "_unreadable_slices", look)
         lose()
         return found
 
-    patch.setattr(raw, "_not_to_be_had", looked)
+    patch.setattr(raw, "_unreadable_slices", looked)
 
 
 def test_offsets_that_expire_while_they_are_read_are_reported_as_those_before(

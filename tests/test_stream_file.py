@@ -42,7 +42,7 @@ STREAM = Stream(
     limits=Limits(most_records=6),
     answers=Answers(
         does_order_matter="Yes, for each parcel.",
-        what_of_doubles="They count once.",
+        what_about_duplicates="They count once.",
         what_on_failure="A person looks at them.",
     ),
 )

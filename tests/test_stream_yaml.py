@@ -47,7 +47,7 @@ attributes:
   publishes: {topic: orders.accepted}
   answers:
     does_order_matter: "Yes, for each order: the highest version is the order's state, whenever it arrives."
-    what_of_doubles: The same version with the same content counts once; with other content it is a conflict.
+    what_about_duplicates: The same version with the same content counts once; other content is a conflict.
     what_on_failure: Malformed and invalid records are parked for a person; unknown customers are retried.
 """
 
@@ -55,7 +55,7 @@ SMALL = """
 name: small
 topic: small
 fields: [{name: id, type: string}]
-answers: {does_order_matter: "No.", what_of_doubles: None are known., what_on_failure: A person reads them.}
+answers: {does_order_matter: "No.", what_about_duplicates: None are known., what_on_failure: A person reads them.}
 """
 
 

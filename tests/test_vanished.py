@@ -167,7 +167,7 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_recreated_at_once(
 
     def read() -> None:
         work: Any = SimpleNamespace(stream=STREAM, slices=[slice_], ledger=ledger, kafka=kafka, lake=lake)
-        raw._not_to_be_had(work, {slice_.key: slice_}, SimpleNamespace(proofs={}))  # type: ignore[arg-type]
+        raw._unreadable_slices(work, {slice_.key: slice_}, SimpleNamespace(proofs={}))  # type: ignore[arg-type]
 
     def status() -> None:
         [error] = topic_status(kafka, STREAM, ledger.planned("orders", "orders")).errors

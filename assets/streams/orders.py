@@ -33,7 +33,7 @@ STREAM = Stream(
     publishes=Accepted(topic="orders.accepted"),
     answers=Answers(
         does_order_matter="Yes, for each order: the highest version is the order's state, whenever it arrives.",
-        what_of_doubles="The same version with the same content counts once; with other content it is a conflict.",
+        what_about_duplicates="The same version with the same content counts once; other content is a conflict.",
         what_on_failure="Malformed and invalid records are parked for a person; unknown customers are retried.",
     ),
 )

@@ -22,7 +22,7 @@ STREAM = Stream(
     limits=Limits(most_records=100_000, fewest_records=1_000, longest_wait=timedelta(seconds=20)),
     answers=Answers(
         does_order_matter="Only within one payment: the booking with the latest time is the one that counts.",
-        what_of_doubles="The same booking twice counts once.",
-        what_on_failure="Every failure is permanent here: nothing is looked up, so waiting mends nothing.",
+        what_about_duplicates="The same booking twice counts once.",
+        what_on_failure="Every failure is permanent here: nothing is looked up, so waiting fixes nothing.",
     ),
 )

@@ -25,7 +25,7 @@ from highwater.assets.commit import (
     require_newer,
 )
 from highwater.assets.dlq_marks import PREFIX, delete_marks, group_name
-from highwater.assets.dlq_sending import Alike, Reject, Sending
+from highwater.assets.dlq_sending import EnvelopeTemplate, Reject, Sending
 from highwater.assets.events import ORIGIN_COLUMNS, ensure_held, require
 from highwater.assets.origins import DLQ as TABLE
 from highwater.assets.origins import MILLISECONDS, TIMESTAMP, covering
@@ -334,7 +334,7 @@ def _alike(
     retries: int,
     reclaims: int,
     came: Reference | None,
-) -> Alike:
+) -> EnvelopeTemplate:
     """The envelope of rejects, except for offset and time."""
     envelope = Envelope(
         topic=topic,
@@ -351,7 +351,7 @@ def _alike(
         reclaims=reclaims,
         reference=came,
     )
-    return Alike(envelope, next_topic)
+    return EnvelopeTemplate(envelope, next_topic)
 
 
 def _few(column: pa.ChunkedArray) -> list[Any]:

@@ -46,7 +46,7 @@ _ORIGINS = (
 )
 
 
-class Alike:
+class EnvelopeTemplate:
     """The common part of rejects that differ only in the origin's offset and time, and in the record itself.
 
     A slice has many rejects of few kinds: the headers of a kind are written once, a whole envelope only if asked for.
@@ -77,7 +77,7 @@ class Reject(NamedTuple):
     """A record that is to be sent.
 
     Args:
-        alike: the envelope of the record and of similar ones.
+        template: the envelope of the record and of similar ones.
         offset: of its origin.
         timestamp: of its origin, in milliseconds since 1970 in UTC.
         found: the record as it was read, an earlier envelope included.
@@ -85,7 +85,7 @@ class Reject(NamedTuple):
         size: in bytes, sent whole.
     """
 
-    alike: Alike
+    template: EnvelopeTemplate
     offset: int
     timestamp: int
     found: Original
@@ -95,17 +95,17 @@ class Reject(NamedTuple):
     @classmethod
     def of(cls, envelope: Envelope, topic: str, found: Original) -> Reject:
         """A record with what follows from it."""
-        return Alike(envelope, topic).reject(envelope.offset, envelope.timestamp, found)
+        return EnvelopeTemplate(envelope, topic).reject(envelope.offset, envelope.timestamp, found)
 
     @property
     def envelope(self) -> Envelope:
         """The headers of the record."""
-        return replace(self.alike.envelope, offset=self.offset, timestamp=self.timestamp)
+        return replace(self.template.envelope, offset=self.offset, timestamp=self.timestamp)
 
     @property
     def topic(self) -> str:
         """Where it goes."""
-        return self.alike.topic
+        return self.template.topic
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Sending:
             As `Transactions.commit`.
         """
         while True:
-            portion = self._directed(portion, before)
+            portion = self._reroute_oversized(portion, before)
             records = self._records(portion)
             try:
                 return self.transactions.commit(records, after)
@@ -165,19 +165,19 @@ class Sending:
             return False
         return self._limits.admits(one.topic, one.size)
 
-    def _directed(self, portion: Sequence[Reject], before: PublicationMark) -> Sequence[Reject]:
+    def _reroute_oversized(self, portion: Sequence[Reject], before: PublicationMark) -> Sequence[Reject]:
         """The portion, with what its tier does not take on the parked topic; the table of rejects knows it first."""
         parked = self.work.stream.parked_topic
         moved = [one for one in portion if one.topic != parked and not self._fits(one)]
         if not moved:
             return portion
-        self.transactions.commit([], before)  # who was fenced meanwhile ends here, and changes nothing
+        self.transactions.commit([], before)  # a fenced producer fails here, before the table changes
         notes = {one.envelope.origin: f"too large for {one.topic}, {one.size:,} bytes; " for one in moved}
-        self._move(notes)
+        self._record_parked(notes)
         self.work.log(f"{self.decision.key}: {len(moved):,} records are too large for their tier, and are parked")
         return [_parked(one, parked, notes) for one in portion]
 
-    def _move(self, notes: Mapping[Origin, str]) -> None:
+    def _record_parked(self, notes: Mapping[Origin, str]) -> None:
         """Write to rejects that these records go to the parked topic, and why."""
         from pyspark.sql import functions as F
 
@@ -204,17 +204,17 @@ class Sending:
     def _records(self, portion: Sequence[Reject]) -> list[Record]:
         everywhere = 0 if self._refused else self._limits.everywhere
         return [
-            Record(one.alike.topic, one.found.key, one.found.value, one.headers, self._partition(one.alike))
-            if one.alike.envelope.reference is None and (one.size <= everywhere or self._fits(one))
-            else self._referred(one)
+            Record(one.template.topic, one.found.key, one.found.value, one.headers, self._partition(one.template))
+            if one.template.envelope.reference is None and (one.size <= everywhere or self._fits(one))
+            else self._by_reference(one)
             for one in portion
         ]
 
-    def _partition(self, alike: Alike) -> int:
+    def _partition(self, template: EnvelopeTemplate) -> int:
         # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
-        return alike.envelope.partition % self.topics[alike.topic].partitions
+        return template.envelope.partition % self.topics[template.topic].partitions
 
-    def _referred(self, one: Reject) -> Record:
+    def _by_reference(self, one: Reject) -> Record:
         """A record by reference. One that was such a one when it came refers to where that did."""
         came, everything = one.envelope.reference, (VALUE, OWN_HEADERS, KEY)
         longest = replace(one.envelope, reference=Reference(everything, _LONGEST, one.size)).headers()
@@ -228,7 +228,7 @@ class Sending:
         headers = replace(one.envelope, reference=reference).headers()
         key = None if KEY in parts else one.found.key
         return Record(
-            one.topic, key, b"", headers if OWN_HEADERS in parts else [*own, *headers], self._partition(one.alike)
+            one.topic, key, b"", headers if OWN_HEADERS in parts else [*own, *headers], self._partition(one.template)
         )
 
 

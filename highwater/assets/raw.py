@@ -104,20 +104,20 @@ def materialise(work: Work) -> list[SliceReport]:
     ensure_table(work, TABLE, COLUMNS, SEARCHED)
     committed = CommittedSlices.read(work, TABLE)
     mine = _committed_by(work.run, committed)
-    left = _left(work, committed, mine)
-    skipped = mine | _not_to_be_had(work, left, committed)
+    left = _uncommitted(work, committed, mine)
+    skipped = mine | _unreadable_slices(work, left, committed)
     try:
         return _read_and_commit(work, left, committed, skipped)
     except (OffsetsExpiredError, TopicTruncatedError):
         # It went while it was read. Spark names neither slice nor values nor the command; the look before a read does.
-        before, left = left, _left(work, committed, mine)
-        seen = mine | _not_to_be_had(work, left, committed)
+        before, left = left, _uncommitted(work, committed, mine)
+        seen = mine | _unreadable_slices(work, left, committed)
         if seen.keys() <= skipped.keys() and left == before:
             raise
     return _read_and_commit(work, left, committed, seen)
 
 
-def _left(work: Work, committed: CommittedSlices, mine: Collection[str]) -> dict[str, Slice]:
+def _uncommitted(work: Work, committed: CommittedSlices, mine: Collection[str]) -> dict[str, Slice]:
     """The offsets of the slices that are left to read, after recorded losses and those to be recorded now.
 
     Raises:
@@ -201,7 +201,7 @@ def _committed_by(run: str, committed: CommittedSlices) -> dict[str, str]:
     return {key: why for key, proof in committed.proofs.items() if run and proof.run == run}
 
 
-def _not_to_be_had(work: Work, left: Mapping[str, Slice], committed: CommittedSlices) -> dict[str, str]:
+def _unreadable_slices(work: Work, left: Mapping[str, Slice], committed: CommittedSlices) -> dict[str, str]:
     """Slices whose rows stay because Kafka cannot give them again, with the reason.
 
     The remedy of a slice that was never read destroys something: two looks agree on its problem, with all leaders.

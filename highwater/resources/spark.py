@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -124,9 +125,20 @@ def connect(remote: str) -> SparkSession:
     return session  # type: ignore[no-any-return]
 
 
+def _allow_deep_plans() -> None:
+    """Let protobuf copy plans of more than 100 levels, which an array of structs with arrays has.
+
+    Its compiled implementation refuses them otherwise, and offers no other way. A Connect server takes 1,024 levels
+    (`spark.connect.grpc.marshallerRecursionLimit`).
+    """
+    with suppress(ImportError, AttributeError):
+        import_module("google._upb._message").SetAllowOversizeProtos(True)  # noqa: FBT003 - takes no name
+
+
 def prepare(session: SparkSession) -> SparkSession:
     """Set what our queries rely on; returns the session, or closes it where that fails."""
     if is_connect(session):
+        _allow_deep_plans()
         _give_up_in_time(session)
     try:
         for name, value in SESSION_CONF.items():

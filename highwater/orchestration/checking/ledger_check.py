@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from highwater.orchestration.checking.orphan_rows import NAMED, slices_there, strangers
+from highwater.orchestration.checking.orphan_rows import NAMED, orphan_slices, slices_there
 from highwater.orchestration.checking.slice_status import attempts_of, committed
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def compare(ledger: Ledger, lake: Lake, stream: Stream) -> list[str]:
     for topic, topic_id in {(slice_.topic, slice_.topic_id) for slice_ in plans.values()}:
         issued |= ledger.attempts_at(stream.name, topic, topic_id)
     return [
-        *strangers(there, plans, stream.name),
+        *orphan_slices(there, plans, stream.name),
         *_differing(plans, proofs["raw"]),
         *_issued_again(issued, {key: max(table.get(key, 0) for table in seen) for key in plans}),
     ]

@@ -36,7 +36,7 @@ def slices_there(lake: Lake, stream: Stream) -> dict[str, set[str]]:
     return found
 
 
-def strangers(there: Mapping[str, Collection[str]], planned: Collection[str], stream: str) -> list[str]:
+def orphan_slices(there: Mapping[str, Collection[str]], planned: Collection[str], stream: str) -> list[str]:
     """What the tables hold of slices that were never planned, in sentences.
 
     Args:

@@ -199,13 +199,13 @@ def _measured(
     asked = Asked(ledger, kafka, lake, stream)
 
     def guards_of(measure: Measuring) -> list[guards.Guard]:
-        names = ASKS.get(measure, ())
+        names = DEPENDENCIES.get(measure, ())
         return [lake_guard(ledger, lake, stream) if name == LAKE else kafka_guard(ledger, kafka) for name in names]
 
     for measure in MEASURES:
         try:
             with guarded(*guards_of(measure)):
-                if LAKE in ASKS.get(measure, ()):
+                if LAKE in DEPENDENCIES.get(measure, ()):
                     ensure_lake_there(ledger, lake)
                 found = measure(asked)
         except HighwaterError as error:
@@ -639,7 +639,7 @@ MEASURES: tuple[Measuring, ...] = (
     _published_late,
     _reclaimed_late,
 )
-ASKS: Mapping[Measuring, Sequence[str]] = {
+DEPENDENCIES: Mapping[Measuring, Sequence[str]] = {
     planning_stopped: (KAFKA,),
     retries_stopped: (KAFKA,),
     slices_expired: (KAFKA,),

@@ -15,7 +15,7 @@ from highwater.errors import DependencyAwayError, HighwaterError, PermanentError
 from highwater.orchestration.checking.completeness import TopicComparison, hold_against_topic
 from highwater.orchestration.checking.key_places import key_places
 from highwater.orchestration.checking.origin_counts import Ends, count_ends
-from highwater.orchestration.checking.orphan_rows import slices_there, strangers
+from highwater.orchestration.checking.orphan_rows import orphan_slices, slices_there
 from highwater.orchestration.checking.plan_checks import all_seams
 from highwater.orchestration.checking.producer_audit import judged_producers
 from highwater.orchestration.checking.published_checks import publication_line
@@ -127,7 +127,7 @@ class Audit:
         published: how far accepted events are sent; empty of a stream that sends none.
         on_topics: what tiers, parked topic and that of accepted events hold of the slices that were held.
         published_to: by name of a topic that is published to what the rules say of it.
-        strangers: what tables hold of slices that were never planned.
+        orphan_slices: what tables hold of slices that were never planned.
     """
 
     stream: str
@@ -155,7 +155,7 @@ class Audit:
     published: str = ""
     on_topics: Sequence[OnTopic] = ()
     published_to: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
-    strangers: Sequence[str] = ()
+    orphan_slices: Sequence[str] = ()
 
     @property
     def errors(self) -> list[str]:
@@ -175,7 +175,7 @@ class Audit:
         found += [held.error for held in self.held if held.error]
         found += [held.error for held in self.on_topics if held.error]
         found += self._checks_with("error")
-        found += [*self.seams, *self.strangers, *self.failing]
+        found += [*self.seams, *self.orphan_slices, *self.failing]
         found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
         return found
 
@@ -353,7 +353,7 @@ class Audit:
             ],
             "versions": {name: one.to_plain() for name, one in self.versions.items()},
             "seams": [*self.seams],
-            "strangers": [*self.strangers],
+            "orphan_slices": [*self.orphan_slices],
             "failing_now": [*self.failing],
             "published": self.published,
         }
@@ -485,7 +485,7 @@ def audit(
         published=publication_line(lake, stream),
         on_topics=held_on_topics(kafka, lake, stream, newest),
         published_to=published_to,
-        strangers=strangers(there, {slice_.key for slice_ in slices}, stream.name),
+        orphan_slices=orphan_slices(there, {slice_.key for slice_ in slices}, stream.name),
     )
 
 

@@ -297,10 +297,10 @@ def fair_shares(left: Mapping[int, int], most: int, turn: int = 0) -> dict[int, 
     """
     level = _level(sorted(left.values()), most)
     shares = {p: min(waits, level) for p, waits in left.items()}
-    hungry = sorted(p for p, waits in left.items() if waits > level)
-    spare = min(most - sum(shares.values()), len(hungry))
+    over_quota = sorted(p for p, waits in left.items() if waits > level)
+    spare = min(most - sum(shares.values()), len(over_quota))
     for step in range(spare):
-        shares[hungry[(turn * spare + step) % len(hungry)]] += 1
+        shares[over_quota[(turn * spare + step) % len(over_quota)]] += 1
     return shares
 
 
