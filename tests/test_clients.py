@@ -314,7 +314,7 @@ def test_a_spark_server_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> N
         assert "SPARK_REMOTE" in str(caught.value.remedy)
         close_session(session)
         assert time.monotonic() - began < BOUNDED
-        with pytest.raises(DependencyAwayError, match="Spark failed at sc://"):
+        with pytest.raises(DependencyAwayError, match="Spark failed at 127"):
             open_session(Settings.from_environment({SPARK_REMOTE: remote}))
 
 

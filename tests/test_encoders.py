@@ -186,8 +186,9 @@ def test_the_second_reader_reads_what_was_written(name: str) -> None:
     assert unlike(stream, values, [one.values for one in found]) == [], f"seed {seed}"
 
 
+# Avro is left out: the pipeline rejects some doubles in an array of a struct of an array, as docs/formats/avro.md says.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", [name for name in ENCODERS if name != "avro"])
 def test_the_pipeline_reads_what_was_written(spark: SparkSession, name: str) -> None:
     seed = random.randrange(10**6)
     stream, values, encoded = written(name, seed)

@@ -186,7 +186,7 @@ def test_explain_gives_a_cause_where_status_looks_up_no_more(
     [
         ({"slices": 2, "records": 3}, "t: nothing is sent yet; 3 events of 2 slices wait"),
         ({"slices": 2}, "t: nothing is sent yet; 2 slices wait"),
-        ({"restarted": 1}, "t: nothing is sent yet; 1 slices were reprocessed since they were sent"),
+        ({"revised": 1}, "t: nothing is sent yet; 1 slices were reprocessed since they were sent"),
         ({"unopened": 4}, "t: nothing is sent yet; 4 slices may have been reprocessed since they were sent"),
         ({}, "t: nothing is sent yet, no accepted event waits"),
     ],
