@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +131,9 @@ def _allow_deep_plans() -> None:
     (`spark.connect.grpc.marshallerRecursionLimit`).
     """
     with suppress(ImportError, AttributeError):
-        import_module("google._upb._message").SetAllowOversizeProtos(True)  # noqa: FBT003 - takes no name
+        from google._upb import _message
+
+        _message.SetAllowOversizeProtos(True)  # noqa: FBT003 - takes no name
 
 
 def prepare(session: SparkSession) -> SparkSession:
