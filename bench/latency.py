@@ -54,7 +54,7 @@ def _measure(home: Path, asked: Path, rounds: int) -> Row:
 
     base = {k: v for k, v in os.environ.items() if not k.startswith(("HIGHWATER_", "SPARK_", "DAGSTER_HOME"))}
     with Stack(home, base=base, on_broker=_make_topics, extra={noop.ASKED: str(asked)}) as stack:
-        assert stack.dagster is not None, "a stack has Dagster unless told otherwise"
+        assert stack.dagster is not None, "a stack has Dagster by default"
         stack.dagster.stop()
         services = DagsterServices(home, {**stack.env, SENSORS: "running"}, module="bench.noop")
         try:

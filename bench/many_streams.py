@@ -185,7 +185,7 @@ def _lag(stack: Stack) -> int:
 
 def _cpu_seconds(stack: Stack) -> float:
     """Processor time of daemon and code server, with their children, also those that ended."""
-    assert stack.dagster is not None, "a stack has Dagster unless told otherwise"
+    assert stack.dagster is not None, "a stack has Dagster by default"
     children: list[Child | None] = [stack.dagster.code, stack.dagster.daemon]
     groups = {child.pid for child in children if child is not None}
     used = 0

@@ -331,15 +331,15 @@ consumer.close()
 producer = Producer({"bootstrap.servers": bootstrap})
 for message in found:
     headers = dict(message.headers())
-    told = {name: headers.pop(name).decode() for name in envelope}
+    envelope_headers = {name: headers.pop(name).decode() for name in envelope}
     value = json.loads(message.value())
     value["amount"] = 12.5
-    fixed = [*headers.items(), *{**told, "highwater.attempt": "1"}.items()]
+    fixed = [*headers.items(), *{**envelope_headers, "highwater.attempt": "1"}.items()]
     for _ in range(times):
         producer.produce(
-            tier, json.dumps(value), message.key(), int(told["highwater.origin.partition"]), headers=fixed
+            tier, json.dumps(value), message.key(), int(envelope_headers["highwater.origin.partition"]), headers=fixed
         )
-    print(json.dumps({"own": {name: one.decode() for name, one in headers.items()}, **told}))
+    print(json.dumps({"own": {name: one.decode() for name, one in headers.items()}, **envelope_headers}))
 if producer.flush(60):
     sys.exit("not sent")
 """

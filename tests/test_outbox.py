@@ -474,7 +474,7 @@ def test_whatever_is_killed_every_id_is_there_once_and_only_those_are_ticked(
         arrived = len(stored)
         box = Outbox(file, Kafka(bootstrap))
         ticked = box.ticked()
-        assert len(stored) == len(set(stored)), "an id stands twice"
+        assert len(stored) == len(set(stored)), "an id is stored twice"
         assert set(ticked) <= set(stored), "ticked, and not in the topic"
         unreported += len(stored) > len(ticked)
         if len(stored) > RECORDS // 2:  # more of them, so that there is something to kill at
@@ -537,7 +537,7 @@ def test_a_generator_that_is_killed_twenty_times_has_every_id_in_the_topic_once(
         stored = ids(bootstrap, name)
         box = Outbox(outbox_file(tmp_path, name), Kafka(bootstrap))
         ticked = box.ticked()
-        assert len(stored) == len(set(stored)), "an id stands twice"
+        assert len(stored) == len(set(stored)), "an id is stored twice"
         assert set(ticked) <= set(stored), "ticked, and not in the topic"
         unreported += len(stored) > len(ticked)
         box.close()

@@ -1,7 +1,7 @@
 """Rows of raw that expire by age: the commit that removes them, and the one that restores them."""
 
 # The proof stays, with the number of rows that went and the version of the table that holds them. Everything downstream
-# stays as it was decided: it stands without raw.
+# stays as it was decided: it is valid without raw.
 
 from __future__ import annotations
 
