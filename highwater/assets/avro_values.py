@@ -1,4 +1,4 @@
-"""Avro values that Spark does not convert by itself: unions of several types, and texts that are not UTF-8."""
+"""Avro values that Spark misreads: unions of several types, texts that are not UTF-8, arrays of double."""
 
 from __future__ import annotations
 
@@ -37,6 +37,28 @@ def texts_are_sound(value: Column, schema: Any) -> Column:
     from pyspark.sql import functions as F
 
     return F.coalesce(_sound(value, _expanded(schema, {}, "", ())), F.lit(True))  # noqa: FBT003 - a literal column
+
+
+def with_nullable_doubles(schema: Any) -> Any:
+    """The same schema for its reader, in which elements of arrays that are `double` may be null.
+
+    Avro 1.12.0, the one in Spark 4.0, keeps an array of `double` in an array of its own, which rounds to `float`
+    (AVRO-4108). An array whose elements may be null it keeps as objects.
+
+    Args:
+        schema: the writer's schema, as JSON is loaded.
+    """
+    if isinstance(schema, list):
+        return [with_nullable_doubles(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {name: with_nullable_doubles(schema[name]) for name in ("type", "items", "values") if name in schema}
+    if "fields" in schema:
+        found["fields"] = [{**one, "type": with_nullable_doubles(one["type"])} for one in schema["fields"]]
+    items = found.get("items")
+    if items == "double" or (isinstance(items, Mapping) and items.get("type") == "double"):
+        found["items"] = ["null", items]
+    return {**schema, **found}
 
 
 def _sound(value: Column, schema: Any) -> Column:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.avro_values import texts_are_sound, without_members
+from highwater.assets.avro_values import texts_are_sound, with_nullable_doubles, without_members
 from highwater.assets.documents import (
     escapes_half_a_pair,
     exact_numbers,
@@ -375,8 +375,10 @@ def _from_avro(column: Column | str, text: str) -> Column:
     from pyspark.sql.avro.functions import from_avro
 
     fields = [{"name": "value", "type": json.loads(text)}, {"name": "end", "type": _AVRO_END}]
-    both = {"type": "record", "name": "highwater_record", "fields": fields}
-    return from_avro(column, json.dumps(both), {"mode": "PERMISSIVE"})
+    written = {"type": "record", "name": "highwater_record", "fields": fields}
+    read = with_nullable_doubles(written)
+    options = {"mode": "PERMISSIVE"} if read == written else {"mode": "PERMISSIVE", "avroSchema": json.dumps(read)}
+    return from_avro(column, json.dumps(written), options)
 
 
 def _object_of(read: Column, text: str) -> Column:
