@@ -42,14 +42,11 @@ def looking(world: World, rounds: int, records: int) -> Result:
         name="k",
         title="What looking costs",
         method=(
-            f"The commands run as processes of their own. `status` has a ledger of {SLICES:,} slices: "
-            "first of these alone, then beside the tables of a stream that sends its accepted events, with a file a "
-            "slice. "
-            f"`audit --versions --keys` reads {records:,} records in slices of {WIDTH:,}, with second deliveries, "
-            "returns from a tier, "
-            "parked records and markers, of which none is an error: whatever it reports is a false alarm. Then "
-            f"{CHECKED} slices of {RECORDS_CHECKED:,} records go through all tables, and all of their checks are made: "
-            "behind those records, and as the first ones of a stream."
+            f"Each command is a process of its own. `status` has a ledger of {SLICES:,} slices, without and with the "
+            f"tables of a stream that publishes. `audit --versions --keys` reads {records:,} records with second "
+            "deliveries, returns from a tier, parked records and markers, but no error. Then "
+            f"{CHECKED} slices of {RECORDS_CHECKED:,} records pass all tables and checks, in a new stream and behind "
+            "those records."
         ),
         rows=[
             planned,

@@ -44,10 +44,8 @@ def raw_against_streaming(world: World, rounds: int, records: int) -> Result:
         name="a",
         title="A backlog to raw, against Structured Streaming",
         method=(
-            f"{records:,} records a slice; the same topic and offsets. The slices are planned, with their "
-            "fingerprints. Highwater takes them in one range run; "
-            "the stream takes one micro-batch a slice (`availableNow`, `maxOffsetsPerTrigger`) into Delta. Both "
-            "tables are there, empty, and the driver has committed to each once."
+            f"{records:,} records a slice. Highwater takes the planned slices in one run; the stream takes one "
+            "micro-batch a slice (`availableNow`, `maxOffsetsPerTrigger`) into Delta. The tables exist and are empty."
         ),
         rows=rows,
         verdicts=[
@@ -140,10 +138,8 @@ def raw_against_bare_reads(world: World, rounds: int, records: int) -> Result:
         name="b",
         title="Raw, against reads that write nothing",
         method=(
-            "One slice. Spark's read goes into its no-op sink: as Spark polls by default, and as raw has it poll. "
-            "With raw's options it also goes into a plain append to an unpartitioned Delta table, "
-            "which is what no writer of Parquet can be faster than. The bare consumer reads the same ranges in one "
-            "process and counts. Raw reads, writes and commits. The tables are as in (a)."
+            "One slice, with tables as in (a). The first read polls as Spark does by default. The append goes to an "
+            "unpartitioned Delta table. librdkafka counts in one process."
         ),
         rows=[row],
         verdicts=[
@@ -190,8 +186,8 @@ def whole_path(world: World, rounds: int, records: int) -> Result:
         name="c",
         title="The whole path, against foreachBatch",
         method=(
-            f"{records:,} records a slice, through raw, events, rejects and current. The stream judges with the same "
-            "expressions, appends with `txnAppId` and `txnVersion`, and merges into a table of one row a key."
+            f"{records:,} records a slice, through raw, events, rejects and current. The stream uses the same "
+            "expressions, `txnAppId` and `txnVersion`, and merges into a table of one row a key."
         ),
         rows=rows,
         verdicts=[
@@ -283,11 +279,9 @@ def slice_sizes(world: World, rounds: int, records: int) -> Result:
         name="i",
         title="The size of a slice",
         method=(
-            "One slice through raw, events, rejects and current, into new tables. What a slice costs whatever it holds "
-            "is the time of the smallest one. Records a second: "
+            "One slice through raw, events, rejects and current, into new tables. Records a second: "
             + ", ".join(f"{rate:,.0f} in slices of {size:,}" for size, rate in at_most.items())
-            + f". Then slices of {smallest:,}, each a run of its own, against micro-batches of the stream of (c): of "
-            f"{1 + MICRO_BATCHES} the first, which creates the tables, is not counted."
+            + f". Then slices of {smallest:,} in runs of their own, against micro-batches of (c) after the first."
         ),
         rows=[row, again],
         verdicts=[
@@ -349,9 +343,7 @@ def skew(world: World, rounds: int, records: int) -> Result:
         name="g",
         title="A skewed partition, against an even topic",
         method=(
-            "One slice to raw; reads are cut by records, not by partition, so a full partition is read by as many "
-            "tasks: 8 of 400,000 records, and no more before there are two million. With more cores than 8 the others "
-            "would have nothing to do."
+            "One slice to raw. Reads are cut by records, not by partition: into 8 tasks up to two million records."
         ),
         rows=[row],
         verdicts=[

@@ -78,10 +78,8 @@ def definitions(world: World | None, rounds: int, records: int) -> Result:
         name="p",
         title="The definitions of 100 streams",
         method=(
-            "A file declares the streams in a list: copies of `orders` that do not publish. Each round loads them, "
-            "builds the definitions, and serialises the snapshot of the repository with the snapshots of all jobs, in "
-            "one process without Kafka or Spark. A code server does both when it starts, and webserver and daemon "
-            "read the result."
+            "Each round loads a file with copies of `orders` that do not publish, builds the definitions and "
+            "serialises the snapshots of the repository and its jobs, as a code server does when it starts."
         ),
         rows=rows,
         verdicts=[

@@ -110,9 +110,8 @@ def classification(world: World, rounds: int, records: int) -> Result:
         name="o",
         title="Classifying by format",
         method=(
-            f"{records:,} records that Spark holds in memory are decoded and classified into the columns of events, "
-            "and written nowhere. The peer is `from_json` or `from_avro` on the same bytes, which checks nothing; of "
-            "Protobuf, which Spark reads through Python, it is the classification of as many flat JSON records."
+            f"{records:,} records in Spark's memory are decoded and classified, and written nowhere. The peers "
+            "`from_json` and `from_avro` check nothing; the peer of Protobuf is as many flat JSON records, classified."
         ),
         rows=rows,
         verdicts=[

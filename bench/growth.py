@@ -51,9 +51,8 @@ def growth_of_current(world: World, rounds: int, records: int) -> Result:
         name="d",
         title="A slice into current while the table grows",
         method=(
-            f"{SLICES} slices of {EVENTS:,} events each, in turn; half of the keys uniform over the table, "
-            "half among its newest 1 %. MERGE: "
-            f"{MERGES} such slices into a table of one row per key that knows neither slices nor retries."
+            f"{SLICES} slices of {EVENTS:,} events each; half of the keys uniform over the table, half among its "
+            f"newest 1 %. MERGE: {MERGES} such slices into a table of one row a key."
         ),
         rows=rows,
         verdicts=[Verdict("mean at 10M keys in means at 100k", at_10m / at_100k, 4.0, at_least=False)],
@@ -158,12 +157,9 @@ def growth_of_raw(world: World, rounds: int, records: int) -> Result:
         name="h",
         title="Raw while its slices grow",
         method=(
-            "A slice of 1,000 records is read from Kafka and committed, then read back by its key, in a table that "
-            "holds so many slices of one file each. The slices that are there are made by hand: their files are links "
-            "to few, and one commit adds them all, with no other statistics than rows and slice; so a checkpoint "
-            "of theirs is smaller than one of slices that were committed one by one, and no small commits lie before "
-            f"it. Of {commits} commits in turn at least one writes a checkpoint, as each tenth version of a table "
-            "does: the median is of a commit without, the mean bears its share."
+            "A slice of 1,000 records is committed, then read back by its key. The slices before it are one file each: "
+            "links to few files, added by one commit, with rows and slice as their only statistics. So their "
+            f"checkpoint is smaller than usual. One of {commits} commits writes a checkpoint; the mean includes it."
         ),
         rows=rows,
         verdicts=[

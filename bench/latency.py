@@ -31,10 +31,9 @@ def tick_to_commit(world: World, rounds: int, records: int) -> Result:
         name="f",
         title="From a sensor's tick to the committed slice",
         method=(
-            f"A sensor of a running daemon asks for a run for {RECORDS:,} new records; the time begins with the tick "
-            "that asks and ends with the run, when raw, events, rejects and current are committed and checked. The "
-            "peer is a sensor that asks for an asset which does nothing. Both wait for the same queue, the same "
-            "launcher and a new process."
+            f"From the tick that requests a run for {RECORDS:,} new records to the end of the run: raw, events, "
+            "rejects and current are committed and checked. The peer's asset does nothing; both have the same queue, "
+            "launcher and new process."
         ),
         rows=[row],
         verdicts=[

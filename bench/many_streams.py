@@ -70,8 +70,8 @@ def idle_streams(world: World, rounds: int, records: int) -> Result:
         title="Many idle streams",
         method=(
             f"{IDLE_STREAMS} copies of `orders` that do not publish, each with an empty topic of {IDLE_PARTITIONS} "
-            "partitions on one broker; all sensors run, and nothing else does. After two minutes, each round is a "
-            "minute: the processor time of daemon and code server with their children. No peer."
+            "partitions on one broker. Each round is a minute: the processor time of daemon and code server with "
+            "their children. No peer."
         ),
         rows=[row],
         verdicts=[
@@ -104,9 +104,9 @@ def busy_streams(world: World, rounds: int, records: int) -> Result:
         title="Many busy streams",
         method=(
             f"{BUSY_STREAMS} copies of `orders` that do not publish, {RECORDS_A_SECOND} records a second each for "
-            f"{BUSY_MINUTES} minutes, with broker, Spark and Dagster on the same machine. The lag is what the "
-            "consumer groups `highwater.<stream>` lack, every 30 s, as seconds of writing. It is bounded where its "
-            "largest value in the last third is that of the third before. No peer."
+            f"{BUSY_MINUTES} minutes, on one machine with broker, Spark and Dagster. The lag is that of the consumer "
+            "groups `highwater.<stream>`, every 30 s, as seconds of writing. It is bounded if its largest value in "
+            "the last third is that of the third before. No peer."
         ),
         rows=[Row(f"{BUSY_STREAMS} streams", {LAG: lags, TICK: ticks.planner})],
         verdicts=[

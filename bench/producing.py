@@ -43,10 +43,10 @@ FAR = {SMALL: Settings(2, 2 * ADDED_SECONDS, 140_000), USUAL: Settings(8, 6 * AD
 # Sent records, as a multiple of the requested ones: the last round trips are no throughput, and would be a good part of
 # it.
 TIMES = {SMALL: 3, USUAL: 2}
-RELIABLE, RELIABLE_FAR = "reliable", "reliable, set for far"
-BARE, BARE_BY_ID = "bare", "bare, each by its id"
+RELIABLE, RELIABLE_FAR = "reliable", "reliable, far"
+BARE, BARE_BY_ID = "bare", "bare, callbacks"
 # What acknowledges upstream, of both: a callback for each record, which has its id.
-BY_ID, ONE_BY_ONE = "reliable, each by its id", "reliable, each by its id, sent one by one"
+BY_ID, ONE_BY_ONE = "reliable, callbacks", "reliable, one by one"
 
 # The first records, of keys enough for every client and partition to have one.
 WARMING = 100
@@ -68,31 +68,25 @@ def reliable_against_bare(world: World, rounds: int, records: int) -> Result:
         name="j",
         title="The reliable producer, against a bare one",
         method=(
-            f"{records * TIMES[USUAL]:,} records, {records * TIMES[SMALL]:,} small ones, over {KEYS:,} keys, acks=all, "
-            f"to the last delivery report, from when the first {WARMING} are delivered: how long that takes, which an "
-            "idempotent client needs an identity for, stands in rows of its own. The bare one has librdkafka's "
-            "defaults and counts its reports: it is not idempotent, has any number of requests in flight, and waits "
-            "5 ms for a batch to fill where the reliable one waits 20. "
-            "The two beside it show what each of these costs alone. "
-            f"'{RELIABLE}' is `send_all`; '{BY_ID}' is that with a callback for each record, by its id, as whoever "
-            f"acknowledges upstream needs it, '{ONE_BY_ONE}' is `send` with the same; '{BARE_BY_ID}' is a bare one "
-            "whose callbacks have the ids too. Far away, the reliable one is judged with what "
-            f"docs/producers.md advises there: {_advice()}. "
-            "Three replicas are on brokers of their own, two of which must be in sync. The delay is added to the "
-            "brokers' answers to the client by proxies."
+            f"{records * TIMES[USUAL]:,} records, or {records * TIMES[SMALL]:,} small ones, over {KEYS:,} keys, "
+            f"acks=all: seconds from the first {WARMING} delivery reports to the last. The first {WARMING} have rows "
+            f"of their own; an idempotent client first gets an identity. '{BARE}' has librdkafka's defaults: any "
+            f"number of requests in flight, 5 ms until a batch is sent; '{RELIABLE}' waits 20 ms. '{RELIABLE}' is "
+            f"`send_all`; '{BY_ID}' and '{BARE_BY_ID}' have a callback with the id of each record, '{ONE_BY_ONE}' "
+            f"is `send` with it. Far away, all reliable ones but '{RELIABLE}' follow [producers.md](producers.md): "
+            f"{_advice()}. Two of three replicas must be in sync. Proxies delay the brokers' answers. Goals are shares "
+            f"of the speed of '{BARE}', or of '{BARE_BY_ID}' for those with callbacks."
         ),
         rows=rows,
         verdicts=[
-            Verdict(f"of the speed of '{peer}', {name}: {row.case}", row.ratio(name, peer), 0.8)
-            for row in rows
-            for name, peer in _judged(row)
+            Verdict(f"{row.case}: {name}", row.ratio(name, peer), 0.8) for row in rows for name, peer in _judged(row)
         ],
     )
 
 
 def _advice() -> str:
     return "; ".join(
-        f"with {size:,} bytes {far.clients} clients, linger.ms={far.linger * 1000:.0f} and at most "
+        f"for {size:,} bytes {far.clients} clients, linger.ms={far.linger * 1000:.0f}, "
         f"{far.most_with_client:,} records under way"
         for size, far in FAR.items()
     )

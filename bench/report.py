@@ -10,9 +10,9 @@ from bench.harness import RESULTS, Result, Row
 PAGE = RESULTS.parent / "benchmarks.md"
 HEAD = """# Benchmarks
 
-`make bench` measures everything on this page and writes it; `make bench ARGS="--only a,d"` measures a part and keeps
-the rest. The machine has 2 cores and runs broker, Spark and benchmark together; single times on it mean little. So each
-figure is the median of rounds in which the variants take turns, and what counts are ratios within one run.
+`make bench` measures everything and writes this page; `make bench ARGS="--only a,d"` measures a part. Broker, Spark and
+benchmark share 2 cores, so compare ratios, not times. Variants take turns. A cell has the median seconds of the rounds,
+then the fastest and the slowest round.
 """
 
 
@@ -27,14 +27,14 @@ def write(folder: Path = RESULTS, page: Path = PAGE) -> None:
 def _section(result: Result) -> str:
     lines = [f"## ({result.name}) {result.title}", "", result.method, "", *_table(result.rows), ""]
     if result.verdicts:
-        lines += ["| held against | figure | wanted | |", "| --- | --- | --- | --- |"]
+        lines += ["| figure | value | goal | reached |", "| --- | --- | --- | --- |"]
         lines += [
-            f"| {v.what} | {v.value:.2f} | {'at least' if v.at_least else 'at most'} {v.limit:g} "
-            f"| {'reached' if v.reached else '**not reached**'} |"
+            f"| {v.what} | {v.value:.2f} | {'≥' if v.at_least else '≤'} {v.limit:g} "
+            f"| {'yes' if v.reached else '**no**'} |"
             for v in result.verdicts
         ]
         lines.append("")
-    return "\n".join([*lines, f"![{result.title}](benchmarks/{result.name}.png)", ""])
+    return "\n".join([*lines, f"![plot](benchmarks/{result.name}.png)", ""])
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
@@ -47,7 +47,7 @@ def _cell(row: Row, variant: str) -> str:
     if variant not in row.seconds:
         return ""
     values = row.seconds[variant]
-    return f"{row.median(variant):.3g} s ({min(values):.3g} to {max(values):.3g})"
+    return f"{row.median(variant):.3g} ({min(values):.3g}-{max(values):.3g})"
 
 
 def _plot(result: Result, file: Path) -> None:

@@ -40,9 +40,8 @@ def planner_ticks(world: World, rounds: int, records: int) -> Result:
         name="e",
         title="A tick of the planner",
         method=(
-            "Each tick looks at the topic on a real broker, finds new records in every partition, reads the last one "
-            "of each for its fingerprint, and stores one slice in SQLite. Of the tier all ticks are counted that it "
-            "takes until everything in it is planned."
+            "A tick inspects the topic on a broker, reads the last record of each partition for its fingerprint, and "
+            "stores one slice in SQLite. The tier's figure is all ticks until it is planned."
         ),
         rows=[*by_partitions, *by_plans, tier],
         verdicts=[

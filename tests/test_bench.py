@@ -63,8 +63,8 @@ def test_the_page_reports_the_retained_figures(tmp_path: Path) -> None:
     assert Result.load(tmp_path / "x.json") == result()
     report.write(tmp_path, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
-    assert "| 1 batch | 2 s (1 to 3) | 4 s (3 to 4) |" in page
-    assert "| times as fast | 2.00 | at least 1.5 | reached |" in page
+    assert "| 1 batch | 2 (1-3) | 4 (3-4) |" in page
+    assert "| times as fast | 2.00 | ≥ 1.5 | yes |" in page
     assert (tmp_path / "x.png").stat().st_size > 1000
 
 
