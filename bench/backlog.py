@@ -58,7 +58,7 @@ def raw_against_streaming(world: World, rounds: int, records: int) -> Result:
 Act = Callable[[Bed, "list[Slice]"], object]
 
 
-def _round(world: World, stream: Any, slices: int, records: int, act: Act, prepare: Act | None = None) -> Variant:
+def _round(world: World, stream: Any, slices: int, records: int, action: Act, prepare: Act | None = None) -> Variant:
     """The work that takes slices into a lake of its own; preparing it is not timed."""
 
     def run(_: int) -> float:
@@ -66,7 +66,7 @@ def _round(world: World, stream: Any, slices: int, records: int, act: Act, prepa
         some_slices = last_slices(world, bed, slices, records)
         if prepare is not None:
             prepare(bed, some_slices)
-        took = timed(lambda: act(bed, some_slices))
+        took = timed(lambda: action(bed, some_slices))
         bed.remove()
         return took
 
@@ -116,8 +116,8 @@ def raw_against_bare_reads(world: World, rounds: int, records: int) -> Result:
     """(b) One slice to `raw`, against Spark's read into nothing and against a bare consumer."""
     stream = fill(world, "bench-b", records)
 
-    def variant(act: Act) -> Variant:
-        return _round(world, stream, 1, records, act, lambda bed, some_slices: _create_raw(world, bed, some_slices))
+    def variant(action: Act) -> Variant:
+        return _round(world, stream, 1, records, action, lambda bed, some_slices: _create_raw(world, bed, some_slices))
 
     row = alternate(
         f"{records:,} records",

@@ -115,8 +115,8 @@ def alternate(case: str, variants: Mapping[str, Variant], rounds: int, *, warm_u
     return Row(case, seconds)
 
 
-def timed(act: Callable[[], object]) -> float:
+def timed(action: Callable[[], object]) -> float:
     """Seconds that a call takes."""
     begin = time.perf_counter()
-    act()
+    action()
     return time.perf_counter() - begin

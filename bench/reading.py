@@ -11,7 +11,7 @@ from bench.world import BEGIN, Bed, World, fill
 from highwater.assets import current, events
 from highwater.assets.current_rebuild import rebuild
 from highwater.commit_records import CommitRecord, to_user_metadata, with_proof
-from highwater.orchestration.operations.maintenance import act
+from highwater.orchestration.operations.maintenance import maintain
 from highwater.proof import Proof
 from highwater.resources.commit_log import complete
 from highwater.resources.spark_tables import create_table
@@ -52,7 +52,9 @@ def reading_small_slices(world: World, rounds: int, records: int) -> Result:
     """(n) The same after many small slices and one maintenance."""
     bed = world.fresh(fill(world, f"{TOPIC}-small", 1))
     _filled(world, bed, records, SMALL_SLICES)
-    [events_] = [one for one in act(world.work(bed, []), None, BEGIN, sure=True).tables if one.table == events.TABLE]
+    [events_] = [
+        one for one in maintain(world.work(bed, []), None, BEGIN, sure=True).tables if one.table == events.TABLE
+    ]
     rows = _rows(world, bed, rounds)
     bed.remove()
     return Result(

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from dev.dagster_questions import Ask, launch_run, observed, runs
 from dev.readings import read_topics
-from highwater.orchestration.operations.accepting_rejects import Asked, act
+from highwater.orchestration.operations.accepting_rejects import AcceptSlicesRequest, accept_slices
 from highwater.orchestration.run_tags import PROBE, PURPOSE, RANGE_END, RANGE_START
 from highwater.resources.ledger import Ledger
 
@@ -117,8 +117,10 @@ class Burst:
         figures.run, figures.opened, figures.why = judged.run, circuit.since, circuit.why or ""
         figures.published = len(read_topics(self._bootstrap, [PARKED]).get(PARKED, ()))
         # At once, or the breaker would take it for its probe as long as no other slice waits in raw.
-        asked = Asked([judged.slice_key], sure=True, by="demo", because="a wrong serializer, since fixed")
-        act(self._ledger, [STREAM], asked, datetime.now(UTC), lambda _: None)
+        request = AcceptSlicesRequest(
+            [judged.slice_key], sure=True, by="demo", because="a wrong serializer, since fixed"
+        )
+        accept_slices(self._ledger, [STREAM], request, datetime.now(UTC), lambda _: None)
         self._write_sound()
 
     def _materialise(self) -> None:

@@ -150,8 +150,8 @@ def _enlarge(pipe: int) -> None:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, LARGE)
 
 
-def _in_background(act: Callable[..., None], *given: object) -> None:
-    threading.Thread(target=act, args=given, daemon=True).start()
+def _in_background(action: Callable[..., None], *given: object) -> None:
+    threading.Thread(target=action, args=given, daemon=True).start()
 
 
 def _end(*connections: socket.socket) -> None:

@@ -148,7 +148,7 @@ def test_streams_without_time_or_change_keep_their_alerts(ledger: Ledger, monkey
     streams = [replace(STREAM, name=name) for name in ("a", "b", "c", "d")]
     at, seen = [0.0], list[str]()
 
-    def measured(asked: alerts.Asked) -> Measure:
+    def measured(asked: alerts.StreamInputs) -> Measure:
         seen.append(asked.stream.name)
         at[0] += alerts.MEASURE_SECONDS * 0.7
         return replace(measure(over=asked.stream.name == "b"), stream=asked.stream.name)
@@ -305,7 +305,7 @@ def test_what_the_lake_reports_is_measured(tmp_path: Path) -> None:
     written.write()
     away = Kafka(f"{LOOPBACK}:{free_port()}")
     stream = replace(STREAM, alerts=Alerts(reject_ratio=0.6, parked=5))
-    asked = alerts.Asked(written.ledger, away, written.lake, stream)
+    asked = alerts.StreamInputs(written.ledger, away, written.lake, stream)
     ratio, parked = alerts._reject_ratio(asked), alerts._parked(asked)
     assert ratio is not None
     assert parked is not None
@@ -344,7 +344,7 @@ def test_a_topic_that_keeps_all_ends_the_alert_of_its_retention(
     """A person who raised retention.ms to unlimited, as the alert says, never got the recovery."""
     monkeypatch.setattr(alerts, "topic_settings", lambda *_: settings)
     unused: Any = None
-    found = alerts._retention_left(alerts.Asked(unused, unused, unused, STREAM))
+    found = alerts._retention_left(alerts.StreamInputs(unused, unused, unused, STREAM))
     assert (found and found.over) == over
     if found is not None:
         known = {("orders", found.what): Alert("orders", found.what, "1 h", "2 h", "raise it", NOW, reported=True)}
@@ -355,7 +355,7 @@ def test_the_alerts_of_tiers_and_of_sending_end_when_the_declaration_has_neither
     """Nothing measured them any more, and they stayed open for ever."""
     unused: Any = None
     bare = replace(STREAM, tiers=(), foreign=(), publishes=None)
-    asked = alerts.Asked(Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), unused, unused, bare)
+    asked = alerts.StreamInputs(Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), unused, unused, bare)
     for measuring in (alerts._late_retries, alerts._published_late):
         found = measuring(asked)
         assert found is not None

@@ -734,9 +734,9 @@ def test_the_planner_and_retries_ask_for_raw_alone_while_it_is_open() -> None:
 
 def test_the_breaker_is_an_alert_while_it_is_not_closed(ledger: Ledger) -> None:
     nothing: Any = None
-    closed = alerts._breaker(alerts.Asked(ledger, nothing, nothing, STREAM))
+    closed = alerts._breaker(alerts.StreamInputs(ledger, nothing, nothing, STREAM))
     opened(ledger)
-    open_ = alerts._breaker(alerts.Asked(ledger, nothing, nothing, STREAM))
+    open_ = alerts._breaker(alerts.StreamInputs(ledger, nothing, nothing, STREAM))
     assert closed is not None
     assert open_ is not None
     assert (closed.over, open_.over) == (False, True)
@@ -790,11 +790,11 @@ def split(key: str, raw: int, **reasons: int) -> dict[str, dict[str, int]]:
 
 
 def accept(ledger: Ledger, *reasons: str, from_slice: str = TWO.key, **asked: Any) -> list[str]:
-    from highwater.orchestration.operations.accepting_rejects import AskedReasons, accept_reasons
+    from highwater.orchestration.operations.accepting_rejects import AcceptReasonsRequest, accept_reasons
 
     lines: list[str] = []
     given = {"from_slice": from_slice, "sure": True, "by": "ann", "because": "foreign keys", **asked}
-    accept_reasons(ledger, STREAM, AskedReasons(reasons, **given), NOON, lines.append)
+    accept_reasons(ledger, STREAM, AcceptReasonsRequest(reasons, **given), NOON, lines.append)
     return lines
 
 
@@ -847,7 +847,7 @@ def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work
     command = "highwater accept-rejects orders --reason malformed --from orders@0000001"
 
     def breaker() -> Any:
-        return alerts._breaker(alerts.Asked(ledger, nothing, nothing, STREAM))
+        return alerts._breaker(alerts.StreamInputs(ledger, nothing, nothing, STREAM))
 
     for slice_ in slices:
         with pytest.raises(RejectsOverLimitError):
@@ -962,17 +962,17 @@ def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatc
 
 
 def test_what_cannot_be_accepted_is_reported(ledger: Ledger) -> None:
-    from highwater.orchestration.operations.accepting_rejects import Asked, act
+    from highwater.orchestration.operations.accepting_rejects import AcceptSlicesRequest, accept_slices
 
     ledger.add([ONE])
     for asked, stream, error in (
-        (Asked([ONE.key], sure=True), "orders", ConfigurationError),
-        (Asked([]), "orders", ConfigurationError),
-        (Asked([ONE.key]), "payments", ConfigurationError),
-        (Asked(["orders@0000009"]), "orders", UnknownSliceError),
+        (AcceptSlicesRequest([ONE.key], sure=True), "orders", ConfigurationError),
+        (AcceptSlicesRequest([]), "orders", ConfigurationError),
+        (AcceptSlicesRequest([ONE.key]), "payments", ConfigurationError),
+        (AcceptSlicesRequest(["orders@0000009"]), "orders", UnknownSliceError),
     ):
         with pytest.raises(error):
-            act(ledger, [stream], asked, NOON, lambda _: None)
+            accept_slices(ledger, [stream], asked, NOON, lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dev.spark_connect import SparkConnect
 from highwater.assets.commit import ensure_table
 from highwater.assets.work import Work
 from highwater.errors import ConfigurationError
-from highwater.orchestration.operations.maintenance import act
+from highwater.orchestration.operations.maintenance import maintain
 from highwater.resources.catalog import drop_missing, name_in_catalog, register
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -153,10 +153,13 @@ def test_tables_are_found_by_name_whatever_becomes_of_lake_and_catalog(hive: Spa
 
     # A person dropped the name: no file is lost, and maintenance brings it back, with the tables written without Spark.
     hive.sql("DROP TABLE lake.orders_events")
-    assert act(work, None, datetime.now(UTC), sure=False).catalog == ""
-    assert act(work, None, datetime.now(UTC), sure=True).catalog == "registered in lake: orders_events, orders_commits"
+    assert maintain(work, None, datetime.now(UTC), sure=False).catalog == ""
+    assert (
+        maintain(work, None, datetime.now(UTC), sure=True).catalog
+        == "registered in lake: orders_events, orders_commits"
+    )
     assert count() == 1
-    assert act(work, None, datetime.now(UTC), sure=True).catalog == ""
+    assert maintain(work, None, datetime.now(UTC), sure=True).catalog == ""
 
     # The lake moved.
     shutil.move(tmp_path / "lake", tmp_path / "moved")

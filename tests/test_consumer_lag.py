@@ -216,7 +216,7 @@ def alert_of(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting(stored, "x")})
     stream = replace(STREAM, alerts=Alerts(retention_left=timedelta(minutes=30), retries_late=timedelta(minutes=30)))
     stream = replace(stream, tiers=()) if deployed.topic == "orders" else stream
-    asked = alerts.Asked(deployed.ledger, deployed.kafka, deployed.lake, stream)
+    asked = alerts.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, stream)
     return alerts._retention_left(asked) if deployed.topic == "orders" else alerts._late_retries(asked)
 
 
@@ -264,7 +264,7 @@ def retention_left(
         foreign=(Foreign(FOREIGN, timedelta(minutes=10)),),
         alerts=Alerts(retention_left=timedelta(minutes=30)),
     )
-    return alerts._retention_left(alerts.Asked(deployed.ledger, deployed.kafka, deployed.lake, stream))
+    return alerts._retention_left(alerts.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, stream))
 
 
 DAY_MS = 24 * 3_600_000
@@ -416,7 +416,7 @@ def test_an_open_transaction_is_an_alert_that_names_its_place(
     monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 60_000), "x")})
     deployed.kafka = Holding(**first)
     deployed.ledger.open_generation(Generation("orders", TIER, "A", 0, {0: 0, 1: 0}, NOW))
-    found = alerts._open_transaction(alerts.Asked(deployed.ledger, deployed.kafka, deployed.lake, STREAM))
+    found = alerts._open_transaction(alerts.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, STREAM))
     assert found is not None
     assert found.over == over
     assert alerts._open_transaction in alerts.MEASURES

@@ -17,7 +17,7 @@ from highwater.envelope import Origin
 from highwater.erasing import microseconds
 from highwater.errors import DependencyAwayError, TemporaryError
 from highwater.orchestration.operations import maintenance, rebuilding
-from highwater.orchestration.operations.parked import Asked, Parked, Waiting, _give_up
+from highwater.orchestration.operations.parked import Parked, ParkedRequest, Waiting, _give_up
 from highwater.plans import Discard
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -26,7 +26,7 @@ from tests.world import NOON, STREAM, World
 
 NOTHING = cast("Any", None)
 KAFKA = cast("Any", SimpleNamespace(groups=list))
-BY_ANN = Asked(sure=True, by="ann", because="test data")
+BY_ANN = ParkedRequest(sure=True, by="ann", because="test data")
 
 
 def a_discard(offset: int, minutes: int = 0) -> Discard:
@@ -124,10 +124,10 @@ def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
         assert _give_up(world.ledger, world.lake, STREAM, parked(2), BY_ANN) == (0, 1)
     elif repaired_by == "maintenance":
         monkeypatch.setattr(maintenance, "tables_of", lambda _: [])  # they need Spark
-        maintenance.act(work_of(world.ledger, world.lake), None, datetime.now(UTC), sure=True)
+        maintenance.maintain(work_of(world.ledger, world.lake), None, datetime.now(UTC), sure=True)
     rebuilt = Ledger(f"sqlite:///{tmp_path / 'rebuilt.sqlite'}")
     said: list[str] = []
-    rebuilding.act(rebuilt, world.lake, KAFKA, STREAM, (), lambda line: said.append(str(line)), sure=True)
+    rebuilding.rebuild_from_lake(rebuilt, world.lake, KAFKA, STREAM, (), lambda line: said.append(str(line)), sure=True)
     assert rebuilt.discards("orders") == [known]
     assert "1 records were discarded" in said
     assert rebuilt.discarded_until("orders") == known.discarded_at

@@ -25,7 +25,7 @@ from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.completeness import hold_against_topic
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.operations import rebuilding
-from highwater.orchestration.operations.erasing import Asked, act
+from highwater.orchestration.operations.erasing import ErasureRequest, erase_key
 from highwater.orchestration.reporting.audit import audit
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import locate
@@ -79,8 +79,16 @@ def test_the_ledger_keeps_what_was_begun_and_what_is_done(tmp_path: Path) -> Non
     ]
 
 
-@pytest.mark.parametrize("asked", [Asked("o1"), Asked(O1.upper()), Asked(O1, sure=True), Asked(O1, True, by="me")])
-def test_what_is_asked_for_must_be_whole(asked: Asked) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ErasureRequest("o1"),
+        ErasureRequest(O1.upper()),
+        ErasureRequest(O1, sure=True),
+        ErasureRequest(O1, True, by="me"),
+    ],
+)
+def test_what_is_asked_for_must_be_whole(asked: ErasureRequest) -> None:
     with pytest.raises(ConfigurationError):
         asked.check_complete()
 
@@ -113,7 +121,7 @@ def test_a_dry_run_erases_nothing(world: World) -> None:
     nothing = cast("Any", None)
     lines: list[str] = []
     work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, lines.append)
-    found = act(work, None, Asked(O1), NOW)
+    found = erase_key(work, None, ErasureRequest(O1), NOW)
     assert found.table[1] == [[FIRST.key, "2", "1", "0", "0", "0"], [world.second.key, "1", "1", "0", "0", "1"]]
     assert lines[1:] == ["2 slices hold the key. A dry run: nothing was erased"]
     assert world.ledger.erasures.of("orders") == []
@@ -131,7 +139,7 @@ def test_slices_under_way_are_left_for_later(world: World) -> None:
         for key in (world.second.key, unread):
             tags = {"dagster/partition": key, "highwater/stream": "orders"}
             instance.add_run(dg.DagsterRun(job_name="orders_slice", tags=tags, status=dg.DagsterRunStatus.STARTED))
-        found = act(work, instance, Asked(O1), NOW)
+        found = erase_key(work, instance, ErasureRequest(O1), NOW)
     assert found.later == {
         FIRST.key: "it is decided, and not in rejects yet",
         world.second.key: "a run works on it",
@@ -150,12 +158,12 @@ def test_slices_that_are_being_sent_are_left_for_later(world: World, monkeypatch
         tags = {"dagster/partition": world.second.key, "highwater/stream": "orders", "highwater/purpose": "publish"}
         instance.add_run(dg.DagsterRun(job_name="orders_slice", tags=tags, status=dg.DagsterRunStatus.STARTED))
         assert in_flight(past_runs(instance, stream, world.keys, NOW)) == set()
-        found = act(work, instance, Asked(O1), NOW)
+        found = erase_key(work, instance, ErasureRequest(O1), NOW)
         assert found.later == {
             FIRST.key: "its publication broke off, materialise orders/published of it first",
             world.second.key: "a run works on it",
         }
-        act(work, instance, Asked(digest_of(b"o9"), sure=True, by="somebody", because="asked for"), NOW)
+        erase_key(work, instance, ErasureRequest(digest_of(b"o9"), sure=True, by="somebody", because="asked for"), NOW)
     assert "orders.accepted" in lines[-1]
 
 
@@ -283,13 +291,13 @@ def test_nothing_is_judged_again_for_what_others_did_since(
     nothing = cast("Any", None)
     work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, print)
     digest = digest_of(b"o5")
-    asked = Asked(digest, sure=True, by="somebody", because="asked for")
+    asked = ErasureRequest(digest, sure=True, by="somebody", because="asked for")
     if dies_after:
         stored.dies_after = dies_after
         with pytest.raises(TemporaryError, match="killed"):
-            act(work, None, asked, NOW)
+            erase_key(work, None, asked, NOW)
         stored.dies_after = ""
-    act(work, None, asked, NOW)
+    erase_key(work, None, asked, NOW)
     assert [name for name in stored.names if name != "forgotten"] == ["raw", "events", "rejects"]
     assert stored.names.index("forgotten") == 1, (
         "before the events go: a run that dies in between knows no more of them"
@@ -316,9 +324,9 @@ def test_an_erasure_that_leaves_a_row_of_the_key_is_no_success(
     Committed(world, monkeypatch, keeps=table)
     nothing, lines = cast("Any", None), list[str]()
     work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, lines.append)
-    asked = Asked(digest_of(b"o5"), sure=True, by="somebody", because="asked for")
+    asked = ErasureRequest(digest_of(b"o5"), sure=True, by="somebody", because="asked for")
     with pytest.raises(UnbalancedError, match=f"the erased key is still in {table} of orders"):
-        act(work, None, asked, NOW)
+        erase_key(work, None, asked, NOW)
     done = world.ledger.erasures.of_key("orders", asked.digest).values()
     assert all(one.done_at is None for all_ in done for one in all_) == (table != "current")
     assert not any("Kafka still holds" in line for line in lines)
@@ -352,7 +360,7 @@ def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(
     first, second, unread = bench.plan(0, p0=(0, 5)), bench.plan(1, p0=(5, 8)), bench.plan(2, p0=(8, 10))
     bench.materialise(first, second)
     assert bench.failing() == {}
-    asked = Asked(O1, sure=True, by="somebody", because="asked for")
+    asked = ErasureRequest(O1, sure=True, by="somebody", because="asked for")
 
     def killed(work: Work) -> Any:
         raise TemporaryError(f"killed before {work.keys}", remedy="none")
@@ -360,8 +368,8 @@ def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(rejects, "materialise", killed)
         with pytest.raises(TemporaryError, match="killed"):
-            act(bench.work(), None, asked, datetime.now(UTC))
-    found = act(bench.work(), None, asked, datetime.now(UTC))
+            erase_key(bench.work(), None, asked, datetime.now(UTC))
+    found = erase_key(bench.work(), None, asked, datetime.now(UTC))
     assert [*found.done] == [first.key, second.key]
     assert everywhere(bench) == {"o2"}
     assert {key: row["version"] for key, row in bench.current().items()} == {"o2": 2}
@@ -388,7 +396,7 @@ def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(
 
     # The ledger is lost, and knows it again from the lake: nothing comes back, and nothing is missed.
     bench.ledger = Ledger(f"sqlite:///{tmp_path / 'rebuilt.sqlite'}")
-    rebuilding.act(bench.ledger, bench.lake, bench.kafka, bench.stream, [], print, sure=True)
+    rebuilding.rebuild_from_lake(bench.ledger, bench.lake, bench.kafka, bench.stream, [], print, sure=True)
     bench.materialise(first, unread)
     assert everywhere(bench) == {"o1", "o2"}
     assert {(row["partition"], row["offset"]) for row in bench.rows("raw") if row["key"] == b"o1"} == {(0, 9)}

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.operations.retrying_slices import Asked, act
+from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import StreamStatus
@@ -73,7 +73,7 @@ def repairing_(tmp_path: Path) -> Iterator[Repairing]:
 
 def measured(ours: Repairing) -> Any:
     unused: Any = None
-    return alerts._exhausted(alerts.Asked(ours.ledger, unused, unused, STREAM))
+    return alerts._exhausted(alerts.StreamInputs(ours.ledger, unused, unused, STREAM))
 
 
 def test_a_slice_that_fails_again_and_again_is_an_alert_and_stays_exhausted(
@@ -115,9 +115,9 @@ def test_a_person_lets_it_be_tried_again(repairing_: Repairing, tmp_path: Path) 
     asked = [key for keys, _, _ in ours.tick()[0] for key in keys]
     assert asked == [ONE.key, TWO.key]
     with pytest.raises(ConfigurationError, match="is not exhausted"):
-        act(ours.ledger, {"orders": STREAM}, Asked(ONE.key), NOW, print)
+        release_for_retries(ours.ledger, {"orders": STREAM}, RetryRequest(ONE.key), NOW, print)
     with pytest.raises(ConfigurationError, match="is no slice of payments"):
-        act(ours.ledger, {"payments": STREAM}, Asked(ONE.key), NOW, print)
+        release_for_retries(ours.ledger, {"payments": STREAM}, RetryRequest(ONE.key), NOW, print)
     ours.fail_often(ONE.key)
     ours.tick()
     assert measured(ours).over, "what fails again is exhausted again"

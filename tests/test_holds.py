@@ -37,7 +37,7 @@ from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.failures import NOT_TRIED_AGAIN
 from highwater.orchestration.metadata import of_holds
-from highwater.orchestration.operations.releasing_holds import Asked, act
+from highwater.orchestration.operations.releasing_holds import ReleaseRequest, release_slice
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.open_metrics import Metrics, _holds
@@ -444,7 +444,7 @@ def test_a_hold_is_reported_everywhere(ledger: Ledger, tmp_path: Path) -> None:
     from dev.processes import LOOPBACK, free_port
 
     nothing: Any = None
-    measured = alerts._held(alerts.Asked(ledger, nothing, nothing, STREAM))
+    measured = alerts._held(alerts.StreamInputs(ledger, nothing, nothing, STREAM))
     assert measured is not None
     assert not measured.over
     assert alerts._held in alerts.MEASURES
@@ -456,7 +456,7 @@ def test_a_hold_is_reported_everywhere(ledger: Ledger, tmp_path: Path) -> None:
         "orders@0000002 is held since 2026-03-01 12:00:00 UTC by 3 records, the first is orders partition 2 offset 41, "
         "unresolved: customer_id is not in reference/customers; attempt 1 at 12:00:00"
     )
-    measured = alerts._held(alerts.Asked(ledger, nothing, nothing, STREAM))
+    measured = alerts._held(alerts.StreamInputs(ledger, nothing, nothing, STREAM))
     assert measured is not None
     assert (measured.over, measured.value) == (True, text)
     status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
@@ -520,8 +520,8 @@ def test_a_release_names_the_breaker_that_the_slice_waits_for(ledger: Ledger) ->
     said: list[str] = []
     for slice_ in (ONE, TWO):
         ledger.holds.note("orders", slice_.key, FOUND, NOON)
-        asked = Asked(slice_.key, sure=True, by="ann")
-        act(ledger, {"orders": STREAM}, asked, NOON, lambda line: said.append(str(line)))
+        asked = ReleaseRequest(slice_.key, sure=True, by="ann")
+        release_slice(ledger, {"orders": STREAM}, asked, NOON, lambda line: said.append(str(line)))
         assert ("waits for the breaker of orders" in said[-1]) == (slice_ == TWO)
         opened(ledger)
 
@@ -529,9 +529,9 @@ def test_a_release_names_the_breaker_that_the_slice_waits_for(ledger: Ledger) ->
 def test_what_cannot_be_released_is_reported(ledger: Ledger) -> None:
     ledger.add([ONE])
     for asked, stream, error in (
-        (Asked(ONE.key, sure=True), "orders", ConfigurationError),
-        (Asked(ONE.key), "payments", ConfigurationError),
-        (Asked("orders@0000009"), "orders", UnknownSliceError),
+        (ReleaseRequest(ONE.key, sure=True), "orders", ConfigurationError),
+        (ReleaseRequest(ONE.key), "payments", ConfigurationError),
+        (ReleaseRequest("orders@0000009"), "orders", UnknownSliceError),
     ):
         with pytest.raises(error):
-            act(ledger, {stream: STREAM}, asked, NOON, lambda _: None)
+            release_slice(ledger, {stream: STREAM}, asked, NOON, lambda _: None)

@@ -91,6 +91,23 @@ SAME: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 }
 
 
+# The function of each module that does the work.
+WORK = {
+    "accepting_losses": "accept_losses",
+    "accepting_rejects": "accept_slices",
+    "erasing": "erase_key",
+    "key_retirement": "recall",
+    "parked": "redrive_or_discard",
+    "pausing": "pause_or_resume",
+    "rebuilding": "rebuild_from_lake",
+    "rebuilding_all": "rebuild_from_kafka",
+    "rebuilding_current": "rebuild_from_events",
+    "reclaiming": "reclaim_records",
+    "releasing_holds": "release_slice",
+    "retrying_slices": "release_for_retries",
+}
+
+
 class Calls:
     """Calls of the functions that do the work, with what was asked of them."""
 
@@ -100,7 +117,7 @@ class Calls:
     def __call__(self, *values: Any, **options: Any) -> Any:
         asked = dict(options)
         for at, value in enumerate(values):
-            if type(value).__name__.startswith("Asked"):
+            if type(value).__name__.endswith("Request"):
                 asked |= asdict(value)
             elif isinstance(value, str):
                 asked[str(at)] = value
@@ -116,9 +133,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     """Every function that does the work, replaced."""
     found = Calls()
     for module in {module for module, _, _ in SAME.values()}:
-        name = "recall" if module == "key_retirement" else "act"
-        monkeypatch.setattr(import_module(f"highwater.orchestration.operations.{module}"), name, found)
-    for name in ("act", "act_on_part"):
+        monkeypatch.setattr(import_module(f"highwater.orchestration.operations.{module}"), WORK[module], found)
+    for name in ("pause_or_resume", "pause_or_resume_tier"):
         monkeypatch.setattr(f"highwater.orchestration.operations.pausing.{name}", found)
         monkeypatch.setattr(f"highwater.orchestration.cli.pause.{name}", found)
     monkeypatch.setattr("highwater.orchestration.resources.open_session", lambda _: None)
@@ -211,7 +227,7 @@ class Maintained:
         self.faults: dict[str, list[Exception]] = {}
         self.seen: list[tuple[str, bool]] = []
 
-    def act(self, work: Any, *_: object, sure: bool) -> Report:
+    def maintain(self, work: Any, *_: object, sure: bool) -> Report:
         name = work.stream.name
         self.seen.append((name, sure))
         if self.faults.get(name):
@@ -223,7 +239,7 @@ class Maintained:
 def maintained(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Maintained:
     del calls  # its settings
     found = Maintained()
-    monkeypatch.setattr(maintenance, "act", found.act)
+    monkeypatch.setattr(maintenance, "maintain", found.maintain)
     monkeypatch.setattr("highwater.orchestration.maintenance_job.wait_seconds", lambda _: 0.0)
     return found
 

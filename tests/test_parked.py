@@ -24,7 +24,16 @@ from highwater.errors import ConfigurationError, RecordTooLargeError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.cli.terminal import PERMANENT
-from highwater.orchestration.operations.parked import Asked, Choice, Parked, Waiting, _give_up, act, look, only
+from highwater.orchestration.operations.parked import (
+    Choice,
+    Parked,
+    ParkedRequest,
+    Waiting,
+    _give_up,
+    look,
+    only,
+    redrive_or_discard,
+)
 from highwater.orchestration.reporting.locating import locate
 from highwater.plans import Discard
 from highwater.reclaims import Reclaim
@@ -141,9 +150,9 @@ class Parking:
         found = look(self.scene.ledger, self.scene.kafka, self.lake, self.stream, choice or Choice())
         return sorted(origin.offset for origin in found.waiting)
 
-    def act(self, **asked: Any) -> list[int]:
-        given = Asked(**asked)
-        found = act(self.scene.ledger, self.scene.kafka, self.lake, self.stream, given, self.log.append)
+    def decide(self, **asked: Any) -> list[int]:
+        given = ParkedRequest(**asked)
+        found = redrive_or_discard(self.scene.ledger, self.scene.kafka, self.lake, self.stream, given, self.log.append)
         return sorted(origin.offset for origin in found.waiting)
 
 
@@ -215,7 +224,7 @@ def test_nothing_is_abandoned_that_has_another_end_by_now(tmp_path: Path) -> Non
     waiting = {an_envelope(n).origin: Waiting(0, n, 0, "malformed", "orders@0000000", "why", "o1") for n in range(4)}
     accept(lake, [an_envelope(0).origin])
     ledger.reclaims.add("orders", [Reclaim(an_envelope(1).origin, "orders@0000000", 1, "fixed", "ann", NOW)])
-    asked = Asked(sure=True, by="ann", because="a test")
+    asked = ParkedRequest(sure=True, by="ann", because="a test")
     assert _give_up(ledger, lake, STREAM, Parked(waiting, 0, 0, 0, {}), asked) == (1, 3)
     found = {one.origin.offset: (one.reason, one.discarded_at) for one in ledger.discards("orders")}
     assert found == {3: ("first", later), 2: ("a test", later + timedelta(microseconds=1))}
@@ -258,24 +267,24 @@ def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest
     written = [parking.envelope(n, partition=n % 2) for n in range(5)]
     parking.park(*written[:4])
     parking.park(written[4], key=None, value=b"\xff")
-    assert parking.act() == [0, 1, 2, 3, 4]
+    assert parking.decide() == [0, 1, 2, 3, 4]
     assert "nothing was done" in parking.log[-1]
     tier = parking.stream.tier_topics[0]
     assert published(parking.scene.bootstrap, tier) == []
-    parking.act(sure=True, by="ann")
+    parking.decide(sure=True, by="ann")
     assert "5 of 5" in parking.log[-1]
     found = published(parking.scene.bootstrap, tier)
     expected: list[tuple[Any, ...]] = [(e.partition, b"o1", b"garbled", wrapped(e, OWN)) for e in written[:4]]
     expected.append((written[4].partition, None, b"\xff", wrapped(written[4], OWN)))
     assert sorted(found, key=repr) == sorted(expected, key=repr)
-    assert parking.act(sure=True, by="ann", most=1) == [0], "as often as wanted"
+    assert parking.decide(sure=True, by="ann", most=1) == [0], "as often as wanted"
     assert len(published(parking.scene.bootstrap, tier)) == 6
 
 
 @pytest.mark.slow
 def test_what_is_abandoned_waits_no_more_and_the_first_reason_stays(parking: Parking) -> None:
     parking.park(*[parking.envelope(n, "invalid" if n else "malformed") for n in range(3)])
-    assert parking.act(sure=True, by="ann", because="a test", choice=Choice(reasons=["invalid"])) == [1, 2]
+    assert parking.decide(sure=True, by="ann", because="a test", choice=Choice(reasons=["invalid"])) == [1, 2]
     assert "2 discarded by ann: a test" in parking.log[-1]
     assert parking.waiting() == [0]
     ledger = parking.scene.ledger
@@ -302,7 +311,7 @@ def test_what_is_missing_is_reported_before_anything_is_done(
     parking.park(parking.envelope(0))
     parking.stream = replace(parking.stream, tiers=())
     with pytest.raises(ConfigurationError) as caught:
-        parking.act(**asked)
+        parking.decide(**asked)
     assert remedy in caught.value.remedy
     assert parking.waiting() == [0]
 
@@ -346,8 +355,10 @@ def test_what_was_abandoned_is_accepted_by_no_copy_that_is_under_way(bench: Benc
     bench.materialise(bench.plan(0, p0=(0, 2)))
     customers(bench.lake, ["c1", "late"])
     where = (bench.ledger, bench.kafka, bench.lake, bench.stream)
-    act(*where, Asked(sure=True, by="ann"), bench.log.append)
-    act(*where, Asked(Choice(keys=["o1"]), sure=True, by="ann", because="test data"), bench.log.append)
+    redrive_or_discard(*where, ParkedRequest(sure=True, by="ann"), bench.log.append)
+    redrive_or_discard(
+        *where, ParkedRequest(Choice(keys=["o1"]), sure=True, by="ann", because="test data"), bench.log.append
+    )
     [slice_] = due(bench)
     counts = bench.materialise(slice_)["events"][0].counts
     assert (counts["events"], counts["superseded"], counts["rejects"]) == (1, 1, 0)
@@ -366,7 +377,9 @@ def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None
     bench.materialise(bench.plan(0, p0=(0, 1)))
     customers(bench.lake, ["c1", "late"])
     for _ in range(2):
-        act(bench.ledger, bench.kafka, bench.lake, bench.stream, Asked(sure=True, by="ann"), bench.log.append)
+        redrive_or_discard(
+            bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedRequest(sure=True, by="ann"), bench.log.append
+        )
     [slice_] = due(bench)
     assert slice_.offsets >= 2
     bench.materialise(slice_)
@@ -442,7 +455,9 @@ def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whol
     assert count_ends(bench.ledger, bench.lake, bench.stream).parked == 3
 
     def back() -> Parked:
-        return act(bench.ledger, bench.kafka, bench.lake, bench.stream, Asked(sure=True, by="ann"), bench.log.append)
+        return redrive_or_discard(
+            bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedRequest(sure=True, by="ann"), bench.log.append
+        )
 
     bench.kafka = Kafka(bench.bootstrap)
     with pytest.raises(RecordTooLargeError, match="3 records stay parked") as caught:

@@ -16,7 +16,12 @@ from click.testing import CliRunner, Result
 
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.operations.pausing import Asked, AskedPart, act, act_on_part
+from highwater.orchestration.operations.pausing import (
+    PauseRequest,
+    TierPauseRequest,
+    pause_or_resume,
+    pause_or_resume_tier,
+)
 from highwater.orchestration.reporting.audit import _dlq as audited
 from highwater.orchestration.reporting.plan_status import StreamStatus, _dlq
 from highwater.orchestration.sensing import ticks
@@ -117,11 +122,11 @@ def test_a_person_pauses_and_resumes_a_stream_and_its_parts_by_command(ours: Our
 
 
 def test_the_second_of_two_persons_learns_that_a_stream_is_paused(ours: Ours) -> None:
-    mine, theirs = AskedPart(sure=True, by="ann"), Pause("", NOW, "bob")
+    mine, theirs = PauseRequest(sure=True, by="ann"), Pause("", NOW, "bob")
     with pytest.raises(ConfigurationError, match="stream orders is paused by bob"):
-        act_on_part(ours.ledger, STREAM, mine, NOW, lambda _: ours.ledger.paused.pause_part("orders", ALL, theirs))
+        pause_or_resume(ours.ledger, STREAM, mine, NOW, lambda _: ours.ledger.paused.pause_part("orders", ALL, theirs))
     with pytest.raises(ConfigurationError, match="is not paused"):
-        act_on_part(
+        pause_or_resume(
             ours.ledger,
             STREAM,
             replace(mine, resume=True),
@@ -138,13 +143,15 @@ def test_a_paused_part_is_no_paused_tier(ours: Ours) -> None:
 
 def test_who_comes_second_is_reported(ours: Ours) -> None:
     """Both heard that they had paused it, or resumed it."""
-    mine = Asked(FIRST, sure=True, by="ann")
+    mine = TierPauseRequest(FIRST, sure=True, by="ann")
     first = Pause(FIRST, NOW, "bob")
     with pytest.raises(ConfigurationError, match="is paused by bob"):
-        act(ours.ledger, STREAM, mine, NOW, lambda _: ours.ledger.paused.pause("orders", first))
+        pause_or_resume_tier(ours.ledger, STREAM, mine, NOW, lambda _: ours.ledger.paused.pause("orders", first))
     assert ours.ledger.paused.of("orders") == {FIRST: first}
     with pytest.raises(ConfigurationError, match="is not paused"):
-        act(ours.ledger, STREAM, replace(mine, resume=True), NOW, lambda _: ours.ledger.paused.resume("orders", FIRST))
+        pause_or_resume_tier(
+            ours.ledger, STREAM, replace(mine, resume=True), NOW, lambda _: ours.ledger.paused.resume("orders", FIRST)
+        )
 
 
 def test_the_ledger_records_who_resumed_and_why(ours: Ours) -> None:
@@ -159,6 +166,6 @@ def test_the_ledger_records_who_resumed_and_why(ours: Ours) -> None:
 def test_only_what_is_retried_can_be_paused(ours: Ours) -> None:
     for topic in ("orders", STREAM.parked_topic, "elsewhere"):
         with pytest.raises(ConfigurationError, match="is no topic of stream orders whose records are retried"):
-            act(ours.ledger, STREAM, Asked(topic), NOW, print)
+            pause_or_resume_tier(ours.ledger, STREAM, TierPauseRequest(topic), NOW, print)
     with pytest.raises(ConfigurationError, match="is not paused"):
-        act(ours.ledger, STREAM, Asked(FIRST, resume=True), NOW, print)
+        pause_or_resume_tier(ours.ledger, STREAM, TierPauseRequest(FIRST, resume=True), NOW, print)

@@ -431,8 +431,8 @@ def test_what_a_hanging_transaction_holds_back_is_reported_before_and_after_rete
     scene.write(99)
     wait_until(lambda: scene.kafka.topic_state(scene.topic).partitions[0].high_watermark == 100, 30, "the records")
 
-    def asked() -> alerts.Asked:
-        return alerts.Asked(scene.ledger, scene.kafka, Lake(str(tmp_path / "lake")), scene.stream)
+    def asked() -> alerts.StreamInputs:
+        return alerts.StreamInputs(scene.ledger, scene.kafka, Lake(str(tmp_path / "lake")), scene.stream)
 
     assert scene.tick().slices == ()
     status = topic_status(scene.kafka, scene.stream, scene.ledger.planned("orders", scene.topic))

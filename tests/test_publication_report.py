@@ -231,7 +231,7 @@ def test_explain_reports_what_became_of_a_slice(scene: Scene) -> None:
 def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     slice_ = scene.plan(0, p0=(0, 2))
     stream = replace(scene.tables.stream, alerts=Alerts(published_late=timedelta(minutes=10)))
-    asked = alerts.Asked(scene.tables.ledger, cast("Any", None), scene.tables.lake, stream)
+    asked = alerts.StreamInputs(scene.tables.ledger, cast("Any", None), scene.tables.lake, stream)
     unsent = replace(stream, publishes=None)
     for declared, value in ((unsent, "the stream sends none"), (stream, "none waits to be sent")):
         found = alerts._published_late(replace(asked, stream=declared))

@@ -22,7 +22,7 @@ from highwater.errors import KAFKA, RetractionError, SupersededAttemptError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.published_checks import events_published, publication_line
 from highwater.orchestration.checking.verdicts import Verdict
-from highwater.orchestration.operations.retrying_slices import Asked, act
+from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
 from highwater.orchestration.run_tags import PURPOSE, RANGE_END, RANGE_START
 from highwater.orchestration.sensing import publishing
 from highwater.orchestration.sensing.publishing import RULES, SLICES_A_RUN, next_run, publish
@@ -246,10 +246,10 @@ def test_slices_that_were_abandoned_are_tried_again_when_a_person_says_so_of_one
     first, second = exhausted_slices(scene)
     ledger, streams = scene.tables.ledger, {"orders": scene.tables.stream}
     lines: list[str] = []
-    assert act(ledger, streams, Asked(first.key), LATER, lines.append) is None
+    assert release_for_retries(ledger, streams, RetryRequest(first.key), LATER, lines.append) is None
     assert scene.asked() == [], "a dry run"
     for _ in range(2):  # said twice is no error
-        act(ledger, streams, Asked(first.key, sure=True, by="ann"), LATER, lines.append)
+        release_for_retries(ledger, streams, RetryRequest(first.key, sure=True, by="ann"), LATER, lines.append)
     assert (
         lines[-1]
         == f"{first.key}: recorded; where it is not sent, the sensor publisher requests it and those behind it"

@@ -29,7 +29,7 @@ from highwater.orchestration.checking.offset_queries import Rows, rows_in_raw
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.maintenance_job import _observe
 from highwater.orchestration.operations import erasing, maintenance, raw_retention, rebuilding
-from highwater.orchestration.operations.erasing import Asked
+from highwater.orchestration.operations.erasing import ErasureRequest
 from highwater.orchestration.operations.key_retirement import complete
 from highwater.orchestration.operations.maintenance import Report, TableReport
 from highwater.orchestration.operations.parked import Choice
@@ -195,7 +195,7 @@ class Step:
         return Work(self.stream, [], spark, self.world.lake, ledger or self.world.ledger, KAFKA, print)
 
     def maintain(self, *, sure: bool = True) -> Retained:
-        found = maintenance.act(self.work(), self.instance, NOW, sure=sure).retained
+        found = maintenance.maintain(self.work(), self.instance, NOW, sure=sure).retained
         assert found is not None
         return found
 
@@ -242,8 +242,8 @@ def test_a_dry_run_reports_what_would_go_and_what_stays(step: Step, world: World
 
 
 def test_nothing_goes_without_a_declaration_or_without_dagster(step: Step, world: World) -> None:
-    assert maintenance.act(replace(step.work(), stream=STREAM), step.instance, NOW, sure=True).retained is None
-    found = maintenance.act(step.work(), None, NOW, sure=True)
+    assert maintenance.maintain(replace(step.work(), stream=STREAM), step.instance, NOW, sure=True).retained is None
+    found = maintenance.maintain(step.work(), None, NOW, sure=True)
     assert "raw: DAGSTER_HOME is not set, so no slice loses its rows" in found.lines
     assert held(world) == {*world.keys}
 
@@ -357,7 +357,7 @@ def test_wherever_it_dies_the_next_one_finishes_it(step: Step, world: World, poi
     assert held(world) == ({FIRST.key} if point in {"commit", "done"} else {*world.keys})
     assert world.red() == {}
     fresh = Ledger(f"sqlite:///{Path(world.lake.root).parent / 'rebuilt.sqlite'}")
-    rebuilt = rebuilding.act(fresh, world.lake, KAFKA, STORED, [], lambda _: None, sure=True)
+    rebuilt = rebuilding.rebuild_from_lake(fresh, world.lake, KAFKA, STORED, [], lambda _: None, sure=True)
     assert ("2 slices lost rows of raw by their age" in rebuilt.lines) == (point != "begin")
     world.ledger = fresh  # as it were lost, too
     for _ in range(9):
@@ -560,11 +560,11 @@ def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
     world.proofs["raw"].update(rows)
     world.write()
     retained.dies_after = "raw"
-    work, asked = step.work(), Asked(digest_of(b"o5"), sure=True, by="ann", because="asked for")
+    work, asked = step.work(), ErasureRequest(digest_of(b"o5"), sure=True, by="ann", because="asked for")
     with pytest.raises(TemporaryError, match="killed"):
-        erasing.act(work, None, asked, NOW)
+        erasing.erase_key(work, None, asked, NOW)
     retained.dies_after = ""
-    erasing.act(work, None, asked, NOW)
+    erasing.erase_key(work, None, asked, NOW)
     assert [name for name in retained.names if name != "forgotten"] == ["raw", "events", "rejects"]
     assert world.of("events", key="o5") == world.of("rejects", key=b"o5") == []
     lost = {key: one for key, one in world.proofs["raw"].items() if "erased" in one.counts}

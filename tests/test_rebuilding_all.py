@@ -25,7 +25,7 @@ from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.mirroring import MirrorMark
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.cli.terminal import PERMANENT
-from highwater.orchestration.operations.rebuilding_all import Copies, act, begun, number_of
+from highwater.orchestration.operations.rebuilding_all import Copies, begun, number_of, rebuild_from_kafka
 from highwater.orchestration.sensing.planning import Planner, _ensure_never_published
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.plans import Discard
@@ -270,7 +270,7 @@ def lose_all(bench: Bench, home: Path) -> list[str]:
     bench.ledger, bench.lake = Ledger(f"sqlite:///{home / 'ledger.sqlite'}"), Lake(str(home / "lake"))
     customers(bench.lake, ["c1", "late", "later"])
     lines: list[str] = []
-    act(bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, sure=True, by="ann")
+    rebuild_from_kafka(bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, sure=True, by="ann")
     return lines
 
 
@@ -344,12 +344,14 @@ def test_all_is_lost_and_comes_back_from_kafka(lost: Bench, tmp_path: Path) -> N
     bench.ledger, bench.lake = Ledger(f"sqlite:///{tmp_path / 'again.sqlite'}"), Lake(str(tmp_path / "again"))
     customers(bench.lake, ["c1", "late", "later"])
     lines: list[str] = []
-    found = act(bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, sure=True, by="ann")
+    found = rebuild_from_kafka(
+        bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, sure=True, by="ann"
+    )
     assert found.copies == {topics[1]: 4, topics[2]: 2, topics[3]: 2}
     [loss] = bench.ledger.losses("orders")
     assert (loss.partition, loss.offsets, loss.accepted_by) == (2, OffsetRange(0, 1), "ann")
     with pytest.raises(ConfigurationError, match="the ledger knows orders"):
-        act(bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, sure=True, by="ann")
+        rebuild_from_kafka(bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, sure=True, by="ann")
 
     slices = plan_all(bench)
     assert [slice_.key for slice_ in slices] == [f"{name}@0000001" for name in topics[:3]]

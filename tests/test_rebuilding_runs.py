@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 from highwater.orchestration.asset_keys import table_key
-from highwater.orchestration.operations.rebuilding_all import act
+from highwater.orchestration.operations.rebuilding_all import rebuild_from_kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from tests.support import Bench, Message, customers, order_message, read_topic
@@ -67,7 +67,7 @@ def test_dagsters_home_is_lost_with_all_the_rest(
         [fault] = bench.ledger.sensor_faults.all()
         assert "its rejects were published before" in fault.problem
         assert second.keys() == []
-        act(bench.ledger, bench.lake, bench.kafka, bench.stream, [], print, sure=True, by="ann")
+        rebuild_from_kafka(bench.ledger, bench.lake, bench.kafka, bench.stream, [], print, sure=True, by="ann")
         [key] = take(second)
         assert key == f"{bench.stream.topic}@0000001", "no key of before is used again"
         held = [set(second.instance.get_materialized_partitions(table_key(bench.stream, name))) for name in TABLES]

@@ -30,7 +30,7 @@ from highwater.orchestration.operations import parked, pending_reprocessing
 from highwater.orchestration.operations.parked import Choice
 from highwater.orchestration.operations.pending_reprocessing import ReclaimedRecords
 from highwater.orchestration.operations.rebuilding import _reclaims
-from highwater.orchestration.operations.reclaiming import Asked, Found, act, look
+from highwater.orchestration.operations.reclaiming import Found, ReclaimRequest, look, reclaim_records
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import locate
@@ -94,9 +94,9 @@ class Taking:
     def where(self) -> tuple[Ledger, Lake, Stream]:
         return self.world.ledger, self.world.lake, STREAM
 
-    def act(self, **asked: Any) -> Found:
+    def reclaim(self, **asked: Any) -> Found:
         self.world.write()
-        return act(*self.where, Asked(**asked), self.log.append)
+        return reclaim_records(*self.where, ReclaimRequest(**asked), self.log.append)
 
     def ends(self) -> Ends:
         self.world.write()
@@ -144,7 +144,7 @@ BY_ANN = {"sure": True, "by": "ann", "because": "a fixed rule"}
 
 
 def test_what_is_in_the_dlq_is_reported_and_a_dry_run_takes_nothing(taking: Taking) -> None:
-    found = taking.act()
+    found = taking.reclaim()
     assert [(origin, one.home, one.reason, one.next_topic) for origin, one in found.meant.items()] == [
         (X, FIRST.key, "malformed", PARKED)
     ], "what a retry accepted is not in the DLQ"
@@ -160,21 +160,21 @@ def test_slices_whose_key_is_retired_are_reported_with_the_command_that_brings_i
     """Without it nobody could materialise them, and what was reclaimed would have no place to go."""
     ledger = taking.world.ledger
     ledger.retired.retire("orders", [FIRST.key], NOW)
-    taking.act(**asked)
+    taking.reclaim(**asked)
     [reported] = [line for line in taking.log if "retired" in line]
     assert reported == (
         "1 of 1 slices have a retired key: first highwater recall-keys orders orders@0000000 orders@0000000 --yes"
     )
     ledger.retired.recall([FIRST.key], NOW)
     taking.log.clear()
-    taking.act(**asked)
+    taking.reclaim(**asked)
     assert "retired" not in " ".join(taking.log)
 
 
 @pytest.mark.parametrize("asked", [{"sure": True, "because": "x"}, {"sure": True, "by": "ann"}])
 def test_nothing_is_reclaimed_without_a_name_and_a_reason(taking: Taking, asked: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="nobody is named"):
-        taking.act(**asked)
+        taking.reclaim(**asked)
     assert taking.world.ledger.reclaims.acts("orders") == 0
 
 
@@ -193,11 +193,11 @@ def test_a_choice_is_by_reason_slice_key_and_time_of_publication(taking: Taking)
 
 def test_what_was_abandoned_or_reclaimed_is_not_reclaimed(taking: Taking, tmp_path: Path) -> None:
     taking.world.ledger.discard("orders", [Discard(X, "test data", "bob", NOW)])
-    assert (taking.act().meant, taking.act().discarded) == ({}, 1)
+    assert (taking.reclaim().meant, taking.reclaim().discarded) == ({}, 1)
     other = Taking(tmp_path / "other")
-    assert other.act(**BY_ANN).slices == [FIRST.key]
+    assert other.reclaim(**BY_ANN).slices == [FIRST.key]
     assert FIRST.key in other.log[-1]
-    again = other.act(**BY_ANN)
+    again = other.reclaim(**BY_ANN)
     assert (again.meant, again.taken) == ({}, 1)
     assert numbers(other.world.ledger.reclaims.of("orders")) == {X: 1}
 
@@ -205,7 +205,7 @@ def test_what_was_abandoned_or_reclaimed_is_not_reclaimed(taking: Taking, tmp_pa
 def test_until_it_is_reprocessed_a_record_that_was_reclaimed_is_its_slices_again(taking: Taking) -> None:
     before = taking.ends()
     assert (before.parked, before.reclaimed, taking.end(2)) == (1, 0, "parked")
-    taking.act(**BY_ANN)
+    taking.reclaim(**BY_ANN)
     after = taking.ends()
     assert (after.parked, after.reclaimed, after.sum) == (0, 1, before.sum)
     assert count_parked(*taking.where) == 0
@@ -220,7 +220,7 @@ def test_a_ledger_that_counts_again_goes_on_above_what_decisions_saw(taking: Tak
     counts = world.proofs["events"][FIRST.key].counts
     world.alter_proof("events", FIRST, counts={**counts, "reclaims_seen": 5})
     world.write()
-    taking.act(**BY_ANN)
+    taking.reclaim(**BY_ANN)
     assert world.ledger.reclaims.acts("orders") == 6
     assert [one.slice_key for one in pending_reprocessing.waiting(world.ledger, world.lake, STREAM)] == [FIRST.key]
 
@@ -229,10 +229,10 @@ def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does
     world, nothing = taking.world, cast("Any", None)
     stream = replace(STREAM, metrics=ORDERS.metrics, alerts=Alerts(reclaimed_late=timedelta(minutes=5)))
     asked = (world.ledger, world.lake, stream)
-    taking.act()
+    taking.reclaim()
     assert pending_reprocessing.waiting(*asked) == []
     begin = datetime.now(UTC)
-    taking.act(**BY_ANN)
+    taking.reclaim(**BY_ANN)
     [reported] = pending_reprocessing.waiting(*asked)
     assert (reported.slice_key, reported.records, reported.by, reported.retired) == (FIRST.key, 1, "ann", False)
     assert begin <= reported.since <= datetime.now(UTC)
@@ -254,7 +254,7 @@ def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does
         stale_for = replace(reported, since=datetime.now(UTC) - timedelta(minutes=waited))
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(pending_reprocessing, "waiting", lambda *_, one=stale_for: [one])
-            measure = alerts._reclaimed_late(alerts.Asked(world.ledger, nothing, world.lake, stream))
+            measure = alerts._reclaimed_late(alerts.StreamInputs(world.ledger, nothing, world.lake, stream))
         assert measure is not None
         assert (measure.over, measure.remedy) == (over, f"{command} orders@0000000")
     world.ledger.retired.retire("orders", [FIRST.key], NOW)
@@ -267,7 +267,7 @@ def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does
     world.alter_proof("events", FIRST, counts={**counts, "reclaims_seen": 1})
     world.write()
     assert pending_reprocessing.waiting(*asked) == []
-    none = alerts._reclaimed_late(alerts.Asked(world.ledger, nothing, world.lake, stream))
+    none = alerts._reclaimed_late(alerts.StreamInputs(world.ledger, nothing, world.lake, stream))
     assert none is not None
     assert (none.over, none.value) == (False, "none waits to be reprocessed")
 
@@ -317,20 +317,20 @@ def test_what_waits_is_counted_by_one_question_to_the_ledger(taking: Taking) -> 
 def test_accepted_after_that_it_has_one_end_and_is_no_reject_of_a_tier_any_more(taking: Taking) -> None:
     """A tier's slice had rejected it too, and says so for ever: that it is accepted without a retry is no error."""
     taking.reject_in_tier()
-    [one] = taking.act(**BY_ANN).meant.values()
+    [one] = taking.reclaim(**BY_ANN).meant.values()
     assert (one.home, one.slice_key, one.next_topic) == (FIRST.key, RETRIED.key, STREAM.tier_topics[1])
     taking.reprocess(accepted=True)
     found = taking.ends()
     assert (found.accepted, found.waiting[STREAM.tier_topics[1]], found.reclaimed) == (9, 0, 0)
     assert taking.end(2) == "accepted"
-    assert taking.act().meant == {}
+    assert taking.reclaim().meant == {}
 
 
 def test_what_carries_the_greatest_number_is_not_reclaimed(taking: Taking) -> None:
     """Anybody may write it into a header on a tier; the next one no column holds, and no copy could carry."""
     for table in ("rejects", "dlq"):
         taking.world.at(table, FIRST, (0, 2))["reclaims"] = MOST_COUNT
-    found = taking.act(sure=True, by="ann", because="fixed")
+    found = taking.reclaim(sure=True, by="ann", because="fixed")
     assert (found.meant, found.others, taking.world.ledger.reclaims.of("orders")) == ({}, 1, [])
 
 
@@ -340,25 +340,25 @@ def test_a_topic_that_nothing_is_published_to_is_reported(taking: Taking) -> Non
     ledger, lake, _ = taking.where
     for stream in (STREAM, replace(STREAM, name="new")):
         with pytest.raises(ConfigurationError, match=r"nothing is published to orders\.dql\.2") as caught:
-            act(ledger, lake, stream, Asked(on=["orders.dql.2", PARKED]), taking.log.append)
+            reclaim_records(ledger, lake, stream, ReclaimRequest(on=["orders.dql.2", PARKED]), taking.log.append)
         assert f"{STREAM.tier_topics[1]}, {PARKED}" in str(caught.value)
-    assert taking.act(on=STREAM.tier_topics).meant == {}, "there nothing lies"
+    assert taking.reclaim(on=STREAM.tier_topics).meant == {}, "there nothing lies"
     taking.reject_in_tier()
     taking.world.write()
     fewer = replace(STREAM, tiers=STREAM.tiers[:1])
-    found = act(ledger, lake, fewer, Asked(on=[STREAM.tier_topics[1]]), taking.log.append)
+    found = reclaim_records(ledger, lake, fewer, ReclaimRequest(on=[STREAM.tier_topics[1]]), taking.log.append)
     assert [*found.meant] == [X], "of a tier that is declared no more the records are reclaimed as well"
 
 
 def test_rejected_after_that_it_is_parked_once_and_can_be_reclaimed_again(taking: Taking) -> None:
     """Also where what a tier's slice said of the older copy was published later: it was being finished meanwhile."""
     taking.reject_in_tier()
-    taking.act(**BY_ANN)
+    taking.reclaim(**BY_ANN)
     taking.reprocess(accepted=False)
     found = taking.ends()
     assert (found.parked, found.waiting[STREAM.tier_topics[1]], found.reclaimed) == (1, 0, 0)
     assert taking.end(2) == "parked"
-    assert taking.act(**BY_ANN).meant[X].reason == "invalid"
+    assert taking.reclaim(**BY_ANN).meant[X].reason == "invalid"
     assert numbers(taking.world.ledger.reclaims.of("orders")) == {X: 2}
     assert (taking.ends().parked, taking.ends().reclaimed) == (0, 1)
 
@@ -409,7 +409,7 @@ def test_a_reject_was_published_under_its_own_number(taking: Taking) -> None:
 
 
 def test_a_ledger_that_is_rebuilt_knows_what_was_reprocessed(taking: Taking) -> None:
-    taking.act(**BY_ANN)
+    taking.reclaim(**BY_ANN)
     taking.world.write()
     assert _reclaims(taking.world.lake, STREAM) == [], "not reprocessed yet"
     taking.reprocess(accepted=True)
@@ -485,8 +485,8 @@ def test_a_backfill_with_fixed_code_accepts_what_was_reclaimed(bench: Bench) -> 
     first = bench.plan(0, p0=(0, 7))
     bench.materialise(first)
     tier, to_park = bench.stream.tier_topics[0], bench.stream.parked_topic
-    redriven = parked.Asked(Choice(keys=[f"o{sent_back}", f"o{again}"]), sure=True, by="ann")
-    parked.act(bench.ledger, bench.kafka, bench.lake, bench.stream, redriven, bench.log.append)
+    redriven = parked.ParkedRequest(Choice(keys=[f"o{sent_back}", f"o{again}"]), sure=True, by="ann")
+    parked.redrive_or_discard(bench.ledger, bench.kafka, bench.lake, bench.stream, redriven, bench.log.append)
     ensure_reclaimed(bench, first.key, [waiting, sent_back, stays, again])
 
     fixed(bench)
@@ -521,8 +521,8 @@ def test_a_backfill_with_fixed_code_accepts_what_was_reclaimed(bench: Bench) -> 
 
 
 def ensure_reclaimed(bench: Bench, key: str, offsets: list[int]) -> None:
-    asked = Asked(Choice(keys=[f"o{of}" for of in offsets]), sure=True, by="ann", because="a fixed rule")
-    found = act(bench.ledger, bench.lake, bench.stream, asked, bench.log.append)
+    asked = ReclaimRequest(Choice(keys=[f"o{of}" for of in offsets]), sure=True, by="ann", because="a fixed rule")
+    found = reclaim_records(bench.ledger, bench.lake, bench.stream, asked, bench.log.append)
     assert ([origin.offset for origin in sorted(found.meant)], found.slices, found.others) == (offsets, [key], 1)
     counted = count_ends(bench.ledger, bench.lake, bench.stream)
     assert (counted.reclaimed, counted.parked, counted.accepted, counted.error) == (4, 0, 2, None)

@@ -58,10 +58,10 @@ class AtOnce(Executor):
     def __init__(self, *_: object) -> None:
         pass
 
-    def submit(self, act: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+    def submit(self, action: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
         done: Future[Any] = Future()
         try:
-            done.set_result(act(*given, **named))
+            done.set_result(action(*given, **named))
         except Exception as error:  # noqa: BLE001 - the caller that asks for the result has it
             done.set_exception(error)
         return done

@@ -104,13 +104,13 @@ def bench(topic: TopicFactory, first: SparkSession, bootstrap: str, ledger: Ledg
     return Bench(stream, first, lake, ledger, Kafka(bootstrap, {}), bootstrap)
 
 
-def in_background(act: Callable[[], object]) -> Callable[[], None]:
+def in_background(action: Callable[[], object]) -> Callable[[], None]:
     """Begin something; what is returned waits for its end, and raises what it raised."""
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            act()
+            action()
         except BaseException as error:  # noqa: BLE001 - raised by the caller's wait
             failed.append(error)
 
@@ -304,10 +304,10 @@ def test_slices_go_through_all_tables_and_are_maintained(
     ensure_whole()
 
     now = datetime.now(UTC)
-    report = {one.table: one for one in maintenance.act(bench.work(), None, now, sure=True).tables}
+    report = {one.table: one for one in maintenance.maintain(bench.work(), None, now, sure=True).tables}
     assert report["raw"].joined >= 2
     monkeypatch.setattr(maintenance, "whole_hours", lambda _: 0)
-    report = {one.table: one for one in maintenance.act(bench.work(), None, now, sure=True).tables}
+    report = {one.table: one for one in maintenance.maintain(bench.work(), None, now, sure=True).tables}
     assert report["raw"].removed >= 2
     assert all(one.after.stored == one.after.files for one in report.values())
     ensure_whole()
@@ -316,8 +316,8 @@ def test_slices_go_through_all_tables_and_are_maintained(
     bench.materialise(*slices)
     ensure_whole()
 
-    asked = erasing.Asked(hashlib.sha256(b"o5").hexdigest(), sure=True, by="somebody", because="asked for")
-    found = erasing.act(bench.work(), None, asked, datetime.now(UTC))
+    asked = erasing.ErasureRequest(hashlib.sha256(b"o5").hexdigest(), sure=True, by="somebody", because="asked for")
+    found = erasing.erase_key(bench.work(), None, asked, datetime.now(UTC))
     assert [*found.done] == [one.key for one in slices]
     ensure_whole(gone="o5")
     assert bench.failing() == {}

@@ -56,8 +56,8 @@ from tests.test_consumer_lag import STREAM, TIER, Deployed, Topic
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
-def asked(deployed: Any, kafka: Any = None, **changes: Any) -> alerts.Asked:
-    return alerts.Asked(deployed.ledger, kafka or deployed.kafka, deployed.lake, replace(STREAM, **changes))
+def asked(deployed: Any, kafka: Any = None, **changes: Any) -> alerts.StreamInputs:
+    return alerts.StreamInputs(deployed.ledger, kafka or deployed.kafka, deployed.lake, replace(STREAM, **changes))
 
 
 class Played(Topic):

@@ -270,8 +270,8 @@ def test_a_tier_that_is_absent_once_is_not_recreated(
     monkeypatch.setattr(accepting_losses, "recreate_topic", lambda *given: made.append(given[-1]))
 
     def accept_tier(*shown: TopicState | None) -> Acceptance:
-        asked, lake = accepting_losses.Asked(topic=tier, sure=True, by="ann"), Lake(str(tmp_path / "lake"))
-        return accepting_losses.act(ledger, Looks(*shown), lake, STREAM, asked, NOON)[0]
+        asked, lake = accepting_losses.AcceptLossRequest(topic=tier, sure=True, by="ann"), Lake(str(tmp_path / "lake"))
+        return accepting_losses.accept_losses(ledger, Looks(*shown), lake, STREAM, asked, NOON)[0]
 
     assert accept_tier(None, held).nothing
     assert (made, ledger.losses(), len(ledger.generations("orders", tier))) == ([], [], 1)

@@ -28,8 +28,8 @@ from highwater.orchestration import observation
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.operations import accepting_losses
 from highwater.orchestration.operations.parked import Choice, look
-from highwater.orchestration.operations.reclaiming import Asked
-from highwater.orchestration.operations.reclaiming import act as reclaim
+from highwater.orchestration.operations.reclaiming import ReclaimRequest
+from highwater.orchestration.operations.reclaiming import reclaim_records as reclaim
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import _dlq, topic_status
 from highwater.orchestration.sensing import ticks
@@ -112,7 +112,7 @@ def reported(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             instance.add_dynamic_partitions(STREAM.partitions_name, keys)
             found = ticks.retry(instance, resources, STREAM)
             tick: Any = found.error or found.message
-        alert = alerts._late_retries(alerts.Asked(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM))
+        alert = alerts._late_retries(alerts.StreamInputs(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM))
         status = {one.topic: one.error for one in _dlq(ledger, kafka, STREAM)}
         return {"tick": tick, "alert": alert, "status": status}
 
@@ -178,7 +178,9 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_recreated_at_once(
         "plan": lambda: Planner(ledger, kafka).tick(STREAM, NOW, dry=True),
         "status": status,
         "observation": lambda: observation.look(kafka, ledger, STREAM),
-        "accept-loss": lambda: accepting_losses.act(ledger, kafka, lake, STREAM, accepting_losses.Asked(), NOW),
+        "accept-loss": lambda: accepting_losses.accept_losses(
+            ledger, kafka, lake, STREAM, accepting_losses.AcceptLossRequest(), NOW
+        ),
         "raw": read,
     }
     with pytest.raises(TopicVanishedError) as caught:
@@ -355,8 +357,10 @@ def test_what_is_lost_is_reclaimed_by_the_topic_that_it_was_published_to(tmp_pat
     where = late, taking.world.lake, taking.where[2]
     reported: list[str] = []
     [_, second] = where[2].tier_topics[:2]
-    assert reclaim(*where, Asked(on=[ELSEWHERE]), reported.append).meant == {}
-    found = reclaim(*where, Asked(sure=True, by="ann", because="the tier was deleted", on=[second]), reported.append)
+    assert reclaim(*where, ReclaimRequest(on=[ELSEWHERE]), reported.append).meant == {}
+    found = reclaim(
+        *where, ReclaimRequest(sure=True, by="ann", because="the tier was deleted", on=[second]), reported.append
+    )
     assert ([*found.meant], found.slices) == ([X], [FIRST.key])
     late.open_generation(Generation("orders", second, "A" * 22, 0, {0: 0}, NOW))
     late.open_generation(Generation("orders", second, "B" * 22, 1, {0: 0}, datetime.now(UTC)))
@@ -387,7 +391,7 @@ def test_a_topic_that_one_look_misses_is_not_called_gone(ledger: Ledger, tmp_pat
     ledger.record_publication("orders", MAIN.key, Publication(1, 3, NOW))
     kafka, lake = SlowToHear(WHOLE), Lake(str(tmp_path / "lake"))
     kafka.missing = topic
-    asked = alerts.Asked(ledger, cast("Any", kafka), lake, STREAM)
+    asked = alerts.StreamInputs(ledger, cast("Any", kafka), lake, STREAM)
 
     def status() -> HighwaterError | None:
         return {one.topic: one.error for one in _dlq(ledger, cast("Any", kafka), STREAM)}[topic]
@@ -461,7 +465,7 @@ def test_the_alert_reports_that_the_parked_topic_lost_some(
 ) -> None:
     """It said how many wait, and its remedy listed none."""
     written = some_parked(tmp_path, STREAM)
-    found = alerts._parked_topic(alerts.Asked(written.ledger, parked_state(p0=held), written.lake, STREAM))
+    found = alerts._parked_topic(alerts.StreamInputs(written.ledger, parked_state(p0=held), written.lake, STREAM))
     assert found is not None
     assert found.over == over
     assert ("3 wait there by the tables" in found.value) == over
@@ -473,7 +477,7 @@ def test_the_alert_reports_that_the_parked_topic_is_gone(tmp_path: Path) -> None
     written, nowhere = some_parked(tmp_path, STREAM), Topics()
     written.ledger.record_publication("orders", MAIN.key, Publication(1, 3, NOW))
     kafka: Any = nowhere
-    found = alerts._parked_topic(alerts.Asked(written.ledger, kafka, written.lake, STREAM))
+    found = alerts._parked_topic(alerts.StreamInputs(written.ledger, kafka, written.lake, STREAM))
     assert found is not None
     assert (found.over, f"topic {PARKED} of stream orders is gone" in found.value) == (True, True)
 

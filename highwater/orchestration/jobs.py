@@ -47,7 +47,7 @@ def job_of_one_op(
     name: str,
     about: str,
     config: type[dg.Config],
-    act: Callable[[dg.OpExecutionContext, Any], None],
+    body: Callable[[dg.OpExecutionContext, Any], None],
     *,
     spark: bool,
 ) -> dg.JobDefinition:
@@ -57,7 +57,7 @@ def job_of_one_op(
         name: the name of the job.
         about: its description.
         config: the class of the configuration.
-        act: what a run does; it gets the configuration as an instance of the class.
+        body: the function of a run, which gets the configuration as an instance of the class.
         spark: whether it needs Spark.
     """
     op, schema = f"{name}_op", config.to_fields_dict()
@@ -69,7 +69,7 @@ def job_of_one_op(
         out=dg.Out(dg.Nothing),
     )
     def run(context: dg.OpExecutionContext) -> None:
-        act(context, config(**context.op_config))
+        body(context, config(**context.op_config))
 
     @dg.job(
         name=name,

@@ -41,13 +41,13 @@ def maintenance_job(streams: "Mapping[str, Stream]") -> dg.JobDefinition:
     about = "`highwater maintain` for the streams of the configuration, all by default: compacts files, removes old "
     about += "files and rows, retires slice keys. The report is an observation of each table."
 
-    def maintain(context: dg.OpExecutionContext, asked: Any) -> None:
+    def maintain(context: dg.OpExecutionContext, config: Any) -> None:
         with translate_errors(context.retry_number, context.resources.spark.interrupt):
-            chosen = [declared(streams, name) for name in asked.streams] or list(streams.values())
+            chosen = [declared(streams, name) for name in config.streams] or list(streams.values())
             if len(chosen) == 1:
                 context.instance.add_run_tags(context.run_id, {STREAM_TAG: chosen[0].name})
-            _maintain_all(context, chosen, sure=not asked.dry_run)
-            _drop_missing(context, sure=not asked.dry_run)
+            _maintain_all(context, chosen, sure=not config.dry_run)
+            _drop_missing(context, sure=not config.dry_run)
 
     return job_of_one_op(NAME, about, Maintenance, maintain, spark=True)
 
@@ -104,9 +104,9 @@ def _drop_missing(context: dg.OpExecutionContext, *, sure: bool) -> None:
 
 
 def _maintain(context: dg.OpExecutionContext, stream: "Stream", *, sure: bool) -> None:
-    from highwater.orchestration.operations.maintenance import act
+    from highwater.orchestration.operations.maintenance import maintain
 
-    report = act(work_of(context, stream), context.instance, datetime.now(UTC), sure=sure)
+    report = maintain(work_of(context, stream), context.instance, datetime.now(UTC), sure=sure)
     for line in report.lines:
         context.log.info(line)
     _observe(context, stream, report)

@@ -185,158 +185,167 @@ class Run:
                 self.log(", ".join(f"{name} {value}" for name, value in record.items()))
 
 
-def accept_loss(run: Run, asked: Accepting) -> None:
+def accept_loss(run: Run, config: Accepting) -> None:
     """Accept that offsets of the topic are lost."""
-    _accept(run, asked, divergence=False)
+    _accept(run, config, divergence=False)
 
 
-def accept_divergence(run: Run, asked: Accepting) -> None:
+def accept_divergence(run: Run, config: Accepting) -> None:
     """Accept that the topic holds other records under planned offsets than before."""
-    _accept(run, asked, divergence=True)
+    _accept(run, config, divergence=True)
 
 
-def _accept(run: Run, asked: Accepting, *, divergence: bool) -> None:
-    from highwater.orchestration.operations.accepting_losses import Asked, act
+def _accept(run: Run, config: Accepting, *, divergence: bool) -> None:
+    from highwater.orchestration.operations.accepting_losses import AcceptLossRequest, accept_losses
 
-    wanted = Asked(asked.topic or None, set(asked.partitions) or None, divergence, asked.record, asked.by)
-    found, lines = act(run.ledger, run.kafka, run.lake, run.stream, wanted, datetime.now(UTC))
+    request = AcceptLossRequest(
+        config.topic or None, set(config.partitions) or None, divergence, config.record, config.by
+    )
+    found, lines = accept_losses(run.ledger, run.kafka, run.lake, run.stream, request, datetime.now(UTC))
     for line in lines or ["there is nothing to accept"]:
         run.log(line)
-    run.log("recorded" if asked.record and not found.nothing else "nothing was recorded")
+    run.log("recorded" if config.record and not found.nothing else "nothing was recorded")
 
 
-def redrive_parked(run: Run, asked: ParkedRecords) -> None:
+def redrive_parked(run: Run, config: ParkedRecords) -> None:
     """Send parked records back to the first tier."""
-    _settle_parked(run, asked, None)
+    _settle_parked(run, config, None)
 
 
-def discard_parked(run: Run, asked: ParkedRecords) -> None:
+def discard_parked(run: Run, config: ParkedRecords) -> None:
     """Discard parked records."""
-    _settle_parked(run, asked, asked.because)
+    _settle_parked(run, config, config.because)
 
 
-def _settle_parked(run: Run, asked: ParkedRecords, because: str | None) -> None:
-    from highwater.orchestration.operations.parked import Asked, act
+def _settle_parked(run: Run, config: ParkedRecords, because: str | None) -> None:
+    from highwater.orchestration.operations.parked import ParkedRequest, redrive_or_discard
 
-    wanted = Asked(asked.choice, asked.most or None, asked.record, asked.by, because)
-    run.log_table(act(run.ledger, run.kafka, run.lake, run.stream, wanted, run.log).table)
+    request = ParkedRequest(config.choice, config.most or None, config.record, config.by, because)
+    run.log_table(redrive_or_discard(run.ledger, run.kafka, run.lake, run.stream, request, run.log).table)
 
 
-def reclaim(run: Run, asked: Reclaim) -> None:
+def reclaim(run: Run, config: Reclaim) -> None:
     """Take published records back from the DLQ, for a backfill of their slices."""
-    from highwater.orchestration.operations.reclaiming import Asked, act
+    from highwater.orchestration.operations.reclaiming import ReclaimRequest, reclaim_records
 
-    wanted = Asked(asked.choice, asked.most or None, asked.record, asked.by, asked.because, asked.topics)
-    run.log_table(act(run.ledger, run.lake, run.stream, wanted, run.log).table)
+    request = ReclaimRequest(
+        config.choice, config.most or None, config.record, config.by, config.because, config.topics
+    )
+    run.log_table(reclaim_records(run.ledger, run.lake, run.stream, request, run.log).table)
 
 
-def accept_rejects(run: Run, asked: AcceptRejects) -> None:
+def accept_rejects(run: Run, config: AcceptRejects) -> None:
     """Let slices, or all rejects for some reasons, pass the circuit breaker."""
-    from highwater.orchestration.operations.accepting_rejects import Asked, AskedReasons, accept_reasons, act
+    from highwater.orchestration.operations.accepting_rejects import (
+        AcceptReasonsRequest,
+        AcceptSlicesRequest,
+        accept_reasons,
+        accept_slices,
+    )
 
-    decision, now = (asked.record, asked.by, asked.because), datetime.now(UTC)
-    if asked.reasons:
-        wanted = AskedReasons(asked.reasons, asked.from_slice, asked.revoke, *decision)
-        accept_reasons(run.ledger, run.stream, wanted, now, run.log)
+    decision, now = (config.record, config.by, config.because), datetime.now(UTC)
+    if config.reasons:
+        request = AcceptReasonsRequest(config.reasons, config.from_slice, config.revoke, *decision)
+        accept_reasons(run.ledger, run.stream, request, now, run.log)
     else:
-        act(run.ledger, [run.stream.name], Asked(asked.slices, *decision), now, run.log)
+        accept_slices(run.ledger, [run.stream.name], AcceptSlicesRequest(config.slices, *decision), now, run.log)
 
 
-def release_hold(run: Run, asked: ReleaseHold) -> None:
+def release_hold(run: Run, config: ReleaseHold) -> None:
     """Let a slice go on although records hold it."""
-    from highwater.orchestration.operations.releasing_holds import Asked, act
+    from highwater.orchestration.operations.releasing_holds import ReleaseRequest, release_slice
 
-    wanted = Asked(asked.slice, asked.park, asked.record, asked.by, asked.because)
-    act(run.ledger, {run.stream.name: run.stream}, wanted, datetime.now(UTC), run.log)
+    request = ReleaseRequest(config.slice, config.park, config.record, config.by, config.because)
+    release_slice(run.ledger, {run.stream.name: run.stream}, request, datetime.now(UTC), run.log)
 
 
-def retry_slice(run: Run, asked: RetrySlice) -> None:
+def retry_slice(run: Run, config: RetrySlice) -> None:
     """Let a slice be requested again that failed all its attempts."""
-    from highwater.orchestration.operations.retrying_slices import Asked, act
+    from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
 
-    wanted = Asked(asked.slice, asked.record, asked.by, asked.because)
-    act(run.ledger, {run.stream.name: run.stream}, wanted, datetime.now(UTC), run.log)
+    request = RetryRequest(config.slice, config.record, config.by, config.because)
+    release_for_retries(run.ledger, {run.stream.name: run.stream}, request, datetime.now(UTC), run.log)
 
 
-def pause_tier(run: Run, asked: PauseTier) -> None:
+def pause_tier(run: Run, config: PauseTier) -> None:
     """Plan nothing more of a tier until it is resumed."""
-    from highwater.orchestration.operations.pausing import Asked, act
+    from highwater.orchestration.operations.pausing import TierPauseRequest, pause_or_resume_tier
 
-    wanted = Asked(asked.topic, resume=False, sure=asked.record, by=asked.by, because=asked.because)
-    act(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
+    request = TierPauseRequest(config.topic, resume=False, sure=config.record, by=config.by, because=config.because)
+    pause_or_resume_tier(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
-def resume_tier(run: Run, asked: PauseTier) -> None:
+def resume_tier(run: Run, config: PauseTier) -> None:
     """Plan the due records of a paused tier again."""
-    from highwater.orchestration.operations.pausing import Asked, act
+    from highwater.orchestration.operations.pausing import TierPauseRequest, pause_or_resume_tier
 
-    wanted = Asked(asked.topic, resume=True, sure=asked.record, by=asked.by)
-    act(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
+    request = TierPauseRequest(config.topic, resume=True, sure=config.record, by=config.by)
+    pause_or_resume_tier(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
-def pause(run: Run, asked: PausePart) -> None:
+def pause(run: Run, config: PausePart) -> None:
     """Plan and request nothing more of a stream, or of a part of it, until it is resumed."""
-    from highwater.orchestration.operations.pausing import AskedPart, act_on_part
+    from highwater.orchestration.operations.pausing import PauseRequest, pause_or_resume
 
-    wanted = AskedPart(asked.part, resume=False, sure=asked.record, by=asked.by, because=asked.because)
-    act_on_part(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
+    request = PauseRequest(config.part, resume=False, sure=config.record, by=config.by, because=config.because)
+    pause_or_resume(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
-def resume(run: Run, asked: PausePart) -> None:
+def resume(run: Run, config: PausePart) -> None:
     """Plan and request a paused stream, or a part of it, again."""
-    from highwater.orchestration.operations.pausing import AskedPart, act_on_part
+    from highwater.orchestration.operations.pausing import PauseRequest, pause_or_resume
 
-    wanted = AskedPart(asked.part, resume=True, sure=asked.record, by=asked.by)
-    act_on_part(run.ledger, run.stream, wanted, datetime.now(UTC), run.log)
+    request = PauseRequest(config.part, resume=True, sure=config.record, by=config.by)
+    pause_or_resume(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
-def recall_keys(run: Run, asked: RecallKeys) -> None:
+def recall_keys(run: Run, config: RecallKeys) -> None:
     """Bring retired slice keys back to Dagster, for a backfill."""
     from highwater.orchestration.operations.key_retirement import recall
 
     instance, now = run.context.instance, datetime.now(UTC)
-    recall(instance, run.ledger, run.stream, asked.first, asked.last, now, run.log, sure=asked.record)
+    recall(instance, run.ledger, run.stream, config.first, config.last, now, run.log, sure=config.record)
 
 
-def erase(run: Run, asked: Erase) -> None:
+def erase(run: Run, config: Erase) -> None:
     """Remove all records of one key from all tables."""
-    from highwater.orchestration.operations.erasing import Asked, act
+    from highwater.orchestration.operations.erasing import ErasureRequest, erase_key
 
-    wanted = Asked(asked.digest, asked.record, asked.by, asked.because)
-    run.log_table(act(work_of(run.context, run.stream), run.context.instance, wanted, datetime.now(UTC)).table)
+    request = ErasureRequest(config.digest, config.record, config.by, config.because)
+    run.log_table(erase_key(work_of(run.context, run.stream), run.context.instance, request, datetime.now(UTC)).table)
 
 
-def rebuild_ledger(run: Run, asked: Deciding) -> None:
+def rebuild_ledger(run: Run, config: Deciding) -> None:
     """Rebuild the plans of a lost ledger from the lake."""
-    from highwater.orchestration.operations.rebuilding import act
+    from highwater.orchestration.operations.rebuilding import rebuild_from_lake
 
-    act(run.ledger, run.lake, run.kafka, run.stream, run.slice_keys, run.log, sure=asked.record)
+    rebuild_from_lake(run.ledger, run.lake, run.kafka, run.stream, run.slice_keys, run.log, sure=config.record)
 
 
-def rebuild_current(run: Run, asked: Deciding) -> None:
+def rebuild_current(run: Run, config: Deciding) -> None:
     """Recompute the table `current` from the events."""
-    from highwater.orchestration.operations.rebuilding_current import act, table
+    from highwater.orchestration.operations.rebuilding_current import rebuild_from_events, table
 
-    run.log_table(table(act(work_of(run.context, run.stream), sure=asked.record)))
+    run.log_table(table(rebuild_from_events(work_of(run.context, run.stream), sure=config.record)))
 
 
-def rebuild_all(run: Run, asked: RebuildAll) -> None:
+def rebuild_all(run: Run, config: RebuildAll) -> None:
     """Rebuild a stream from Kafka whose ledger and lake are both lost."""
-    from highwater.orchestration.operations.rebuilding_all import act
+    from highwater.orchestration.operations.rebuilding_all import rebuild_from_kafka
 
     connections = run.ledger, run.lake, run.kafka
-    options: dict[str, Any] = {"sure": asked.record, "by": asked.by, "again": asked.accepted_again}
-    act(*connections, run.stream, run.slice_keys, run.log, **options)
+    options: dict[str, Any] = {"sure": config.record, "by": config.by, "again": config.accepted_again}
+    rebuild_from_kafka(*connections, run.stream, run.slice_keys, run.log, **options)
 
 
-def audit(run: Run, asked: Audit) -> None:
+def audit(run: Run, config: Audit) -> None:
     """Audit the stream; the page is an observation of its events, and the run fails if the page has errors."""
     from highwater.orchestration.checking.check_results import failing_checks
     from highwater.orchestration.reporting.audit import audit as look
     from highwater.orchestration.reporting.audit import outcome
 
     failing = failing_checks(run.context.instance, run.stream)
-    number = max(0, asked.records)
+    number = max(0, config.records)
     page = look(run.ledger, run.kafka, run.lake, run.stream, failing, records_of=number, versions=True, keys=True)
     ends = page.ends
     metadata: dict[str, int | dg.MarkdownMetadataValue] = {
@@ -385,30 +394,30 @@ def operator_jobs(streams: "Mapping[str, Stream]") -> list[dg.JobDefinition]:
     Args:
         streams: the declared streams, by name.
     """
-    return [_operator_job(streams, act, config) for act, config in OPERATIONS.items()]
+    return [_operator_job(streams, operation, config_class) for operation, config_class in OPERATIONS.items()]
 
 
 def _operator_job(
-    streams: "Mapping[str, Stream]", act: Callable[[Run, Any], None], config: type[OfStream]
+    streams: "Mapping[str, Stream]", operation: Callable[[Run, Any], None], config_class: type[OfStream]
 ) -> dg.JobDefinition:
-    name, spark = act.__name__, act in WITH_SPARK
-    about = f"{act.__doc__} Same as `highwater {name.replace('_', '-')}`"
-    about += "; a dry run unless `record` is set." if issubclass(config, Deciding) else "."
+    name, spark = operation.__name__, operation in WITH_SPARK
+    about = f"{operation.__doc__} Same as `highwater {name.replace('_', '-')}`"
+    about += "; a dry run unless `record` is set." if issubclass(config_class, Deciding) else "."
 
-    def operate(context: dg.OpExecutionContext, asked: Any) -> None:
+    def operate(context: dg.OpExecutionContext, config: Any) -> None:
         interrupt = context.resources.spark.interrupt if spark else nothing
-        with fields(stream=asked.stream), translate_errors(context.retry_number, interrupt):
-            stream = declared(streams, asked.stream)
+        with fields(stream=config.stream), translate_errors(context.retry_number, interrupt):
+            stream = declared(streams, config.stream)
             context.instance.add_run_tags(context.run_id, {STREAM_TAG: stream.name})
             run = Run(context, stream)
-            if isinstance(asked, Deciding) and asked.record:
-                asked = asked.model_copy(update={"by": _person(asked.by, context.run.tags.get(USER_TAG, ""))})
-                with decided(run.ledger, settings().operators, _decision(name, asked, context.run_id)):
-                    act(run, asked)
+            if isinstance(config, Deciding) and config.record:
+                config = config.model_copy(update={"by": _person(config.by, context.run.tags.get(USER_TAG, ""))})
+                with decided(run.ledger, settings().operators, _decision(name, config, context.run_id)):
+                    operation(run, config)
             else:
-                act(run, asked)
+                operation(run, config)
 
-    return job_of_one_op(name, about, config, operate, spark=spark)
+    return job_of_one_op(name, about, config_class, operate, spark=spark)
 
 
 def _person(by: str, user: str) -> str:
@@ -427,10 +436,10 @@ def _person(by: str, user: str) -> str:
     return by or user
 
 
-def _decision(action: str, asked: Deciding, run_id: str) -> Decision:
-    values = asked.model_dump(exclude={"stream", "record", "by", "because"})
+def _decision(action: str, config: Deciding, run_id: str) -> Decision:
+    values = config.model_dump(exclude={"stream", "record", "by", "because"})
     through, now = f"run {run_id}", datetime.now(UTC)
-    return Decision(action, asked.stream, asked_values(values), asked.by, asked.because, through, now)
+    return Decision(action, config.stream, asked_values(values), config.by, config.because, through, now)
 
 
 def _time(text: str) -> datetime | None:

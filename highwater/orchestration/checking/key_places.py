@@ -133,20 +133,20 @@ def key_places(lake: Lake, stream: Stream, eras: Sequence[Era]) -> KeyPlaces:
     raw = lake.table(stream.name, "raw")
     if raw is None or not eras:
         return KeyPlaces()
-    asked = _Asked(raw, stream, eras)
-    keys, several = asked.totals()
+    queries = _KeyQueries(raw, stream, eras)
+    keys, several = queries.totals()
     why: Counter[Why] = Counter()
     samples: list[dict[str, Any]] = []
-    for (generation, key), rows in asked.several(several):
-        counts = asked.counts[generation]
+    for (generation, key), rows in queries.several(several):
+        counts = queries.counts[generation]
         reason = why_several(key, [_place(row) for row in rows], counts)
         why[reason] += 1
         if len(samples) < SAMPLES:
             samples.append({"key": _shown(key), "generation": generation, "why": reason.value, "places": _places(rows)})
     result = KeyPlaces(keys, several, dict(why.most_common()), samples)
-    if keys < LEAST_KEYS or max(map(max, asked.counts.values())) == 1:
+    if keys < LEAST_KEYS or max(map(max, queries.counts.values())) == 1:
         return result
-    return replace(result, **asked.shares())
+    return replace(result, **queries.shares())
 
 
 def _binary(key: bytes) -> str:
@@ -178,8 +178,8 @@ def _places(rows: Sequence[Mapping[str, Any]]) -> str:
 Key = tuple[int, bytes]
 
 
-class _Asked:
-    """The questions, to raw as it was opened."""
+class _KeyQueries:
+    """SQL queries of the keys in raw, at the version that was opened."""
 
     def __init__(self, raw: DeltaTable, stream: Stream, eras: Sequence[Era]) -> None:
         self._raw = raw

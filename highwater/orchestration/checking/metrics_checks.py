@@ -138,7 +138,7 @@ def _compared(stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: 
     if not minutes:
         return _Compared({})
     stored = _stored_minutes(stream, metrics, minutes)
-    wrong = _unlike(stream, stored, _Asked(stream, minutes).answered(events), minutes)
+    wrong = _unlike(stream, stored, _EventsQuery(stream, minutes).run(events), minutes)
     # Most often a slice was decided a moment ago; its events in those hours show it.
     moving = _seeing(wrong, _unfollowed(metrics, events, wrong)) if wrong else set()
     left = wrong.keys() - moving
@@ -147,9 +147,9 @@ def _compared(stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: 
     decided, made = proofs_in(events), proofs_in(metrics)
     again = [key for key, proof in made.items() if key not in decided or decided[key].attempt != proof.attempt]
     late = [*decided.keys() - made.keys(), *again]
-    said = _Asked(stream, left, whole=True, late=late).answered(events)
-    more = _seeing(left, said.moving | (_said_before(metrics, again) if again else set()))
-    return _Compared(_unlike(stream, stored, said, left - more), moving | more)
+    totals = _EventsQuery(stream, left, whole=True, late=late).run(events)
+    more = _seeing(left, totals.moving | (_minutes_before(metrics, again) if again else set()))
+    return _Compared(_unlike(stream, stored, totals, left - more), moving | more)
 
 
 def _seeing(minutes: Collection[int], unsettled: Collection[int]) -> set[int]:
@@ -170,7 +170,7 @@ def _unfollowed(metrics: DeltaTable, events: DeltaTable, minutes: Collection[int
     return {minute for key in late for minute in near[key]}
 
 
-def _said_before(metrics: DeltaTable, keys: Sequence[str]) -> set[int]:
+def _minutes_before(metrics: DeltaTable, keys: Sequence[str]) -> set[int]:
     """The minutes of events that slices had before they were reprocessed, and those with the same versions."""
     found = {minute for made in _made(metrics, keys).values() for minute in made.minutes}
     rows = query(metrics, f"SELECT arrow_cast(minute, 'Int64') AS us, {_LINKED} FROM t")
@@ -178,16 +178,16 @@ def _said_before(metrics: DeltaTable, keys: Sequence[str]) -> set[int]:
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What events say: for each minute and status their number and amount; minutes of slices that are not followed."""
+class _EventTotals:
+    """The number and amount of events for each minute and status, and the minutes that metrics do not follow."""
 
     sums: Mapping[int, Mapping[str | None, tuple[int, Decimal]]]
     moving: set[int]
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The question to events.
+class _EventsQuery:
+    """A query of events for the totals of minutes.
 
     Args:
         stream: the stream.
@@ -201,7 +201,7 @@ class _Asked:
     whole: bool = False
     late: Sequence[str] = ()
 
-    def answered(self, events: DeltaTable) -> _Said:
+    def run(self, events: DeltaTable) -> _EventTotals:
         sums: defaultdict[int, dict[str | None, tuple[int, Decimal]]] = defaultdict(dict)
         moving = set()
         for within in _within(self.minutes):
@@ -210,7 +210,7 @@ class _Asked:
                     sums[row["minute"]][row["status"]] = (row["events"], row["amount"] or Decimal(0))
                 if row["late"]:
                     moving.add(row["minute"])
-        return _Said(sums, moving)
+        return _EventTotals(sums, moving)
 
     def _sql(self, within: str) -> str:
         metrics = declared(self.stream)
@@ -266,9 +266,9 @@ def _stored_minutes(stream: Stream, metrics: DeltaTable, minutes: Collection[int
 
 
 def _unlike(
-    stream: Stream, stored: Mapping[int, Sequence[Row]], said: _Said, minutes: Collection[int]
+    stream: Stream, stored: Mapping[int, Sequence[Row]], totals: _EventTotals, minutes: Collection[int]
 ) -> dict[int, str]:
-    found = {minute: _problem(stored[minute], _expected(stream, said.sums, minute)) for minute in minutes}
+    found = {minute: _problem(stored[minute], _expected(stream, totals.sums, minute)) for minute in minutes}
     return {minute: problem for minute, problem in found.items() if problem}
 
 

@@ -28,13 +28,13 @@ _Log = Callable[[str], object]
 def _decision(command: Callable[..., dict[str, Any]]) -> Callable[..., None]:
     """The options of a decision; prints the lines of the command, or with `--json` what it returns."""
 
-    def decide(deployment: Deployment, /, *, as_json: bool, **asked: Any) -> None:
+    def decide(deployment: Deployment, /, *, as_json: bool, **options: Any) -> None:
         lines: list[str] = []
-        plain = command(deployment, lines.append, **asked)
+        plain = command(deployment, lines.append, **options)
         if as_json:
-            print_json({**plain, "done": asked["sure"], "lines": lines})
+            print_json({**plain, "done": options["sure"], "lines": lines})
         else:
-            print_lines(with_dry_run_note(lines, sure=asked["sure"]))
+            print_lines(with_dry_run_note(lines, sure=options["sure"]))
 
     decide.__doc__ = command.__doc__
     found: Callable[..., None] = deployment_of(decide)
@@ -47,24 +47,26 @@ def _decision(command: Callable[..., dict[str, Any]]) -> Callable[..., None]:
 @click.argument("slice_key", metavar="SLICE")
 @click.option("--park", is_flag=True, help="Park the records that hold it; without it they go to the first tier.")
 @_decision
-def release_hold(deployment: Deployment, log: _Log, **asked: Any) -> dict[str, Any]:
+def release_hold(deployment: Deployment, log: _Log, **options: Any) -> dict[str, Any]:
     """Let SLICE go on although records hold it, and with it all that wait behind it.
 
     The records that hold it are rejected: they go to the first tier, where the stream has tiers, or with --park to the
     parked topic.
     """
-    wanted = releasing_holds.Asked(**asked)
-    hold = releasing_holds.act(deployment.ledger(), deployment.streams(), wanted, datetime.now(UTC), log)
+    request = releasing_holds.ReleaseRequest(**options)
+    hold = releasing_holds.release_slice(deployment.ledger(), deployment.streams(), request, datetime.now(UTC), log)
     return {"hold": hold.to_plain()}
 
 
 @click.command("retry-slice", cls=OperatorCommand)
 @click.argument("slice_key", metavar="SLICE")
 @_decision
-def retry_slice(deployment: Deployment, log: _Log, **asked: Any) -> dict[str, Any]:
+def retry_slice(deployment: Deployment, log: _Log, **options: Any) -> dict[str, Any]:
     """Let SLICE be requested again that failed all its attempts, by repair or by publication."""
-    wanted = retrying_slices.Asked(**asked)
-    found = retrying_slices.act(deployment.ledger(), deployment.streams(), wanted, datetime.now(UTC), log)
+    request = retrying_slices.RetryRequest(**options)
+    found = retrying_slices.release_for_retries(
+        deployment.ledger(), deployment.streams(), request, datetime.now(UTC), log
+    )
     return {"exhausted_slice": found and found.to_plain()}
 
 
@@ -82,7 +84,7 @@ def accept_rejects(
     reasons: tuple[str, ...],
     from_slice: str,
     revoke: bool,
-    **asked: Any,
+    **options: Any,
 ) -> dict[str, Any]:
     """Let each SLICE through the circuit breaker as it is: its rejects are published, however many they are.
 
@@ -95,11 +97,11 @@ def accept_rejects(
     if reasons:
         if len(slices) != 1 or revoke == bool(from_slice):
             raise click.UsageError("--reason needs one STREAM, and either --from SLICE or --revoke")
-        ask = accepting_rejects.AskedReasons(reasons, from_slice, revoke, **asked)
-        accepting_rejects.accept_reasons(deployment.ledger(), deployment.stream(slices[0]), ask, now, log)
+        by_reason = accepting_rejects.AcceptReasonsRequest(reasons, from_slice, revoke, **options)
+        accepting_rejects.accept_reasons(deployment.ledger(), deployment.stream(slices[0]), by_reason, now, log)
         return {"stream": slices[0], "reasons": list(reasons)}
     if from_slice or revoke:
         raise click.UsageError("--from and --revoke need --reason")
-    wanted = accepting_rejects.Asked(slices, **asked)
-    fresh = accepting_rejects.act(deployment.ledger(), deployment.streams(), wanted, now, log)
+    request = accepting_rejects.AcceptSlicesRequest(slices, **options)
+    fresh = accepting_rejects.accept_slices(deployment.ledger(), deployment.streams(), request, now, log)
     return {"slices": list(slices), "fresh": fresh}

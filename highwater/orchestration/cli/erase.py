@@ -47,24 +47,24 @@ def erase(
     Spark with --yes, as runs do.
     """
     from highwater.erasing import digest_of
-    from highwater.orchestration.operations.erasing import Asked, act
+    from highwater.orchestration.operations.erasing import ErasureRequest, erase_key
     from highwater.orchestration.resources import session_of
 
     if (key is None) == (digest is None):
         raise click.UsageError("give either --key or --digest")
     if not (key or digest):
         raise click.UsageError("the key is empty")
-    asked = Asked(digest or "" if key is None else digest_of(key.encode()), sure, by, because)
-    asked.check_complete()
+    request = ErasureRequest(digest or "" if key is None else digest_of(key.encode()), sure, by, because)
+    request.check_complete()
     declared = deployment.stream(stream)
     lines: list[str] = []
     session: Any = session_of(deployment.settings) if sure else nullcontext(None)
     with session as spark, dagster_instance() as instance:
-        found = act(deployment.work(declared, spark, lines.append), instance, asked, datetime.now(UTC))
+        found = erase_key(deployment.work(declared, spark, lines.append), instance, request, datetime.now(UTC))
     if as_json:
         rows = {name: dict(counts) for name, counts in found.rows.items()}
         done = {"erased": [*found.done], "later": dict(found.later)}
-        print_json({"stream": stream, "done": sure, "digest": asked.digest, "rows": rows, **done, "lines": lines})
+        print_json({"stream": stream, "done": sure, "digest": request.digest, "rows": rows, **done, "lines": lines})
     else:
         if found.rows:
             print_table(*found.table)

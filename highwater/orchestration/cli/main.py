@@ -164,25 +164,25 @@ def _acceptance_options(command: Callable[..., None]) -> Callable[..., None]:
 @main.command("accept-loss", cls=OperatorCommand)
 @_acceptance_options
 @deployment_of
-def accept_loss(deployment: Deployment, /, **asked: Any) -> None:
+def accept_loss(deployment: Deployment, /, **options: Any) -> None:
     """Accept that offsets of STREAM's topic are gone, so that planning goes on behind them.
 
     Records the hole, and opens a new generation of a topic that was recreated or cut off.
     """
-    _accept(deployment, divergence=False, **asked)
+    _accept(deployment, divergence=False, **options)
 
 
 @main.command("accept-divergence", cls=OperatorCommand)
 @_acceptance_options
 @deployment_of
-def accept_divergence(deployment: Deployment, /, **asked: Any) -> None:
+def accept_divergence(deployment: Deployment, /, **options: Any) -> None:
     """Accept that other records occupy planned offsets of STREAM's topic than before.
 
     An unclean leader election does that. Planning goes on where the log differs from the plan, as a new generation.
     Rows of the old history stay in the lake, and their generation distinguishes them. Offsets that expired are left to
     accept-loss.
     """
-    _accept(deployment, divergence=True, **asked)
+    _accept(deployment, divergence=True, **options)
 
 
 def _accept(
@@ -199,11 +199,11 @@ def _accept(
 ) -> None:
     if sure and dry:
         raise click.UsageError("--yes and --dry-run contradict each other")
-    from highwater.orchestration.operations.accepting_losses import Asked, act
+    from highwater.orchestration.operations.accepting_losses import AcceptLossRequest, accept_losses
 
-    asked = Asked(topic, set(partitions) or None, divergence, sure, by)
+    request = AcceptLossRequest(topic, set(partitions) or None, divergence, sure, by)
     connections = deployment.ledger(), deployment.kafka(), deployment.lake()
-    found, lines = act(*connections, deployment.stream(stream), asked, datetime.now(UTC))
+    found, lines = accept_losses(*connections, deployment.stream(stream), request, datetime.now(UTC))
     if as_json:
         print_json({"stream": stream, "recorded": sure and not found.nothing, "lines": lines})
         return

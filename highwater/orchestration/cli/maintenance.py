@@ -37,13 +37,13 @@ def maintain(
     Needs Spark, as runs do: SPARK_REMOTE, or a session in this process. Set DAGSTER_HOME, so that keys are looked at
     and slices that runs work on are left alone.
     """
-    from highwater.orchestration.operations.maintenance import act
+    from highwater.orchestration.operations.maintenance import maintain
     from highwater.orchestration.resources import session_of
 
     declared = deployment.stream(stream)
     log: list[str] = []
     with session_of(deployment.settings) as spark, dagster_instance() as instance:
-        report = act(deployment.work(declared, spark, log.append), instance, datetime.now(UTC), sure=sure)
+        report = maintain(deployment.work(declared, spark, log.append), instance, datetime.now(UTC), sure=sure)
     if as_json:
         keys = None if report.keys is None else {"live": report.keys.live, "retired": [*report.keys.retired]}
         tables = [{**one.row, "notes": [*one.notes]} for one in report.tables]

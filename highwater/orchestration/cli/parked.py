@@ -49,11 +49,11 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         keys: tuple[str, ...],
         since: datetime | None,
         until: datetime | None,
-        **asked: Any,
+        **options: Any,
     ) -> None:
         from highwater.orchestration.operations.parked import Choice
 
-        command(choice=Choice(reasons, slices, keys, _in_utc(since), _in_utc(until)), **asked)
+        command(choice=Choice(reasons, slices, keys, _in_utc(since), _in_utc(until)), **options)
 
     for option in (
         as_json_option,
@@ -76,21 +76,21 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command("redrive-parked", cls=OperatorCommand)
 @_options
 @deployment_of
-def redrive_parked(deployment: Deployment, /, **asked: Any) -> None:
+def redrive_parked(deployment: Deployment, /, **options: Any) -> None:
     """Send parked records of STREAM back to its first tier, for one more try each.
 
     As often as wanted: a record keeps its origin, and is accepted once.
     """
-    _act(deployment, because=None, **asked)
+    _redrive_or_discard(deployment, because=None, **options)
 
 
 @click.command("discard-parked", cls=OperatorCommand)
 @click.option("--because", default="", help="Why they are discarded; goes into the record. Needed with --yes.")
 @_options
 @deployment_of
-def discard_parked(deployment: Deployment, /, **asked: Any) -> None:
+def discard_parked(deployment: Deployment, /, **options: Any) -> None:
     """Give parked records of STREAM up, with your name and the reason kept in the ledger."""
-    _act(deployment, **asked)
+    _redrive_or_discard(deployment, **options)
 
 
 @click.command("reclaim", cls=OperatorCommand)
@@ -98,33 +98,45 @@ def discard_parked(deployment: Deployment, /, **asked: Any) -> None:
 @click.option("--because", default="", help="Why they are reclaimed; goes into the record. Needed with --yes.")
 @_options
 @deployment_of
-def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: Choice, **asked: Any) -> None:
+def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: Choice, **options: Any) -> None:
     """Take published records of STREAM back from its DLQ, so that a backfill of their slices decides them again.
 
     The option --slice also means the slice of the main topic that read them. Copies on the tiers and the parked topic
     count no more from then on.
     """
-    from highwater.orchestration.operations.reclaiming import Asked, act
+    from highwater.orchestration.operations.reclaiming import ReclaimRequest, reclaim_records
 
     lines: list[str] = []
-    found = act(deployment.ledger(), deployment.lake(), deployment.stream(stream), Asked(choice, **asked), lines.append)
-    plain = {"stream": stream, "done": asked["sure"], "lines": lines, "meant": found.to_plain(), "slices": found.slices}
+    found = reclaim_records(
+        deployment.ledger(),
+        deployment.lake(),
+        deployment.stream(stream),
+        ReclaimRequest(choice, **options),
+        lines.append,
+    )
+    plain = {
+        "stream": stream,
+        "done": options["sure"],
+        "lines": lines,
+        "meant": found.to_plain(),
+        "slices": found.slices,
+    }
     _print(plain if as_json else None, found.table, lines)
 
 
-def _act(deployment: Deployment, *, stream: str, as_json: bool, choice: Choice, **asked: Any) -> None:
-    from highwater.orchestration.operations.parked import Asked, act
+def _redrive_or_discard(deployment: Deployment, *, stream: str, as_json: bool, choice: Choice, **options: Any) -> None:
+    from highwater.orchestration.operations.parked import ParkedRequest, redrive_or_discard
 
     lines: list[str] = []
-    found = act(
+    found = redrive_or_discard(
         deployment.ledger(),
         deployment.kafka(),
         deployment.lake(),
         deployment.stream(stream),
-        Asked(choice, **asked),
+        ParkedRequest(choice, **options),
         lines.append,
     )
-    plain = {"stream": stream, "done": asked["sure"], "lines": lines, "meant": _plain(found)}
+    plain = {"stream": stream, "done": options["sure"], "lines": lines, "meant": _plain(found)}
     _print(plain if as_json else None, found.table, lines)
 
 

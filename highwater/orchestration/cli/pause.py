@@ -20,7 +20,12 @@ from highwater.orchestration.cli.terminal import (
     with_dry_run_note,
 )
 from highwater.orchestration.deployment import Deployment
-from highwater.orchestration.operations.pausing import Asked, AskedPart, act, act_on_part
+from highwater.orchestration.operations.pausing import (
+    PauseRequest,
+    TierPauseRequest,
+    pause_or_resume,
+    pause_or_resume_tier,
+)
 from highwater.resources.ledger.pauses import ALL, PARTS
 
 
@@ -42,21 +47,21 @@ _part_options = _options(click.argument("stream"), click.argument("part", type=c
 @because_option
 @_part_options
 @deployment_of
-def pause(deployment: Deployment, /, **asked: Any) -> None:
+def pause(deployment: Deployment, /, **options: Any) -> None:
     """Request no run of STREAM and plan nothing of it, or let one PART of it wait, until it is resumed.
 
     Other streams go on, and so do runs that were requested before.
     """
-    _act_on_part(deployment, resume=False, **asked)
+    _pause_or_resume(deployment, resume=False, **options)
 
 
 @click.command("resume", cls=OperatorCommand)
 @by_option
 @_part_options
 @deployment_of
-def resume(deployment: Deployment, /, **asked: Any) -> None:
+def resume(deployment: Deployment, /, **options: Any) -> None:
     """End the pause of STREAM and of all its parts, or of one PART."""
-    _act_on_part(deployment, resume=True, **asked)
+    _pause_or_resume(deployment, resume=True, **options)
 
 
 @click.command("pause-tier", cls=OperatorCommand)
@@ -64,39 +69,43 @@ def resume(deployment: Deployment, /, **asked: Any) -> None:
 @because_option
 @_topic_options
 @deployment_of
-def pause_tier(deployment: Deployment, /, **asked: Any) -> None:
+def pause_tier(deployment: Deployment, /, **options: Any) -> None:
     """Plan nothing more of TOPIC, one whose records are retried, until it is resumed; other tiers of STREAM go on."""
-    _act(deployment, resume=False, **asked)
+    _pause_or_resume_tier(deployment, resume=False, **options)
 
 
 @click.command("resume-tier", cls=OperatorCommand)
 @by_option
 @_topic_options
 @deployment_of
-def resume_tier(deployment: Deployment, /, **asked: Any) -> None:
+def resume_tier(deployment: Deployment, /, **options: Any) -> None:
     """Plan the due offsets of TOPIC again, which was paused."""
-    _act(deployment, resume=True, **asked)
+    _pause_or_resume_tier(deployment, resume=True, **options)
 
 
-def _act_on_part(
-    deployment: Deployment, *, stream: str, part: str | None, resume: bool, as_json: bool, **asked: Any
+def _pause_or_resume(
+    deployment: Deployment, *, stream: str, part: str | None, resume: bool, as_json: bool, **options: Any
 ) -> None:
     lines: list[str] = []
-    wanted = AskedPart(part or ALL, resume, **asked)
-    found = act_on_part(deployment.ledger(), deployment.stream(stream), wanted, datetime.now(UTC), lines.append)
+    request = PauseRequest(part or ALL, resume, **options)
+    found = pause_or_resume(deployment.ledger(), deployment.stream(stream), request, datetime.now(UTC), lines.append)
     if as_json:
         paused = {name or "stream": one.to_plain() for name, one in found.items()}
-        print_json({"stream": stream, "part": part or None, "was_paused": paused, "done": wanted.sure, "lines": lines})
+        print_json({"stream": stream, "part": part or None, "was_paused": paused, "done": request.sure, "lines": lines})
         return
-    print_lines(with_dry_run_note(lines, sure=wanted.sure))
+    print_lines(with_dry_run_note(lines, sure=request.sure))
 
 
-def _act(deployment: Deployment, *, stream: str, topic: str, resume: bool, as_json: bool, **asked: Any) -> None:
+def _pause_or_resume_tier(
+    deployment: Deployment, *, stream: str, topic: str, resume: bool, as_json: bool, **options: Any
+) -> None:
     lines: list[str] = []
-    wanted = Asked(topic, resume, **asked)
-    found = act(deployment.ledger(), deployment.stream(stream), wanted, datetime.now(UTC), lines.append)
+    request = TierPauseRequest(topic, resume, **options)
+    found = pause_or_resume_tier(
+        deployment.ledger(), deployment.stream(stream), request, datetime.now(UTC), lines.append
+    )
     if as_json:
         paused = None if found is None else found.to_plain()
-        print_json({"stream": stream, "topic": topic, "was_paused": paused, "done": wanted.sure, "lines": lines})
+        print_json({"stream": stream, "topic": topic, "was_paused": paused, "done": request.sure, "lines": lines})
         return
-    print_lines(with_dry_run_note(lines, sure=wanted.sure))
+    print_lines(with_dry_run_note(lines, sure=request.sure))

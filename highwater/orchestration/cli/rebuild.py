@@ -38,13 +38,13 @@ def rebuild_ledger(
 
     For a ledger that was lost. Set DAGSTER_HOME, so that no key that Dagster knows is given to another slice.
     """
-    from highwater.orchestration.operations.rebuilding import act
+    from highwater.orchestration.operations.rebuilding import rebuild_from_lake
 
     declared = deployment.stream(stream)
     known = _known_to_dagster(declared)
     lines: list[str] = []
     ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
-    found = act(ledger, lake, kafka, declared, known, lines.append, sure=sure)
+    found = rebuild_from_lake(ledger, lake, kafka, declared, known, lines.append, sure=sure)
     if as_json:
         plain = {"stream": stream, "written": sure, "slices": [slice_.key for slice_ in found.slices], "lines": lines}
         print_json({**plain, "unread": [*found.unread]})
@@ -67,13 +67,13 @@ def rebuild_current(
 
     For a table that was deleted or changed. Needs Spark, as runs do: SPARK_REMOTE, or a session in this process.
     """
-    from highwater.orchestration.operations.rebuilding_current import act, table
+    from highwater.orchestration.operations.rebuilding_current import rebuild_from_events, table
     from highwater.orchestration.resources import session_of
 
     declared = deployment.stream(stream)
     lines: list[str] = []
     with session_of(deployment.settings) as spark:
-        found = act(deployment.work(declared, spark, lines.append), sure=sure)
+        found = rebuild_from_events(deployment.work(declared, spark, lines.append), sure=sure)
     if as_json:
         names, rows = table(found)
         samples = [dict(zip(names, row, strict=True)) for row in rows]
@@ -106,13 +106,13 @@ def rebuild_all(
     the topic no longer holds is recorded as lost. Let no sensor and no run of before go on. Set DAGSTER_HOME, if that
     instance is still there.
     """
-    from highwater.orchestration.operations.rebuilding_all import act
+    from highwater.orchestration.operations.rebuilding_all import rebuild_from_kafka
 
     declared = deployment.stream(stream)
     known = _known_to_dagster(declared)
     lines: list[str] = []
     ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
-    found = act(ledger, lake, kafka, declared, known, lines.append, sure=sure, by=by, again=again)
+    found = rebuild_from_kafka(ledger, lake, kafka, declared, known, lines.append, sure=sure, by=by, again=again)
     if as_json:
         losses = [{"partition": loss.partition, "range": str(loss.offsets)} for loss in found.losses]
         print_json({"stream": stream, "written": sure, "copies": dict(found.copies), "losses": losses, "lines": lines})

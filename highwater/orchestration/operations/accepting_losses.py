@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The request of an operator.
+class AcceptLossRequest:
+    """A request to accept losses of a topic.
 
     Args:
         topic: the tier, or another system's topic, that is meant; the main topic if None.
@@ -37,8 +37,8 @@ class Asked:
     by: str = ""
 
 
-def act(
-    ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, now: datetime
+def accept_losses(
+    ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, request: AcceptLossRequest, now: datetime
 ) -> tuple[Acceptance, list[str]]:
     """Accept the losses of a topic, or report what would be recorded; returns them, and the same in sentences.
 
@@ -49,27 +49,27 @@ def act(
         TopicVanishedError: the topic is not there any more, and not ours to make.
         As `accept_loss` and `recreate_topic`.
     """
-    view = named(stream, asked.topic)
-    state, made = _accept_losses(ledger, kafka, stream, view.topic, sure=asked.sure)
+    view = named(stream, request.topic)
+    state, made = _recreate_if_vanished(ledger, kafka, stream, view.topic, sure=request.sure)
     found = accept_loss(
         ledger,
         kafka,
         view,
         never_read(lake, view),
-        by=asked.by or "nobody yet",
+        by=request.by or "nobody yet",
         now=now,
-        partitions=asked.partitions,
-        dry=not asked.sure,
-        divergence=asked.divergence,
+        partitions=request.partitions,
+        dry=not request.sure,
+        divergence=request.divergence,
         state=state,
     )
     return found, [*made, *found.lines, *_next(stream, view.topic, found, now)]
 
 
-def _accept_losses(
+def _recreate_if_vanished(
     ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, *, sure: bool
 ) -> tuple[TopicState | None, list[str]]:
-    """The state of a vanished topic that nobody has confirmed to create again; and the state after its creation."""
+    """Recreate a vanished tier if that is confirmed; else return the state it would have. Returns sentences too."""
     if is_there(kafka, topic):
         return None, []
     gone = vanished(ledger, stream, topic)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The request of an operator.
+class AcceptSlicesRequest:
+    """A request to accept the rejects of slices.
 
     Args:
         slices: the keys.
@@ -35,13 +35,15 @@ class Asked:
     because: str = ""
 
 
-def act(ledger: Ledger, streams: Collection[str], asked: Asked, now: datetime, log: Callable[[str], object]) -> int:
+def accept_slices(
+    ledger: Ledger, streams: Collection[str], request: AcceptSlicesRequest, now: datetime, log: Callable[[str], object]
+) -> int:
     """Let slices through, or report their judgements; returns how many were not let through before.
 
     Args:
         ledger: holds plans and judgements.
         streams: the names of those that the slices may be of.
-        asked: the request.
+        request: the request.
         now: the time, in UTC.
         log: gets the findings and actions, in sentences.
 
@@ -49,21 +51,21 @@ def act(ledger: Ledger, streams: Collection[str], asked: Asked, now: datetime, l
         UnknownSliceError: one of them was never planned.
         ConfigurationError: it is to be recorded and nobody is named, or a slice cannot be let through.
     """
-    if asked.sure and not asked.by:
+    if request.sure and not request.by:
         raise ConfigurationError("nobody is named who accepts the rejects", remedy="name a person with `by`")
-    slices = slices_of(ledger, streams, asked.slices)
+    slices = slices_of(ledger, streams, request.slices)
     if not slices:
         raise ConfigurationError("no slice is named", remedy="name the slices whose rejects are accepted")
-    judgements, known = ledger.breakers.judgements([*asked.slices]), ledger.breakers.accepted([*asked.slices])
+    judgements, known = ledger.breakers.judgements([*request.slices]), ledger.breakers.accepted([*request.slices])
     for slice_ in slices:
         log(_acceptance_line(slice_.key, judgements.get(slice_.key)))
     fresh = [slice_.key for slice_ in slices if slice_.key not in known]
     log(f"{len(fresh):,} of {len(slices):,} slices are not let through yet")
-    if asked.sure:
+    if request.sure:
         # Those too that were let through before: a leave covers only what was sent until it was given.
         for name in sorted({slice_.stream for slice_ in slices}):
             keys = [slice_.key for slice_ in slices if slice_.stream == name]
-            ledger.breakers.accept(name, [Acceptance(key, asked.because, asked.by, now) for key in keys])
+            ledger.breakers.accept(name, [Acceptance(key, request.because, request.by, now) for key in keys])
             log(f"{', '.join(keys)}: recorded; the sensor repair requests incomplete slices, or materialise them")
     return len(fresh)
 
@@ -79,8 +81,8 @@ def _acceptance_line(key: str, judged: Judgement | None) -> str:
 
 
 @dataclass(frozen=True)
-class AskedReasons:
-    """The request of an operator for a whole stream.
+class AcceptReasonsRequest:
+    """A request to accept the rejects of a stream for some reasons.
 
     Args:
         reasons: the reasons for rejects that are accepted.
@@ -100,7 +102,7 @@ class AskedReasons:
 
 
 def accept_reasons(
-    ledger: Ledger, stream: Stream, asked: AskedReasons, now: datetime, log: Callable[[str], object]
+    ledger: Ledger, stream: Stream, request: AcceptReasonsRequest, now: datetime, log: Callable[[str], object]
 ) -> None:
     """Accept or revoke reasons for a stream, or show what that would do.
 
@@ -109,49 +111,51 @@ def accept_reasons(
         ConfigurationError: nobody is named, or a reason or the slice cannot be accepted.
     """
     known = ledger.breakers.accepted_reasons(stream.name)
-    for reason in asked.reasons:
+    for reason in request.reasons:
         log(known[reason].text if reason in known else f"rejects for {reason} are not accepted")
-    if asked.sure and not asked.by:
+    if request.sure and not request.by:
         raise ConfigurationError("nobody is named who accepts the rejects", remedy="name a person with `by`")
-    if asked.revoke:
-        _revoke(ledger, stream, asked, now, log)
+    if request.revoke:
+        _revoke(ledger, stream, request, now, log)
         return
     allowed = [reason for reason in stream.on_reject if reason not in stream.holding]
-    if wrong := [reason for reason in asked.reasons if reason not in allowed]:
+    if wrong := [reason for reason in request.reasons if reason not in allowed]:
         raise ConfigurationError(
             f"rejects for {', '.join(wrong)} cannot be accepted for all slices of {stream.name}",
             stored=f"reasons that can be: {', '.join(allowed)}",
             found="a reason that holds slices is released slice by slice" if {*wrong} & stream.holding else None,
             remedy=f"name one of {', '.join(allowed)}",
         )
-    if not asked.from_slice:
+    if not request.from_slice:
         raise ConfigurationError("no first slice is named", remedy="name it with --from SLICE")
-    [slice_] = slices_of(ledger, [stream.name], [asked.from_slice])
+    [slice_] = slices_of(ledger, [stream.name], [request.from_slice])
     if slice_.topic != stream.topic:
         raise ConfigurationError(
             f"{slice_.key} is no slice of {stream.topic}",
             found=f"a slice of {slice_.topic}, which the breaker does not judge",
             remedy=f"name a slice of {stream.topic}",
         )
-    refused = [one for one in ledger.breakers.refused(stream.name) if one.reasons.keys() & {*asked.reasons}]
+    refused = [one for one in ledger.breakers.refused(stream.name) if one.reasons.keys() & {*request.reasons}]
     log(
-        f"from {slice_.key} on, rejects for {', '.join(asked.reasons)} would open the breaker no more, however many; "
+        f"from {slice_.key} on, rejects for {', '.join(request.reasons)} would open the breaker no more, however many; "
         f"they go to the tiers and to the parked topic by their reasons; {len(refused):,} refused slices have such"
     )
-    if asked.sure:
-        for reason in asked.reasons:
+    if request.sure:
+        for reason in request.reasons:
             ledger.breakers.accept_reason(
-                stream.name, AcceptedReason(reason, slice_.key, slice_.ordinal, asked.because, asked.by, now)
+                stream.name, AcceptedReason(reason, slice_.key, slice_.ordinal, request.because, request.by, now)
             )
-        log(f"{', '.join(asked.reasons)}: recorded; the sensor repair requests the refused slices")
+        log(f"{', '.join(request.reasons)}: recorded; the sensor repair requests the refused slices")
 
 
-def _revoke(ledger: Ledger, stream: Stream, asked: AskedReasons, now: datetime, log: Callable[[str], object]) -> None:
-    if not asked.sure:
+def _revoke(
+    ledger: Ledger, stream: Stream, request: AcceptReasonsRequest, now: datetime, log: Callable[[str], object]
+) -> None:
+    if not request.sure:
         log("from the next slice on, such rejects would open the breaker again")
         return
-    for reason in asked.reasons:
-        done = ledger.breakers.revoke_reason(stream.name, reason, asked.by, now)
+    for reason in request.reasons:
+        done = ledger.breakers.revoke_reason(stream.name, reason, request.by, now)
         log(f"{reason}: revoked" if done else f"{reason}: it was not accepted")
 
 

@@ -37,8 +37,8 @@ TRIES = 3
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The request of an operator.
+class ErasureRequest:
+    """A request to erase a key.
 
     Args:
         digest: SHA-256 of the key's bytes, in hexadecimal.
@@ -87,13 +87,13 @@ class Outcome:
         return ["slice", *COMMON], rows
 
 
-def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: datetime) -> Outcome:
+def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureRequest, now: datetime) -> Outcome:
     """Erase a key, or report what that would come to. The same again finishes what was left.
 
     Args:
         work: the connections; its slices do not matter. Its `log` gets the sentences.
         instance: Dagster's instance, to know which slices runs work on; None where it cannot be asked.
-        asked: the request.
+        request: the request.
         now: in UTC.
 
     Raises:
@@ -104,28 +104,28 @@ def act(work: Work, instance: dg.DagsterInstance | None, asked: Asked, now: date
         IncompleteReadError: not all rows could be read, so nobody knows whether the key is among them.
         DependencyAwayError: something is away; the same again goes on.
     """
-    asked.check_complete()
+    request.check_complete()
     stream, ledger = work.stream, work.ledger
     ensure_lake_there(ledger, work.lake)
-    ensure_same_keys(work.lake, stream, asked.digest)
-    found = find(work.lake, stream, asked.digest)
-    begun = _begun(ledger.erasures, stream, asked.digest)
+    ensure_same_keys(work.lake, stream, request.digest)
+    found = find(work.lake, stream, request.digest)
+    begun = _begun(ledger.erasures, stream, request.digest)
     keys = sorted({*found.rows, *begun})
     later = _not_now(work, instance, keys, begun, now)
     if instance is None:
         work.log("DAGSTER_HOME is not set: slices that runs work on are not known, so let no run go on meanwhile")
     for key, why in later.items():
         work.log(f"{key} is left for later: {why}; erase the key again then")
-    if not asked.sure:
+    if not request.sure:
         work.log(f"{len(keys):,} slices hold the key. A dry run: nothing was erased")
         return Outcome(found.rows, later=later)
     with ledger.lease(lease_of(stream), LEASE_SECONDS) as lease:
         # A producer's clock may run ahead: existing records are older than the erasure, whatever their time says.
         at = max(now, moment_of(found.newest_ms))
-        number = ledger.erasures.add(Erasure(stream.name, asked.digest, asked.because, asked.by, at))
+        number = ledger.erasures.add(Erasure(stream.name, request.digest, request.because, request.by, at))
         erasures_table.keep(ledger, work.lake, stream.name)
         client_reads.remove_left_over(work.lake, stream.name, timedelta(0))
-        done = _erased(replace(work, before_commit=lease.check), asked.digest, number, found, keys, later)
+        done = _erased(replace(work, before_commit=lease.check), request.digest, number, found, keys, later)
     work.log(f"erased from {len(done):,} slices" + (f"; {len(later):,} are left" if later else ""))
     accepted = [stream.publishes.topic] if stream.publishes else []
     for line in LEFT_TO_DO:
@@ -153,11 +153,11 @@ def _not_now(
     """
     stream = work.stream
     busy = _busy(instance, stream, now) if instance else frozenset()
-    asked = sorted({*keys, *busy})
-    if not asked:
+    candidates = sorted({*keys, *busy})
+    if not candidates:
         return {}
-    held, sending = slice_status.attempts(work.lake, stream, asked), publication_log.under_way(work.lake, stream)
-    found = {key: "a run reads it" for key in asked if key not in held.raw}
+    held, sending = slice_status.attempts(work.lake, stream, candidates), publication_log.under_way(work.lake, stream)
+    found = {key: "a run reads it" for key in candidates if key not in held.raw}
     for key in keys:
         if key in busy:
             found[key] = "a run works on it"

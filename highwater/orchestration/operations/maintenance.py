@@ -156,7 +156,7 @@ class _Task:
         return self.work.lake.path(self.work.stream.name, self.name)
 
 
-def act(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure: bool) -> Report:
+def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure: bool) -> Report:
     """Maintain a stream, or report what that would come to.
 
     Args:

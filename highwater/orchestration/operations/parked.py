@@ -148,8 +148,8 @@ def _text(origin: Origin) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The request of an operator for parked records.
+class ParkedRequest:
+    """A request to send parked records back or to discard them.
 
     Args:
         choice: which ones.
@@ -166,7 +166,9 @@ class Asked:
     because: str | None = None
 
 
-def act(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, log: Callable[[str], object]) -> Parked:
+def redrive_or_discard(
+    ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, request: ParkedRequest, log: Callable[[str], object]
+) -> Parked:
     """Look at the parked records, and send back or discard the selected ones; returns what was found.
 
     Raises:
@@ -176,24 +178,24 @@ def act(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, asked: Asked, 
         LeaseHeldError: retries are being decided for minutes; nothing was discarded.
         DependencyAwayError: Kafka, the ledger or the lake is away.
     """
-    if asked.sure and not asked.by:
+    if request.sure and not request.by:
         raise ConfigurationError("nobody is named who decides it", remedy="name a person: --by NAME, or `by` in the UI")
-    if asked.sure and asked.because == "":
+    if request.sure and request.because == "":
         raise ConfigurationError(
             "no reason is given for giving records up", remedy="say why: --because TEXT, or `because` in the UI"
         )
-    parked = only(look(ledger, kafka, lake, stream, asked.choice), asked.most)
+    parked = only(look(ledger, kafka, lake, stream, request.choice), request.most)
     for line in parked.lines:
         log(line)
-    if not asked.sure:
+    if not request.sure:
         log("a dry run: nothing was done")
-    elif asked.because is None:
+    elif request.because is None:
         gone = partial(vanished, ledger, stream)
         for sent in redrive(kafka, lake, stream, parked.places, parked.ends, gone):
             log(f"{sent:,} of {len(parked.waiting):,} sent back to {stream.tier_topics[0]}")
     else:
-        count, late = _give_up(ledger, lake, stream, parked, asked)
-        log(f"{count:,} discarded by {asked.by}: {asked.because}")
+        count, late = _give_up(ledger, lake, stream, parked, request)
+        log(f"{count:,} discarded by {request.by}: {request.because}")
         if late:
             log(f"{late:,} were accepted, discarded or reclaimed meanwhile")
     return parked
@@ -283,7 +285,7 @@ def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Ori
     return found & set(origins)
 
 
-def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, asked: Asked) -> tuple[int, int]:
+def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, request: ParkedRequest) -> tuple[int, int]:
     """Give the records up, in the ledger and then in the lake; returns how many, and how many have another end by now.
 
     Meanwhile no retry is decided: a record that a retry accepted before is not discarded, and no retry accepts a
@@ -302,7 +304,9 @@ def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, asked: 
         last, now = ledger.discarded_until(stream.name), datetime.now(UTC)
         now = now if last is None else max(now, last + timedelta(microseconds=1))
         lease.check()
-        count = ledger.discard(stream.name, [Discard(origin, asked.because or "", asked.by, now) for origin in meant])
+        count = ledger.discard(
+            stream.name, [Discard(origin, request.because or "", request.by, now) for origin in meant]
+        )
         discards_table.keep(ledger, lake, stream.name)
     return count, len(parked.waiting) - count
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A person's wish for a topic whose records are retried.
+class TierPauseRequest:
+    """A request to pause or resume the retries of a topic.
 
     Args:
         topic: the tier, or another system's topic.
@@ -35,8 +35,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class AskedPart:
-    """A person's wish for a stream, or a part of it.
+class PauseRequest:
+    """A request to pause or resume a stream, or a part of it.
 
     Args:
         part: `planner`, `retries` or `publisher`; the whole stream if empty.
@@ -53,41 +53,43 @@ class AskedPart:
     because: str = ""
 
 
-def act(ledger: Ledger, stream: Stream, asked: Asked, now: datetime, log: Callable[[str], object]) -> Pause | None:
+def pause_or_resume_tier(
+    ledger: Ledger, stream: Stream, request: TierPauseRequest, now: datetime, log: Callable[[str], object]
+) -> Pause | None:
     """Pause or resume the retries of a topic, or report their state; returns the pause as it was.
 
     Args:
         ledger: has the record.
         stream: whose topic it is.
-        asked: the wish.
+        request: the change to make.
         now: the time, in UTC.
         log: gets the findings and actions, in sentences.
 
     Raises:
         ConfigurationError: its records are not retried, it is paused already or is not, or nobody is named.
     """
-    if asked.topic not in stream.delays:
+    if request.topic not in stream.delays:
         raise ConfigurationError(
-            f"{asked.topic} is no topic of stream {stream.name} whose records are retried",
+            f"{request.topic} is no topic of stream {stream.name} whose records are retried",
             found=f"those are {', '.join(stream.delays) or 'none'}",
             remedy=f"name one of them; to pause all, highwater pause {stream.name} retries",
         )
-    _ensure_named(asked.by, sure=asked.sure)
-    found = ledger.paused.of(stream.name).get(asked.topic)
-    if (found is None) == asked.resume:
-        raise _as_it_is(found, asked.topic)
-    log(_state(found, asked.topic))
-    if asked.sure and not _record(ledger, stream, asked, now):
-        raise _as_it_is(ledger.paused.of(stream.name).get(asked.topic), asked.topic)  # somebody else was first
-    if asked.sure and asked.resume:
-        log(f"{asked.topic}: resumed by {asked.by}; the next tick plans due records")
-    elif asked.sure:
-        log(f"{asked.topic}: paused; slices that are planned go on")
+    _ensure_named(request.by, sure=request.sure)
+    found = ledger.paused.of(stream.name).get(request.topic)
+    if (found is None) == request.resume:
+        raise _as_it_is(found, request.topic)
+    log(_state(found, request.topic))
+    if request.sure and not _record(ledger, stream, request, now):
+        raise _as_it_is(ledger.paused.of(stream.name).get(request.topic), request.topic)  # somebody else was first
+    if request.sure and request.resume:
+        log(f"{request.topic}: resumed by {request.by}; the next tick plans due records")
+    elif request.sure:
+        log(f"{request.topic}: paused; slices that are planned go on")
     return found
 
 
-def act_on_part(
-    ledger: Ledger, stream: Stream, asked: AskedPart, now: datetime, log: Callable[[str], object]
+def pause_or_resume(
+    ledger: Ledger, stream: Stream, request: PauseRequest, now: datetime, log: Callable[[str], object]
 ) -> dict[str, Pause]:
     """Pause or resume a stream or a part of it, or report its state: for the commands and jobs `pause` and `resume`.
 
@@ -98,7 +100,7 @@ def act_on_part(
     Args:
         ledger: has the record.
         stream: the stream.
-        asked: the wish.
+        request: the change to make.
         now: the time, in UTC.
         log: gets the findings and actions, in sentences.
 
@@ -108,32 +110,32 @@ def act_on_part(
     Raises:
         ConfigurationError: there is no such part, it is paused already or is not, or nobody is named.
     """
-    if asked.part not in {*PARTS, ALL}:
+    if request.part not in {*PARTS, ALL}:
         raise ConfigurationError(
-            f"{asked.part!r} is no part of a stream that can be paused",
+            f"{request.part!r} is no part of a stream that can be paused",
             found=f"those are {', '.join(PARTS)}",
             remedy="name one of them, or none for the whole stream",
         )
-    _ensure_named(asked.by, sure=asked.sure)
-    name, found = name_of(stream.name, asked.part), ledger.paused.parts(stream.name).get(stream.name, {})
-    mine = [*found] if asked.resume and asked.part == ALL else [part for part in found if part == asked.part]
-    if bool(mine) != asked.resume:
-        raise _part_as_it_is(stream, asked, found)
+    _ensure_named(request.by, sure=request.sure)
+    name, found = name_of(stream.name, request.part), ledger.paused.parts(stream.name).get(stream.name, {})
+    mine = [*found] if request.resume and request.part == ALL else [part for part in found if part == request.part]
+    if bool(mine) != request.resume:
+        raise _part_as_it_is(stream, request, found)
     for pause in found.values():
         log(pause.text)
     if not found:
         log(f"{name} is not paused")
-    if not asked.sure:
+    if not request.sure:
         return found
-    if asked.resume:
+    if request.resume:
         done = [part for part in mine if ledger.paused.resume_part(stream.name, part)]
     else:
-        done = [asked.part] * ledger.paused.pause_part(
-            stream.name, asked.part, Pause(name, now, asked.by, asked.because)
+        done = [request.part] * ledger.paused.pause_part(
+            stream.name, request.part, Pause(name, now, request.by, request.because)
         )
     if not done:  # somebody else was first
-        raise _part_as_it_is(stream, asked, ledger.paused.parts(stream.name).get(stream.name, {}))
-    log(f"{name}: resumed by {asked.by}" if asked.resume else f"{name}: paused; runs that are requested go on")
+        raise _part_as_it_is(stream, request, ledger.paused.parts(stream.name).get(stream.name, {}))
+    log(f"{name}: resumed by {request.by}" if request.resume else f"{name}: paused; runs that are requested go on")
     return found
 
 
@@ -142,10 +144,10 @@ def _ensure_named(by: str, *, sure: bool) -> None:
         raise ConfigurationError("nobody is named who decides it", remedy="name a person with `by`")
 
 
-def _record(ledger: Ledger, stream: Stream, asked: Asked, now: datetime) -> bool:
-    if asked.resume:
-        return ledger.paused.resume(stream.name, asked.topic)
-    return ledger.paused.pause(stream.name, Pause(asked.topic, now, asked.by, asked.because))
+def _record(ledger: Ledger, stream: Stream, request: TierPauseRequest, now: datetime) -> bool:
+    if request.resume:
+        return ledger.paused.resume(stream.name, request.topic)
+    return ledger.paused.pause(stream.name, Pause(request.topic, now, request.by, request.because))
 
 
 def _state(found: Pause | None, topic: str) -> str:
@@ -156,10 +158,10 @@ def _as_it_is(found: Pause | None, topic: str) -> ConfigurationError:
     return ConfigurationError(_state(found, topic), remedy="nothing is to be done: highwater status shows it")
 
 
-def _part_as_it_is(stream: Stream, asked: AskedPart, found: dict[str, Pause]) -> ConfigurationError:
+def _part_as_it_is(stream: Stream, request: PauseRequest, found: dict[str, Pause]) -> ConfigurationError:
     pauses = "; ".join(pause.text for pause in found.values())
-    if asked.resume and ALL in found:
+    if request.resume and ALL in found:
         remedy = f"the whole stream is paused: highwater resume {stream.name}"
     else:
         remedy = f"nothing is to be done: highwater status {stream.name} shows it"
-    return ConfigurationError(pauses or f"{name_of(stream.name, asked.part)} is not paused", remedy=remedy)
+    return ConfigurationError(pauses or f"{name_of(stream.name, request.part)} is not paused", remedy=remedy)

@@ -311,7 +311,7 @@ def highest(keys: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def act(
+def rebuild_from_lake(
     ledger: Ledger,
     lake: Lake,
     kafka: Kafka,

@@ -204,7 +204,7 @@ def number_of(kafka: Kafka, state: TopicState, newest: Mapping[tuple[int, int], 
     return last
 
 
-def act(
+def rebuild_from_kafka(
     ledger: Ledger,
     lake: Lake,
     kafka: Kafka,

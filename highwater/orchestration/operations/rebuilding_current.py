@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 NAMES = ("what", "key", "version", "updated_by_slice")
 
 
-def act(work: Work, *, sure: bool) -> Differences:
+def rebuild_from_events(work: Work, *, sure: bool) -> Differences:
     """Report differences between `current` and the events, and replace the table if that is wanted.
 
     Args:

@@ -134,8 +134,8 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The request of an operator to reclaim records.
+class ReclaimRequest:
+    """A request to reclaim records.
 
     Args:
         choice: which records; its slices are those that read or rejected them, its times those of their publication.
@@ -154,7 +154,9 @@ class Asked:
     on: Collection[str] = ()
 
 
-def act(ledger: Ledger, lake: Lake, stream: Stream, asked: Asked, log: Callable[[str], object]) -> Found:
+def reclaim_records(
+    ledger: Ledger, lake: Lake, stream: Stream, request: ReclaimRequest, log: Callable[[str], object]
+) -> Found:
     """Look at the records in the DLQ, and reclaim the selected ones; returns what was found.
 
     Meanwhile no retry is decided: a record that a slice of a tier accepted before is not reclaimed, and no slice of a
@@ -166,23 +168,23 @@ def act(ledger: Ledger, lake: Lake, stream: Stream, asked: Asked, log: Callable[
         LeaseHeldError: retries are being decided; nothing was recorded.
         DependencyAwayError: the ledger or the lake is away; nothing was recorded.
     """
-    if asked.sure and not (asked.by and asked.because):
+    if request.sure and not (request.by and request.because):
         raise ConfigurationError(
             "nobody is named who takes the records back, or no reason is given",
             remedy="name a person and say why: --by NAME --because TEXT, or `by` and `because` in the UI",
         )
-    if not asked.sure:
-        found = _logged(look(ledger, lake, stream, asked.choice, asked.most, asked.on), log)
+    if not request.sure:
+        found = _logged(look(ledger, lake, stream, request.choice, request.most, request.on), log)
         _log_retired(ledger, stream, found.slices, log)
         log("a dry run: nothing was recorded")
         return found
     with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=LEASE_SECONDS) as lease:
-        found = _logged(look(ledger, lake, stream, asked.choice, asked.most, asked.on), log)
+        found = _logged(look(ledger, lake, stream, request.choice, request.most, request.on), log)
         lease.check()
         now = datetime.now(UTC)
-        meant = [_reclaim(origin, one, asked, now) for origin, one in found.meant.items()]
+        meant = [_reclaim(origin, one, request, now) for origin, one in found.meant.items()]
         ledger.reclaims.add(stream.name, meant, after=_seen(lake, stream, found.slices))
-    log(f"{len(found.meant):,} reclaimed by {asked.by}: {asked.because}")
+    log(f"{len(found.meant):,} reclaimed by {request.by}: {request.because}")
     _log_retired(ledger, stream, found.slices, log)
     if found.meant:
         log(f"now materialise {', '.join(stages_of(stream)[1:])} of {_some(found.slices)}")
@@ -213,8 +215,8 @@ def _some(keys: Sequence[str]) -> str:
     return ", ".join(keys[:NAMED]) + more
 
 
-def _reclaim(origin: Origin, one: DlqRecord, asked: Asked, now: datetime) -> Reclaim:
-    return Reclaim(origin, one.home, one.number + 1, asked.because, asked.by, now)
+def _reclaim(origin: Origin, one: DlqRecord, request: ReclaimRequest, now: datetime) -> Reclaim:
+    return Reclaim(origin, one.home, one.number + 1, request.because, request.by, now)
 
 
 def look(

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The request of an operator.
+class ReleaseRequest:
+    """A request to release a held slice.
 
     Args:
         slice_key: the slice.
@@ -37,15 +37,15 @@ class Asked:
     because: str = ""
 
 
-def act(
-    ledger: Ledger, streams: Mapping[str, Stream], asked: Asked, now: datetime, log: Callable[[str], object]
+def release_slice(
+    ledger: Ledger, streams: Mapping[str, Stream], request: ReleaseRequest, now: datetime, log: Callable[[str], object]
 ) -> Hold:
     """Release a slice, or report what holds it; returns its hold as it was.
 
     Args:
         ledger: holds plans and holds.
         streams: those that the slice may be of, by name.
-        asked: the request.
+        request: the request.
         now: the time, in UTC.
         log: gets the findings and actions, in sentences.
 
@@ -53,19 +53,19 @@ def act(
         UnknownSliceError: it was never planned.
         ConfigurationError: it is not held, was released before, is of another stream, or nobody is named.
     """
-    if asked.sure and not asked.by:
+    if request.sure and not request.by:
         raise ConfigurationError("nobody is named who releases the slice", remedy="name a person with `by`")
-    [slice_] = slices_of(ledger, streams, [asked.slice_key])
+    [slice_] = slices_of(ledger, streams, [request.slice_key])
     hold = ledger.holds.of([slice_.key]).get(slice_.key)
     if hold is None or hold.release is not None:
         raise _nothing_to_release(slice_.key, hold)
     log(hold.text)
     stream = streams[slice_.stream]
     # A reason that was declared otherwise since holds no more; its slice is decided when it is asked for.
-    goes = {destination(stream, reason, 0, park=asked.park) for reason in stream.holding or {hold.found.reason}}
+    goes = {destination(stream, reason, 0, park=request.park) for reason in stream.holding or {hold.found.reason}}
     log(f"the records that hold it would go to {', '.join(sorted(goes))}; slices behind it go on")
-    if asked.sure:
-        if not ledger.holds.release(slice_.key, Release(asked.park, asked.by, asked.because, now)):
+    if request.sure:
+        if not ledger.holds.release(slice_.key, Release(request.park, request.by, request.because, now)):
             raise _nothing_to_release(slice_.key, ledger.holds.of([slice_.key]).get(slice_.key))
         circuit = ledger.breakers.circuit(slice_.stream)
         log(f"{slice_.key}: recorded; the sensor repair requests it, or materialise it by hand")

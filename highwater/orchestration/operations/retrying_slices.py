@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The request of an operator.
+class RetryRequest:
+    """A request to release a slice for retries.
 
     Args:
         slice_key: the slice.
@@ -36,15 +36,15 @@ class Asked:
     because: str = ""
 
 
-def act(
-    ledger: Ledger, streams: Mapping[str, Stream], asked: Asked, now: datetime, log: Callable[[str], object]
+def release_for_retries(
+    ledger: Ledger, streams: Mapping[str, Stream], request: RetryRequest, now: datetime, log: Callable[[str], object]
 ) -> ExhaustedSlice | None:
     """Release a slice for retries, or report since when it is exhausted; returns its record in the ledger, or None.
 
     Args:
         ledger: the plans.
         streams: by name, those that the slice may be of.
-        asked: the request.
+        request: the request.
         now: the time, in UTC.
         log: gets the findings and actions, in sentences.
 
@@ -52,29 +52,29 @@ def act(
         UnknownSliceError: it was never planned.
         ConfigurationError: it is not exhausted and never published, is of another stream, or nobody is named.
     """
-    if asked.sure and not asked.by:
+    if request.sure and not request.by:
         raise ConfigurationError("nobody is named who lets the slice be tried again", remedy="name a person with `by`")
-    [slice_] = slices_of(ledger, streams, [asked.slice_key])
+    [slice_] = slices_of(ledger, streams, [request.slice_key])
     found = ledger.exhausted_slices.of([slice_.key]).get(slice_.key)
     if found is None or found.released_at is not None:
-        _let_publication_go_on(ledger, streams[slice_.stream], slice_.key, asked, now, log)
+        _let_publication_go_on(ledger, streams[slice_.stream], slice_.key, request, now, log)
         return None
     log(found.text)
-    if asked.sure:
-        if not ledger.exhausted_slices.release(slice_.key, by=asked.by, because=asked.because, now=now):
+    if request.sure:
+        if not ledger.exhausted_slices.release(slice_.key, by=request.by, because=request.because, now=now):
             raise _not_exhausted(slice_.key)
         log(f"{slice_.key}: recorded; the sensor repair requests it")
     return found
 
 
 def _let_publication_go_on(
-    ledger: Ledger, stream: Stream, key: str, asked: Asked, now: datetime, log: Callable[[str], object]
+    ledger: Ledger, stream: Stream, key: str, request: RetryRequest, now: datetime, log: Callable[[str], object]
 ) -> None:
     if stream.publishes is None:
         raise _not_exhausted(key)
     log(f"the sensor repair still retries {key}; whether the sensor publisher still sends it, its ticks show")
-    if asked.sure:
-        ledger.exhausted_slices.let_go(stream.name, key, by=asked.by, because=asked.because, now=now)
+    if request.sure:
+        ledger.exhausted_slices.let_go(stream.name, key, by=request.by, because=request.because, now=now)
         log(f"{key}: recorded; where it is not sent, the sensor publisher requests it and those behind it")
 
 

@@ -51,8 +51,8 @@ Report = Callable[[Alert], None]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A stream, and what one tick asks about it."""
+class StreamInputs:
+    """A stream, its clients, and the facts about it that one tick reads once."""
 
     ledger: Ledger
     kafka: Kafka
@@ -89,7 +89,7 @@ class Asked:
         return {}
 
 
-Measuring = Callable[[Asked], Measure | None]
+Measuring = Callable[[StreamInputs], Measure | None]
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _not_measured(stream: Stream, why: Sequence[str]) -> Measure:
 def _measured(
     ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: list[str], unknown: list[str]
 ) -> Iterator[Measure]:
-    asked = Asked(ledger, kafka, lake, stream)
+    inputs = StreamInputs(ledger, kafka, lake, stream)
 
     def guards_of(measure: Measuring) -> list[guards.Guard]:
         names = DEPENDENCIES.get(measure, ())
@@ -207,7 +207,7 @@ def _measured(
             with guarded(*guards_of(measure)):
                 if LAKE in DEPENDENCIES.get(measure, ()):
                     ensure_lake_there(ledger, lake)
-                found = measure(asked)
+                found = measure(inputs)
         except HighwaterError as error:
             lines.append(f"{stream.name}: not measured: {error.problem}")
             # A dependency that is away has a breaker, and an absent topic stops planning: both have alerts of their
@@ -222,10 +222,10 @@ def _measured(
                 yield found
 
 
-def _reject_ratio(asked: Asked) -> Measure | None:
-    stream = asked.stream
-    keys = [slice_.key for slice_ in asked.ledger.slices(stream.name, stream.topic, newest=SLICES)]
-    proofs = asked.lake.committed(stream.name, "events", keys).values()
+def _reject_ratio(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    keys = [slice_.key for slice_ in inputs.ledger.slices(stream.name, stream.topic, newest=SLICES)]
+    proofs = inputs.lake.committed(stream.name, "events", keys).values()
     records, rejects = (sum(proof.counts.get(name, 0) for proof in proofs) for name in ("raw", "rejects"))
     if not records:
         return None
@@ -240,9 +240,9 @@ def _reject_ratio(asked: Asked) -> Measure | None:
     )
 
 
-def _parked(asked: Asked) -> Measure | None:
-    stream = asked.stream
-    count, limit = asked.parked, stream.alerts.parked
+def _parked(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    count, limit = inputs.parked, stream.alerts.parked
     return Measure(
         stream.name,
         "parked records",
@@ -253,12 +253,12 @@ def _parked(asked: Asked) -> Measure | None:
     )
 
 
-def _parked_topic(asked: Asked) -> Measure | None:
-    stream, error = asked.stream, None
+def _parked_topic(inputs: StreamInputs) -> Measure | None:
+    stream, error = inputs.stream, None
     # A topic that holds as many as all that wait has those that are published, which need not be counted then.
-    if asked.parked and _lost_on_parked(asked, asked.parked):
-        waiting = count_parked(asked.ledger, asked.lake, stream, published=True)
-        error = _lost_on_parked(asked, waiting) if waiting else None
+    if inputs.parked and _lost_on_parked(inputs, inputs.parked):
+        waiting = count_parked(inputs.ledger, inputs.lake, stream, published=True)
+        error = _lost_on_parked(inputs, waiting) if waiting else None
     return Measure(
         stream.name,
         "parked topic",
@@ -269,34 +269,34 @@ def _parked_topic(asked: Asked) -> Measure | None:
     )
 
 
-def _lost_on_parked(asked: Asked, waiting: int) -> HighwaterError | None:
+def _lost_on_parked(inputs: StreamInputs, waiting: int) -> HighwaterError | None:
     try:
-        return parked_lost(asked.kafka, asked.stream, waiting)
+        return parked_lost(inputs.kafka, inputs.stream, waiting)
     except TopicAbsentError:
-        return _gone_topic(asked, asked.stream.parked_topic)
+        return _gone_topic(inputs, inputs.stream.parked_topic)
 
 
-def _gone_topic(asked: Asked, topic: str) -> TopicVanishedError | None:
+def _gone_topic(inputs: StreamInputs, topic: str) -> TopicVanishedError | None:
     """The error for a topic that was absent a moment ago; None where it may be absent.
 
     Raises:
         DependencyAwayError: Kafka or the ledger is away, or the brokers disagree on whether the topic exists.
     """
     try:
-        state_of(asked.ledger, asked.kafka, asked.stream, topic)
+        state_of(inputs.ledger, inputs.kafka, inputs.stream, topic)
     except TopicVanishedError as gone:
         return gone
     except TopicAbsentError:
         return None
-    raise asked.kafka.away(f"one broker did not know topic {topic}, another one does")
+    raise inputs.kafka.away(f"one broker did not know topic {topic}, another one does")
 
 
-def _late_retries(asked: Asked) -> Measure | None:
-    stream = asked.stream
+def _late_retries(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
     if not stream.delays:
         return Measure.of_nothing(stream.name, "age of retries", "no tier is declared")
     try:
-        found = [_lateness(asked, topic) for topic in stream.delays]
+        found = [_lateness(inputs, topic) for topic in stream.delays]
     except TopicVanishedError as error:
         return Measure(stream.name, "age of retries", error.problem, "no tier is gone", over=True, remedy=error.remedy)
     late, limit = max(late for late, _ in found), stream.alerts.retries_late
@@ -312,20 +312,20 @@ def _late_retries(asked: Asked) -> Measure | None:
     )
 
 
-def _lateness(asked: Asked, topic: str) -> tuple[timedelta, bool]:
+def _lateness(inputs: StreamInputs, topic: str) -> tuple[timedelta, bool]:
     """How long after its due time a tier's oldest record still is not in raw; and whether all could be asked.
 
     Raises:
         TopicVanishedError: the tier is not there any more.
         DependencyAwayError: Kafka or the ledger is away.
     """
-    stream = asked.stream
+    stream = inputs.stream
     try:
-        ages = asked.ages(topic)
-        if topic in stream.foreign_topics and not stamped_by_broker(asked.kafka, topic):
+        ages = inputs.ages(topic)
+        if topic in stream.foreign_topics and not stamped_by_broker(inputs.kafka, topic):
             return timedelta(0), True  # what just came may bear the time of its first publication, days ago
     except TopicAbsentError:
-        if (gone := _gone_topic(asked, topic)) is not None:
+        if (gone := _gone_topic(inputs, topic)) is not None:
             raise gone from None
         return timedelta(0), True  # nothing was published to it yet
     age = ages.oldest or timedelta(0)
@@ -361,10 +361,10 @@ class _Left:
         return "" if self.size is None else f"; retention.bytes={self.size} of {self.topic} may take it before"
 
 
-def _retention_left(asked: Asked) -> Measure | None:
+def _retention_left(inputs: StreamInputs) -> Measure | None:
     """Of the main topic and of every topic whose records are retried the one that is in most danger."""
-    stream = asked.stream
-    found = _all_left(asked)
+    stream = inputs.stream
+    found = _all_left(inputs)
     if gone := next((one for one in found if one.ages.expired), None):
         lost = "; ".join(f"partition {p}: {offsets}" for p, offsets in sorted(gone.ages.expired.items()))
         return Measure(
@@ -394,31 +394,31 @@ def _retention_left(asked: Asked) -> Measure | None:
     )
 
 
-def _all_left(asked: Asked) -> list[_Left]:
+def _all_left(inputs: StreamInputs) -> list[_Left]:
     found = []
-    for topic in (asked.stream.topic, *asked.stream.delays):
+    for topic in (inputs.stream.topic, *inputs.stream.delays):
         try:
-            found += [one] if (one := _left(asked, topic)) is not None else []
+            found += [one] if (one := _left(inputs, topic)) is not None else []
         except TopicAbsentError:
-            if topic == asked.stream.topic:
+            if topic == inputs.stream.topic:
                 raise
             # Nothing was published to it yet; if it is gone, the age of retries shows it.
     return found
 
 
-def _open_transaction(asked: Asked) -> Measure | None:
+def _open_transaction(inputs: StreamInputs) -> Measure | None:
     """The open transaction that holds records back for longest, by the limit of its topic."""
-    stream = asked.stream
-    held = [(topic, p, found) for topic in _topics(asked) for p, found in asked.ages(topic).held_back.items()]
+    stream = inputs.stream
+    held = [(topic, p, found) for topic in _topics(inputs) for p, found in inputs.ages(topic).held_back.items()]
     if not held:
         return Measure.of_nothing(stream.name, "open transaction", "none holds records back")
-    limits = {topic: _held_back_limit(asked, topic) for topic, _, _ in held}
+    limits = {topic: _held_back_limit(inputs, topic) for topic, _, _ in held}
     known = [(found.age, topic, p, found) for topic, p, found in held if found.age is not None]
     if not known:
         return None
     age, topic, partition, found = max(known, key=lambda one: one[0] - limits[one[1]])
     place = f"--topic {topic} --partition {partition}"
-    tool = f"kafka-transactions --bootstrap-server {asked.kafka.bootstrap}"
+    tool = f"kafka-transactions --bootstrap-server {inputs.kafka.bootstrap}"
     return Measure(
         stream.name,
         "open transaction",
@@ -431,35 +431,35 @@ def _open_transaction(asked: Asked) -> Measure | None:
     )
 
 
-def _topics(asked: Asked) -> list[str]:
+def _topics(inputs: StreamInputs) -> list[str]:
     """The main topic, and those retried topics that exist; the age of retries reports a missing one."""
-    found = [asked.stream.topic]
-    for topic in asked.stream.delays:
+    found = [inputs.stream.topic]
+    for topic in inputs.stream.delays:
         with suppress(TopicAbsentError):
-            asked.ages(topic)
+            inputs.ages(topic)
             found.append(topic)
     return found
 
 
-def _held_back_limit(asked: Asked, topic: str) -> timedelta:
-    retained_for = retention(topic_settings(asked.kafka, topic))
-    limit = asked.stream.alerts.held_back
+def _held_back_limit(inputs: StreamInputs, topic: str) -> timedelta:
+    retained_for = retention(topic_settings(inputs.kafka, topic))
+    limit = inputs.stream.alerts.held_back
     return limit if retained_for is None else min(limit, retained_for / 2)
 
 
-def _left(asked: Asked, topic: str) -> _Left | None:
+def _left(inputs: StreamInputs, topic: str) -> _Left | None:
     """None where the settings of the topic may not be read."""
-    settings = topic_settings(asked.kafka, topic)
+    settings = topic_settings(inputs.kafka, topic)
     retained_for, size = retention(settings), size_limit(settings)
     if retained_for is None:
         if not no_age_ends(settings):
             return None
         # A limit by size may have taken records all the same.
-        expired = {} if size is None else asked.ages(topic).expired
+        expired = {} if size is None else inputs.ages(topic).expired
         return _Left(topic, None, timedelta(0), Ages({}, sure=True, expired=expired), size)
-    ages = asked.ages(topic)
+    ages = inputs.ages(topic)
     # Where a topic keeps less than the threshold at all, half of what it keeps is what there is to warn of.
-    limit = min(asked.stream.alerts.retention_left, retained_for / 2)
+    limit = min(inputs.stream.alerts.retention_left, retained_for / 2)
     return _Left(topic, retained_for - (ages.oldest or timedelta(0)), limit, ages, size)
 
 
@@ -472,11 +472,11 @@ def _read_sooner(stream: Stream, worst: _Left) -> str:
     return f"{planned}see that {runs} and what its ticks say, or raise retention.ms of {worst.topic}"
 
 
-def _breaker(asked: Asked) -> Measure | None:
+def _breaker(inputs: StreamInputs) -> Measure | None:
     """One alert, however many slices are refused, and however often probes close the breaker meanwhile."""
-    stream = asked.stream
-    found, refused = asked.ledger.breakers.circuit(stream.name), asked.ledger.breakers.refused(stream.name)
-    command = accepting_command(asked.ledger, stream, refused)
+    stream = inputs.stream
+    found, refused = inputs.ledger.breakers.circuit(stream.name), inputs.ledger.breakers.refused(stream.name)
+    command = accepting_command(inputs.ledger, stream, refused)
     each = "highwater accept-rejects lets one through as it is"
     return Measure(
         stream.name,
@@ -489,9 +489,9 @@ def _breaker(asked: Asked) -> Measure | None:
     )
 
 
-def _held(asked: Asked) -> Measure | None:
-    stream = asked.stream
-    found = asked.ledger.holds.open(stream.name)
+def _held(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    found = inputs.ledger.holds.open(stream.name)
     return Measure(
         stream.name,
         "held",
@@ -502,9 +502,9 @@ def _held(asked: Asked) -> Measure | None:
     )
 
 
-def _exhausted(asked: Asked) -> Measure | None:
-    stream = asked.stream
-    found = asked.ledger.exhausted_slices.open(stream.name)
+def _exhausted(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    found = inputs.ledger.exhausted_slices.open(stream.name)
     return Measure(
         stream.name,
         "retries exhausted",
@@ -518,9 +518,9 @@ def _exhausted(asked: Asked) -> Measure | None:
     )
 
 
-def _stalled(asked: Asked) -> Measure | None:
-    stream = asked.stream
-    found = asked.ledger.stalled_slices.open(stream.name)
+def _stalled(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    found = inputs.ledger.stalled_slices.open(stream.name)
     return Measure(
         stream.name,
         "stalled",
@@ -534,9 +534,9 @@ def _stalled(asked: Asked) -> Measure | None:
     )
 
 
-def _instances(asked: Asked) -> Measure | None:
-    stream = asked.stream
-    found = asked.ledger.instances.live_together(stream.name, datetime.now(UTC))
+def _instances(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    found = inputs.ledger.instances.live_together(stream.name, datetime.now(UTC))
     return Measure(
         stream.name,
         "Dagster instances",
@@ -547,10 +547,10 @@ def _instances(asked: Asked) -> Measure | None:
     )
 
 
-def _published_late(asked: Asked) -> Measure | None:
-    stream = asked.stream
+def _published_late(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
     now = datetime.now(UTC)
-    found = behind(asked.ledger, asked.lake, stream)
+    found = behind(inputs.ledger, inputs.lake, stream)
     if found is None:
         return Measure.of_nothing(stream.name, "age of accepted events", "the stream sends none")
     late, limit = found.age(now), stream.alerts.published_late
@@ -566,9 +566,9 @@ def _published_late(asked: Asked) -> Measure | None:
     )
 
 
-def _reclaimed_late(asked: Asked) -> Measure | None:
-    stream = asked.stream
-    found, limit = pending_reprocessing.waiting(asked.ledger, asked.lake, stream), stream.alerts.reclaimed_late
+def _reclaimed_late(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    found, limit = pending_reprocessing.waiting(inputs.ledger, inputs.lake, stream), stream.alerts.reclaimed_late
     age = datetime.now(UTC) - found[0].since if found else timedelta(0)
     records = sum(one.records for one in found)
     return Measure(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dagster._core.scheduler.instigation import InstigatorState, InstigatorTick
 
     from highwater.declaration import Stream
-    from highwater.orchestration.reporting.alerts import Asked
+    from highwater.orchestration.reporting.alerts import StreamInputs
     from highwater.resources.kafka import Kafka
     from highwater.resources.ledger import Ledger
     from highwater.resources.ledger.sensor_faults import SensorFault
@@ -39,29 +39,29 @@ FAULT_LASTS = timedelta(minutes=1)
 LOSS_REPORTED_FOR = timedelta(days=1)
 
 
-def planning_stopped(asked: Asked) -> Measure:
+def planning_stopped(inputs: StreamInputs) -> Measure:
     """The planning of the main topic, tried without recording anything."""
-    stream = asked.stream
+    stream = inputs.stream
     try:
-        faults = _faults(Planner(asked.ledger, asked.kafka).tick(stream, datetime.now(UTC), dry=True))
+        faults = _faults(Planner(inputs.ledger, inputs.kafka).tick(stream, datetime.now(UTC), dry=True))
     except PermanentError as error:
         faults = [_fault(error)]
     found = _texts(stream, faults)
     return Measure(stream.name, "planning", found.value, "it goes on", found.over, found.remedy)
 
 
-def retries_stopped(asked: Asked) -> Measure:
+def retries_stopped(inputs: StreamInputs) -> Measure:
     """The planning of the topics whose records are retried; a vanished tier has the alert `age of retries`."""
-    stream, faults = asked.stream, list[tuple[str, str]]()
-    if asked.ledger.paused.parts(stream.name).get(stream.name, {}).keys() & {RETRIES, ALL}:
+    stream, faults = inputs.stream, list[tuple[str, str]]()
+    if inputs.ledger.paused.parts(stream.name).get(stream.name, {}).keys() & {RETRIES, ALL}:
         return Measure.of_nothing(stream.name, "planning of retries", "a person paused it")
-    paused = asked.ledger.paused.of(stream.name)
-    begun = asked.ledger.planned(stream.name, stream.topic) is not None
+    paused = inputs.ledger.paused.of(stream.name)
+    begun = inputs.ledger.planned(stream.name, stream.topic) is not None
     for topic in stream.delays if begun else stream.tier_topics:
         if topic in paused:
             continue
         try:
-            faults += _faults(plan_tier(asked.ledger, asked.kafka, stream, topic, datetime.now(UTC), dry=True))
+            faults += _faults(plan_tier(inputs.ledger, inputs.kafka, stream, topic, datetime.now(UTC), dry=True))
         except TopicAbsentError:
             continue
         except PermanentError as error:
@@ -147,25 +147,25 @@ def _ranges(ranges: Iterable[tuple[int, object]], of: Collection[int]) -> str:
     return ", ".join(f"{p}: {offsets}" for p, offsets in sorted(ranges) if p in of)
 
 
-def slices_expired(asked: Asked) -> Measure:
+def slices_expired(inputs: StreamInputs) -> Measure:
     """Planned slices that lost offsets before they were read."""
-    errors = expired_errors(asked.ledger, asked.kafka, asked.stream, asked.in_raw)
-    found = _texts(asked.stream, [*map(_fault, errors)])
-    return Measure(asked.stream.name, "expired slices", found.value, "none", found.over, found.remedy)
+    errors = expired_errors(inputs.ledger, inputs.kafka, inputs.stream, inputs.in_raw)
+    found = _texts(inputs.stream, [*map(_fault, errors)])
+    return Measure(inputs.stream.name, "expired slices", found.value, "none", found.over, found.remedy)
 
 
-def slices_waiting(asked: Asked) -> Measure | None:
+def slices_waiting(inputs: StreamInputs) -> Measure | None:
     """How long the oldest planned slice has waited to be read, by its plan: for example because the run queue is stuck.
 
     None while the lake cannot be asked.
     """
-    stream, limit, now = asked.stream, asked.stream.alerts.unread_late, datetime.now(UTC)
-    if asked.in_raw is None:
+    stream, limit, now = inputs.stream, inputs.stream.alerts.unread_late, datetime.now(UTC)
+    if inputs.in_raw is None:
         return None
     unread: list[Slice] = []
     for topic in (stream.topic, *stream.delays):
-        planned = asked.ledger.planned(stream.name, topic)
-        unread += unread_slices(asked.ledger, planned, asked.in_raw)[0][:1] if planned is not None else []
+        planned = inputs.ledger.planned(stream.name, topic)
+        unread += unread_slices(inputs.ledger, planned, inputs.in_raw)[0][:1] if planned is not None else []
     first = min(unread, key=lambda slice_: slice_.planned_at, default=None)
     age = now - first.planned_at if first is not None else timedelta(0)
     return Measure(
@@ -181,12 +181,12 @@ def slices_waiting(asked: Asked) -> Measure | None:
     )
 
 
-def losses_recorded(asked: Asked) -> Measure:
+def losses_recorded(inputs: StreamInputs) -> Measure:
     """The losses of the last day that the declaration lets Highwater record by itself."""
-    stream, since = asked.stream, datetime.now(UTC) - LOSS_REPORTED_FOR
+    stream, since = inputs.stream, datetime.now(UTC) - LOSS_REPORTED_FOR
     found = [
         loss
-        for loss in asked.ledger.losses(stream.name)
+        for loss in inputs.ledger.losses(stream.name)
         if loss.accepted_by == RECORDED_BY_DECLARATION and loss.recorded_at >= since
     ]
     many = sum(len(loss.offsets) for loss in found)

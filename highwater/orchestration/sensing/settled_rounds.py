@@ -136,14 +136,14 @@ class _Resting(ABC):
         self._rests = Rests(context)
 
     def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
-        """Look at the stream unless it rests; raises what `_act` does."""
+        """Look at the stream unless it rests; raises what `_tick` does."""
         if self._rests.is_at_rest(stream.name):
             return None
-        tick = self._act(stream, None if Rest.parse(cursor) is not None else cursor)
+        tick = self._tick(stream, None if Rest.parse(cursor) is not None else cursor)
         return replace(tick, cursor=self._rests.begin(stream.name)) if tick.settled else tick
 
     @abstractmethod
-    def _act(self, stream: Stream, cursor: str | None) -> Tick:
+    def _tick(self, stream: Stream, cursor: str | None) -> Tick:
         """Look at a stream from its cursor on."""
 
 
@@ -162,19 +162,19 @@ class RepairRound(_Resting):
         self.lines = ended_lines(end_runs_without_worker(context.instance, ledger, context.streams, context.now))
         super().__init__(context)
 
-    def _act(self, stream: Stream, cursor: str | None) -> Tick:
+    def _tick(self, stream: Stream, cursor: str | None) -> Tick:
         return repair(self._context.instance, self._context.resources, stream, cursor)
 
 
 class MirrorRound(_Resting):
     """The round of the offset mirror."""
 
-    def _act(self, stream: Stream, cursor: str | None) -> Tick:
+    def _tick(self, stream: Stream, cursor: str | None) -> Tick:
         return mirror(self._context.resources, stream, cursor)
 
 
 class PublisherRound(_Resting):
     """The round of the publisher."""
 
-    def _act(self, stream: Stream, cursor: str | None) -> Tick:
+    def _tick(self, stream: Stream, cursor: str | None) -> Tick:
         return publish(self._context.instance, self._context.resources, stream, cursor)
