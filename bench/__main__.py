@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
 
 def status(results: Iterable[Result]) -> int:
     """0 when every figure that is held against something was reached, else 1."""
-    return int(not all(verdict.reached for result in results for verdict in result.verdicts))
+    return int(not all(target.reached for result in results for target in result.targets))
 
 
 def _measured(letters: Sequence[str], rounds: int, *, keep: bool, records: int | None) -> list[Result]:
@@ -93,8 +93,8 @@ def _measured(letters: Sequence[str], rounds: int, *, keep: bool, records: int |
             result = measure(world, rounds, usual if records is None else records)
             if keep:
                 result.save()
-            for verdict in result.verdicts:
-                print(f"  {verdict.what}: {verdict.value:.2f}, {'reached' if verdict.reached else 'NOT reached'}")
+            for target in result.targets:
+                print(f"  {target.what}: {target.value:.2f}, {'reached' if target.reached else 'NOT reached'}")
             print(f"  took {time.monotonic() - begin:.0f} s", flush=True)
             found.append(result)
     return found

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assets.streams.orders import STREAM as ORDERS
-from bench.harness import Result, Row, Verdict, timed
+from bench.harness import Result, Row, Target, timed
 from bench.tables import PARTITIONS, Maker, write_log
 from bench.world import Bed, World, add_orders, fill, last_slices
 from highwater.assets import current, dlq, events, metrics, raw, rejects
@@ -55,14 +55,14 @@ def looking(world: World, rounds: int, records: int) -> Result:
             checked,
             behind,
         ],
-        verdicts=[
-            Verdict("seconds of status, planned", planned.median("seconds"), STATUS_SECONDS, at_least=False),
-            Verdict("seconds of status, sent", sent.median("seconds"), STATUS_SECONDS, at_least=False),
-            Verdict("seconds of the audit", whole.seconds, AUDIT_SECONDS, at_least=False),
-            Verdict("gigabytes of memory at its most", whole.gigabytes, AUDIT_GIGABYTES, at_least=False),
-            Verdict("false alarms", whole.alarms, 0, at_least=False),
+        targets=[
+            Target("seconds of status, planned", planned.median("seconds"), STATUS_SECONDS, at_least=False),
+            Target("seconds of status, sent", sent.median("seconds"), STATUS_SECONDS, at_least=False),
+            Target("seconds of the audit", whole.seconds, AUDIT_SECONDS, at_least=False),
+            Target("gigabytes of memory at its most", whole.gigabytes, AUDIT_GIGABYTES, at_least=False),
+            Target("false alarms", whole.alarms, 0, at_least=False),
             *(
-                Verdict(
+                Target(
                     f"checks in materialisations, {what}",
                     row.ratio("all tables", "checks"),
                     SHARE_OF_CHECKS,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bench.harness import Result, Row, Variant, Verdict, alternate, timed
+from bench.harness import Result, Row, Target, Variant, alternate, timed
 from bench.world import Bed, World, fill, last_slices, source, whole_topic
 from highwater.assets import current, events, parsing, raw, rejects
 from highwater.assets.classified import Classified
@@ -48,9 +48,9 @@ def raw_against_streaming(world: World, rounds: int, records: int) -> Result:
             "micro-batch a slice (`availableNow`, `maxOffsetsPerTrigger`) into Delta. The tables exist and are empty."
         ),
         rows=rows,
-        verdicts=[
-            Verdict("times as fast at 1 batch", rows[0].ratio("Highwater", "Structured Streaming"), 1.1),
-            Verdict("times as fast at 20 batches", rows[-1].ratio("Highwater", "Structured Streaming"), 4.0),
+        targets=[
+            Target("times as fast at 1 batch", rows[0].ratio("Highwater", "Structured Streaming"), 1.1),
+            Target("times as fast at 20 batches", rows[-1].ratio("Highwater", "Structured Streaming"), 4.0),
         ],
     )
 
@@ -142,11 +142,9 @@ def raw_against_bare_reads(world: World, rounds: int, records: int) -> Result:
             "unpartitioned Delta table. librdkafka counts in one process."
         ),
         rows=[row],
-        verdicts=[
-            Verdict("of the speed of Spark's read", row.ratio("Highwater raw", BY_DEFAULT), 0.7),
-            Verdict(
-                "of the speed of a plain append", row.ratio("Highwater raw", "Spark's read appended to Delta"), 0.9
-            ),
+        targets=[
+            Target("of the speed of Spark's read", row.ratio("Highwater raw", BY_DEFAULT), 0.7),
+            Target("of the speed of a plain append", row.ratio("Highwater raw", "Spark's read appended to Delta"), 0.9),
         ],
     )
 
@@ -190,9 +188,9 @@ def whole_path(world: World, rounds: int, records: int) -> Result:
             "expressions, `txnAppId` and `txnVersion`, and merges into a table of one row a key."
         ),
         rows=rows,
-        verdicts=[
-            Verdict("times as fast at 1 batch", rows[0].ratio("Highwater", "Structured Streaming"), 1.0),
-            Verdict("times as fast at 20 batches", rows[-1].ratio("Highwater", "Structured Streaming"), 5.5),
+        targets=[
+            Target("times as fast at 1 batch", rows[0].ratio("Highwater", "Structured Streaming"), 1.0),
+            Target("times as fast at 20 batches", rows[-1].ratio("Highwater", "Structured Streaming"), 5.5),
         ],
     )
 
@@ -226,16 +224,16 @@ def _write_batch(world: World, bed: Bed, batch: DataFrame, number: int) -> None:
         {"slice": F.lit(str(number)), "generation": F.lit(0), "timestamp_ms": F.unix_millis("timestamp")}
     )
     work = world.work(bed, [])
-    judged = parsing.judged(work, with_origins(work, named.where("value IS NOT NULL"), [], {}, ())).persist()
-    accepted = judged.where("reason IS NULL").select(
+    parsed = parsing.parse_records(work, with_origins(work, named.where("value IS NOT NULL"), [], {}, ())).persist()
+    accepted = parsed.where("reason IS NULL").select(
         *events.origin_columns({str(number): number}),
         *events._event_columns(bed.stream),  # noqa: SLF001
     )
     _append(bed, accepted, "events", number)
-    rejected = judged.where("reason IS NOT NULL")
+    rejected = parsed.where("reason IS NOT NULL")
     _append(bed, rejected.select("topic", "partition", "offset", "reason", "detail", "key", "value"), "rejects", number)
     _merge(bed, current.winners(accepted, "key"), first=number == 0)
-    judged.unpersist()
+    parsed.unpersist()
     batch.unpersist()
 
 
@@ -284,8 +282,8 @@ def slice_sizes(world: World, rounds: int, records: int) -> Result:
             + f". Then slices of {smallest:,} in runs of their own, against micro-batches of (c) after the first."
         ),
         rows=[row, again],
-        verdicts=[
-            Verdict(
+        targets=[
+            Target(
                 "micro-batches that take as long as a slice",
                 1 / again.ratio("Highwater", "foreachBatch"),
                 0.9,
@@ -346,8 +344,8 @@ def skew(world: World, rounds: int, records: int) -> Result:
             "One slice to raw. Reads are cut by records, not by partition: into 8 tasks up to two million records."
         ),
         rows=[row],
-        verdicts=[
-            Verdict(
+        targets=[
+            Target(
                 "seconds of the skewed one in those of the even one",
                 1 / row.ratio("90 % in one", "even"),
                 1.3,

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.harness import Result, Row, Verdict, timed
+from bench.harness import Result, Row, Target, timed
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -82,9 +82,9 @@ def definitions(world: World | None, rounds: int, records: int) -> Result:
             "serialises the snapshots of the repository and its jobs, as a code server does when it starts."
         ),
         rows=rows,
-        verdicts=[
-            Verdict("megabytes of the snapshot", many.megabytes, 12, at_least=False),
-            Verdict("seconds to serialise it", rows[1].median("serialise"), 2, at_least=False),
-            Verdict("jobs, sensors and schedules", many.definitions, 130, at_least=False),
+        targets=[
+            Target("megabytes of the snapshot", many.megabytes, 12, at_least=False),
+            Target("seconds to serialise it", rows[1].median("serialise"), 2, at_least=False),
+            Target("jobs, sensors and schedules", many.definitions, 130, at_least=False),
         ],
     )

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bench.harness import Result, Row, Verdict, alternate, timed
+from bench.harness import Result, Row, Target, alternate, timed
 from bench.world import World
 from highwater.assets.origins import PROBLEM
-from highwater.assets.parsing import event_time_of, field_columns, judged, key_of
+from highwater.assets.parsing import event_time_of, field_columns, key_of, parse_records
 from highwater.declaration import Answers, Field, Stream
 from highwater.formats import Avro, Json, Protobuf
 
@@ -94,11 +94,11 @@ def classification(world: World, rounds: int, records: int) -> Result:
     rows = []
     for name, raw in made.items():
         work = world.work(replace(bed, stream=streams[name]), [])
-        mine = _columns(streams[name], judged(work, raw))
+        mine = _columns(streams[name], parse_records(work, raw))
         peer = (
             peers[name](raw)
             if name in peers
-            else _columns(streams["flat JSON"], judged(world.work(bed, []), made["flat JSON"]))
+            else _columns(streams["flat JSON"], parse_records(world.work(bed, []), made["flat JSON"]))
         )
         variants = {"Highwater": _sunk(mine), _peer(name): _sunk(peer)}
         rows.append(alternate(name, variants, rounds))
@@ -114,12 +114,12 @@ def classification(world: World, rounds: int, records: int) -> Result:
             "`from_json` and `from_avro` check nothing; the peer of Protobuf is as many flat JSON records, classified."
         ),
         rows=rows,
-        verdicts=[
+        targets=[
             *(
-                Verdict(f"{name} against Spark's own function", _ratio(rows, name), 0.7)
+                Target(f"{name} against Spark's own function", _ratio(rows, name), 0.7)
                 for name in ("nested JSON", "Avro")
             ),
-            Verdict("Protobuf against flat JSON", _ratio(rows, "Protobuf"), 0.3),
+            Target("Protobuf against flat JSON", _ratio(rows, "Protobuf"), 0.3),
         ],
     )
 

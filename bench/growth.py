@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.harness import Result, Row, Verdict, timed
+from bench.harness import Result, Row, Target, timed
 from bench.world import Bed, World, fill, last_slices
 from highwater.assets import current, events, raw
 from highwater.assets.commit import CommittedSlices
@@ -55,7 +55,7 @@ def growth_of_current(world: World, rounds: int, records: int) -> Result:
             f"newest 1 %. MERGE: {MERGES} such slices into a table of one row a key."
         ),
         rows=rows,
-        verdicts=[Verdict("mean at 10M keys in means at 100k", at_10m / at_100k, 4.0, at_least=False)],
+        targets=[Target("mean at 10M keys in means at 100k", at_10m / at_100k, 4.0, at_least=False)],
     )
 
 
@@ -162,8 +162,8 @@ def growth_of_raw(world: World, rounds: int, records: int) -> Result:
             f"checkpoint is smaller than usual. One of {commits} commits writes a checkpoint; the mean includes it."
         ),
         rows=rows,
-        verdicts=[
-            Verdict(f"more seconds for {name} at 100,000 slices", value, 1.5, at_least=False)
+        targets=[
+            Target(f"more seconds for {name} at 100,000 slices", value, 1.5, at_least=False)
             for name, value in more.items()
         ],
     )

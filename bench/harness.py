@@ -41,7 +41,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Target:
     """A figure held against what is to be reached.
 
     Args:
@@ -71,14 +71,14 @@ class Result:
         title: the heading of its section.
         method: how it was measured, in a few sentences.
         rows: the cases.
-        verdicts: the figures that are held against something.
+        targets: the figures that are held against something.
     """
 
     name: str
     title: str
     method: str
     rows: Sequence[Row] = field(default_factory=list)
-    verdicts: Sequence[Verdict] = field(default_factory=list)
+    targets: Sequence[Target] = field(default_factory=list)
 
     def save(self, folder: Path = RESULTS) -> None:
         """Keep the figures beside those of the other benchmarks."""
@@ -90,8 +90,8 @@ class Result:
         """Read figures that were kept."""
         plain = json.loads(file.read_text())
         rows = [Row(**row) for row in plain.pop("rows")]
-        verdicts = [Verdict(**verdict) for verdict in plain.pop("verdicts")]
-        return cls(**plain, rows=rows, verdicts=verdicts)
+        targets = [Target(**target) for target in plain.pop("targets")]
+        return cls(**plain, rows=rows, targets=targets)
 
 
 def alternate(case: str, variants: Mapping[str, Variant], rounds: int, *, warm_up: bool = True) -> Row:

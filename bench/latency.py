@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import noop
-from bench.harness import Result, Row, Verdict
+from bench.harness import Result, Row, Target
 from bench.world import World, order_value
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def tick_to_commit(world: World, rounds: int, records: int) -> Result:
             "launcher and new process."
         ),
         rows=[row],
-        verdicts=[
-            Verdict(
+        targets=[
+            Target(
                 "no-op runs that take as long as a slice",
                 1 / row.ratio("Highwater", "no-op asset"),
                 2.5,

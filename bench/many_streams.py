@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.definitions import DECLARATIONS
-from bench.harness import Result, Row, Verdict
+from bench.harness import Result, Row, Target
 from bench.world import World, order_value, write_customers
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ def idle_streams(world: World, rounds: int, records: int) -> Result:
             "their children. No peer."
         ),
         rows=[row],
-        verdicts=[
-            Verdict("CPU seconds a minute", row.median(CPU), 15, at_least=False),
-            Verdict("seconds of the planner's tick", row.median(TICK), 2, at_least=False),
-            Verdict("ticks that failed", ticks.failed, 0, at_least=False),
+        targets=[
+            Target("CPU seconds a minute", row.median(CPU), 15, at_least=False),
+            Target("seconds of the planner's tick", row.median(TICK), 2, at_least=False),
+            Target("ticks that failed", ticks.failed, 0, at_least=False),
         ],
     )
 
@@ -109,9 +109,9 @@ def busy_streams(world: World, rounds: int, records: int) -> Result:
             "the last third is that of the third before. No peer."
         ),
         rows=[Row(f"{BUSY_STREAMS} streams", {LAG: lags, TICK: ticks.planner})],
-        verdicts=[
-            Verdict("lag of the last third in that of the third before", growth, 1.2, at_least=False),
-            Verdict("ticks that failed", ticks.failed, 0, at_least=False),
+        targets=[
+            Target("lag of the last third in that of the third before", growth, 1.2, at_least=False),
+            Target("ticks that failed", ticks.failed, 0, at_least=False),
         ],
     )
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench.harness import Result, Row, Verdict, alternate
+from bench.harness import Result, Row, Target, alternate
 from dev.processes import LOOPBACK, free_port
 from highwater.resources.producer import Record, ReliableProducer
 from highwater.resources.producer_properties import producer_properties
@@ -78,8 +78,10 @@ def reliable_against_bare(world: World, rounds: int, records: int) -> Result:
             f"of the speed of '{BARE}', or of '{BARE_BY_ID}' for those with callbacks."
         ),
         rows=rows,
-        verdicts=[
-            Verdict(f"{row.case}: {name}", row.ratio(name, peer), 0.8) for row in rows for name, peer in _judged(row)
+        targets=[
+            Target(f"{row.case}: {name}", row.ratio(name, peer), 0.8)
+            for row in rows
+            for name, peer in _compared_pairs(row)
         ],
     )
 
@@ -92,8 +94,8 @@ def _advice() -> str:
     )
 
 
-def _judged(row: Row) -> list[tuple[str, str]]:
-    """What is held against which bare one: none of the first record's time."""
+def _compared_pairs(row: Row) -> list[tuple[str, str]]:
+    """Pairs of a producer and the bare one it is compared with; none for the time of the first record."""
     if FIRST in row.case:
         return []
     together = RELIABLE_FAR if row.case.endswith("away") else RELIABLE

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.harness import Result, Row, Verdict, alternate, timed
+from bench.harness import Result, Row, Target, alternate, timed
 from highwater.assets import dlq, published
 from highwater.declaration import Accepted
 from highwater.resources.dlq_topics import ensure, ensure_accepted
@@ -49,8 +49,8 @@ def publication_against_bare(world: World, rounds: int, records: int) -> Result:
             "waits. Goals are shares of the named producer's speed."
         ),
         rows=rows,
-        verdicts=[
-            Verdict(f"{row.case}: {name}", row.ratio("Highwater", name), WANTED)
+        targets=[
+            Target(f"{row.case}: {name}", row.ratio("Highwater", name), WANTED)
             for row in rows
             for name in (BARE, CONNECTED)
         ],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from bench.harness import Result, Row, Verdict, alternate, timed
+from bench.harness import Result, Row, Target, alternate, timed
 from bench.world import BEGIN, Bed, World, fill
 from highwater.assets import current, events
 from highwater.assets.current_rebuild import rebuild
@@ -44,7 +44,7 @@ def reading_tables(world: World, rounds: int, records: int) -> Result:
             "unpartitioned Delta table with the same rows. Goals are shares of its speed."
         ),
         rows=rows,
-        verdicts=_verdicts(rows, 0.9),
+        targets=_targets(rows, 0.9),
     )
 
 
@@ -65,7 +65,7 @@ def reading_small_slices(world: World, rounds: int, records: int) -> Result:
             f"the {events_.before.files:,} files of events into {events_.after.files:,}."
         ),
         rows=rows,
-        verdicts=_verdicts(rows, 0.8),
+        targets=_targets(rows, 0.8),
     )
 
 
@@ -78,8 +78,8 @@ def _rows(world: World, bed: Bed, rounds: int) -> list[Row]:
     ]
 
 
-def _verdicts(rows: Sequence[Row], wanted: float) -> list[Verdict]:
-    return [Verdict(row.case, row.ratio("Highwater", "plain table"), wanted) for row in rows]
+def _targets(rows: Sequence[Row], wanted: float) -> list[Target]:
+    return [Target(row.case, row.ratio("Highwater", "plain table"), wanted) for row in rows]
 
 
 def _readers(world: World) -> Mapping[str, Ask]:

@@ -26,12 +26,12 @@ def write(folder: Path = RESULTS, page: Path = PAGE) -> None:
 
 def _section(result: Result) -> str:
     lines = [f"## ({result.name}) {result.title}", "", result.method, "", *_table(result.rows), ""]
-    if result.verdicts:
+    if result.targets:
         lines += ["| figure | value | goal | reached |", "| --- | --- | --- | --- |"]
         lines += [
             f"| {v.what} | {v.value:.2f} | {'≥' if v.at_least else '≤'} {v.limit:g} "
             f"| {'yes' if v.reached else '**no**'} |"
-            for v in result.verdicts
+            for v in result.targets
         ]
         lines.append("")
     return "\n".join([*lines, f"![plot](benchmarks/{result.name}.png)", ""])

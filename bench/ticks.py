@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from assets.streams.orders import STREAM as ORDERS
-from bench.harness import Result, Row, Verdict, timed
+from bench.harness import Result, Row, Target, timed
 from bench.world import PARTITIONS as FEW
 from bench.world import World, fill
 from highwater.orchestration.sensing.planning import Planner
@@ -44,15 +44,15 @@ def planner_ticks(world: World, rounds: int, records: int) -> Result:
             "stores one slice in SQLite. The tier's figure is all ticks until it is planned."
         ),
         rows=[*by_partitions, *by_plans, tier],
-        verdicts=[
-            Verdict("seconds at 1,000 partitions", by_partitions[-1].median("tick"), 1.0, at_least=False),
-            Verdict(
+        targets=[
+            Target("seconds at 1,000 partitions", by_partitions[-1].median("tick"), 1.0, at_least=False),
+            Target(
                 "ticks at 100,000 plans in ticks at 100",
                 by_plans[-1].median("tick") / by_plans[0].median("tick"),
                 1.2,
                 at_least=False,
             ),
-            Verdict(f"seconds for a tier of {IN_TIER:,} records", tier.median("tick"), 1.0, at_least=False),
+            Target(f"seconds for a tier of {IN_TIER:,} records", tier.median("tick"), 1.0, at_least=False),
         ],
     )
 

@@ -111,14 +111,14 @@ class Burst:
         circuit = self._ledger.breakers.circuit(STREAM)
         if circuit.closed or not refused:
             return
-        [judged] = refused
+        [judgement] = refused
         figures = self.figures
-        figures.slice_key, figures.rejects, figures.of = judged.slice_key, judged.rejects, judged.records
-        figures.run, figures.opened, figures.why = judged.run, circuit.since, circuit.why or ""
+        figures.slice_key, figures.rejects, figures.of = judgement.slice_key, judgement.rejects, judgement.records
+        figures.run, figures.opened, figures.why = judgement.run, circuit.since, circuit.why or ""
         figures.published = len(read_topics(self._bootstrap, [PARKED]).get(PARKED, ()))
         # At once, or the breaker would take it for its probe as long as no other slice waits in raw.
         request = AcceptSlicesRequest(
-            [judged.slice_key], sure=True, by="demo", because="a wrong serializer, since fixed"
+            [judgement.slice_key], sure=True, by="demo", because="a wrong serializer, since fixed"
         )
         accept_slices(self._ledger, [STREAM], request, datetime.now(UTC), lambda _: None)
         self._write_sound()

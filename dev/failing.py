@@ -1,4 +1,4 @@
-"""The checks that fail, decided as Dagster decides them: for programs and tests that judge a whole deployment.
+"""The checks that fail, decided as Dagster decides them: for programs and tests that check a whole deployment.
 
 They are stricter than the stream: a check that it declares a warning fails here too.
 """
@@ -35,5 +35,5 @@ def failing(sources: Sources, stream: Stream) -> Iterator[Failing]:
     committed = attempts(sources.lake, stream)
     keys = [slice_.key for slice_ in sources.ledger.slices(stream.name) if not committed.lacking(slice_.key)]
     for checks in CHECKS if keys else ():
-        red = failures(stream, checks.verdicts(sources, stream, keys), warned=True)
-        yield from (Failing(name, key, verdict.text) for name, key, verdict in red)
+        red = failures(stream, checks.results(sources, stream, keys), warned=True)
+        yield from (Failing(name, key, result.text) for name, key, result in red)

@@ -93,7 +93,7 @@ class Ordeal:
 
 
 @dataclass
-class Verdict:
+class SoakResult:
     """What came of it: `wrong` is empty when every record is accounted for."""
 
     comparisons: list[Comparison] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Soak:
         self._stop = Event()
         self._began = time.monotonic()
 
-    def run(self) -> Verdict:
+    def run(self) -> SoakResult:
         """Write and kill, wait for the rest, compare.
 
         Raises:
@@ -150,10 +150,10 @@ class Soak:
                 writer.join()
             self._report("everything is written and killed; the rest is waited for")
             self._settle(stack)
-            verdict = self._judge(stack, {str(victim): count for victim, count in killer.done.items()})
+            result = self._compare(stack, {str(victim): count for victim, count in killer.done.items()})
             if not _was_called(deaf):
-                verdict.wrong.append("the receiver of alerts was never told anything")
-            return verdict
+                result.wrong.append("the receiver of alerts was never told anything")
+            return result
 
     def _create_topics(self, stack: Stack) -> None:
         for stream in STREAMS:
@@ -228,31 +228,31 @@ class Soak:
         found = [behind(self._ledger, lake, load_streams()[stream]) for stream in STREAMS]
         return [one.line for one in found if one is not None and one.waits]
 
-    def _judge(self, stack: Stack, killed: Mapping[str, int]) -> Verdict:
+    def _compare(self, stack: Stack, killed: Mapping[str, int]) -> SoakResult:
         """Hold topics, tables and account against each other, once nothing moves any more."""
         dagster = stack.dagster
         assert dagster is not None
         dagster.daemon.stop()
-        verdict = Verdict(killed=killed)
+        result = SoakResult(killed=killed)
         lake, kafka = Lake(self.lake), Kafka(stack.bootstrap)
         for stream in STREAMS:
             self._report(f"topic, tables and account of {stream} are compared, record by record")
             comparison = reconcile(stream, bootstrap=stack.bootstrap, lake=self.lake, home=self.home, all_sent=True)
-            verdict.comparisons.append(comparison)
+            result.comparisons.append(comparison)
             written, wanted = self._written(stream), int(self.ordeal.records * SHARES[stream])
             if len(written) < wanted:
-                verdict.wrong.append(f"{stream}: {len(written):,} of {wanted:,} records were written")
-            verdict.slices += comparison.numbers["slices"]
+                result.wrong.append(f"{stream}: {len(written):,} of {wanted:,} records were written")
+            result.slices += comparison.numbers["slices"]
             if comparison.differences:
-                verdict.wrong.append(f"{stream}: differences")
+                result.wrong.append(f"{stream}: differences")
             declared = load_streams()[stream]
             if error := count_ends(self._ledger, lake, declared).error:
-                verdict.wrong.append(f"{stream}: {error}")
+                result.wrong.append(f"{stream}: {error}")
             red = [*failing(Sources(self._ledger, kafka, lake), declared)]
-            verdict.wrong += [f"{stream}: {one}" for one in red if one.check not in OF_THE_DATA]
-            verdict.wrong += [f"{stream}: {one}" for one in _alarms(lake, declared, written, red)]
-        verdict.seconds = time.monotonic() - self._began
-        return verdict
+            result.wrong += [f"{stream}: {one}" for one in red if one.check not in OF_THE_DATA]
+            result.wrong += [f"{stream}: {one}" for one in _alarms(lake, declared, written, red)]
+        result.seconds = time.monotonic() - self._began
+        return result
 
     def _report(self, what: str) -> None:
         self.console.print(f"[dim]{time.monotonic() - self._began:6.0f} s[/dim]  {what}")
@@ -281,17 +281,17 @@ def _alarms(lake: Lake, stream: Stream, account: Sequence[Written], red: Sequenc
     return compare_versions(expected, counts, failed)
 
 
-def report(console: Console, ordeal: Ordeal, verdict: Verdict) -> None:
+def report(console: Console, ordeal: Ordeal, result: SoakResult) -> None:
     """The report."""
     console.print()
-    for comparison in verdict.comparisons:
+    for comparison in result.comparisons:
         report_comparison(comparison, console)
-    killed = ", ".join(f"{count} x {victim}" for victim, count in sorted(verdict.killed.items()))
-    console.print(f"seed {ordeal.seed}: {ordeal.records:,} records, {verdict.slices} slices, {verdict.seconds:.0f} s")
+    killed = ", ".join(f"{count} x {victim}" for victim, count in sorted(result.killed.items()))
+    console.print(f"seed {ordeal.seed}: {ordeal.records:,} records, {result.slices} slices, {result.seconds:.0f} s")
     console.print(f"killed: {killed or 'nothing'}")
-    for wrong in verdict.wrong:
+    for wrong in result.wrong:
         console.print(f"[red]wrong: {wrong}[/red]", markup=True)
-    if not verdict.wrong:
+    if not result.wrong:
         console.print("[green]every record is accounted for, and the checks agree[/green]")
 
 
@@ -306,9 +306,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> int:
         soak = Soak(fresh_home(asked.home.absolute()), console, ordeal)
         console.print(f"seed {ordeal.seed}; logs: {soak.home / 'logs'}")
-        verdict = soak.run()
-        report(console, ordeal, verdict)
-        return 1 if verdict.wrong else 0
+        result = soak.run()
+        report(console, ordeal, result)
+        return 1 if result.wrong else 0
 
     return exit_status(run)
 

@@ -167,7 +167,7 @@ def _ensure_part_is_sound(name: str, part: Any) -> None:
 
 
 def _own_key(stream: Stream, record: Record, schemas: Schemas | None) -> Any:
-    """The record's decoded key, or its fault: a value whose schema is not known yet is judged first."""
+    """The record's decoded key, or its fault: a value whose schema is not known yet comes first."""
     try:
         return document_of_key(stream, record, schemas)
     except UnknownSchemaError:

@@ -126,7 +126,7 @@ class Envelope:
     Args:
         topic, generation, partition, offset: the origin, which is the record's identity for ever.
         timestamp: when it was first published, in milliseconds since 1970 in UTC.
-        attempt: how often it was judged and rejected: 1 after the main topic.
+        attempt: how often it was classified and rejected: 1 after the main topic.
         reason: why it was rejected the last time.
         detail: the same in words.
         slice_key: the slice that rejected it the last time.

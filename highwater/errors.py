@@ -107,7 +107,7 @@ class IncompleteReadError(PermanentError):
 
 
 class BlockedError(PermanentError):
-    """A check that the stream lets block failed; nothing downstream of what it judged is committed."""
+    """A check that the stream lets block failed; nothing downstream of the checked table is committed."""
 
 
 class RejectsOverLimitError(PermanentError):

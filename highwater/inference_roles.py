@@ -49,9 +49,9 @@ def choose_version(
     positions = [drafts.index(one) for one in key.drafts if one in drafts]
     fallen = []
     for at in _version_candidates(drafts, evidence, preferred):
-        verdict = _rising(at, positions, evidence)
-        if verdict is not None:
-            return Choice(drafts[at], f"{drafts[at].wanted} {verdict}")
+        trend = _rising(at, positions, evidence)
+        if trend is not None:
+            return Choice(drafts[at], f"{drafts[at].wanted} {trend}")
         fallen.append(drafts[at].wanted)
     tail = f"; {', '.join(fallen)} would contradict the order of the offsets" if fallen else ""
     if not compacted:

@@ -179,7 +179,7 @@ class ProducerFacts:
         return f"{IN_FLIGHT}={flying}" if flying is not None and flying > MOST_IN_FLIGHT else None
 
 
-def judge_producer(facts: ProducerFacts) -> list[Finding]:
+def check_producer(facts: ProducerFacts) -> list[Finding]:
     """Check a producer against every rule, in the order of docs/producers.md; unknown settings come last."""
     found = [rule(facts) for rule in RULES]
     if facts.ours:

@@ -50,7 +50,7 @@ class Known(NamedTuple):
     Args:
         state: what became of it last.
         revision: how often it was sent again with other content, or retracted.
-        fingerprint: of the content that was judged last; None of a retracted one.
+        fingerprint: of the content that was decided last; None of a retracted one.
         slice_key: the slice that it is kept under; empty of what was sent before a lost lake was restarted.
         at: when that was known to be sent, in UTC.
         late: why its last record is late.
@@ -64,7 +64,7 @@ class Known(NamedTuple):
     late: Late | None = None
 
 
-class Judged(NamedTuple):
+class PublicationOutcome(NamedTuple):
     """The outcome of an origin now; `None` instead of it where nothing changes.
 
     Args:
@@ -91,9 +91,9 @@ class Copy:
     Args:
         slice_key: the slice that holds it.
         origin: its identity.
-        fingerprint: of its content, or of the content that was judged of it before.
+        fingerprint: of its content, or of the content that was decided of it before.
         ms: when it was published first, milliseconds since 1970 in UTC.
-        place: its place among the records to send now; None if it was judged before.
+        place: its place among the records to send now; None if it was decided before.
     """
 
     slice_key: str
@@ -106,8 +106,8 @@ class Copy:
 def second_deliveries(copies: Iterable[Copy], horizon: timedelta) -> set[tuple[str, Origin]]:
     """Records to send now whose content was accepted before, by slice and origin.
 
-    Before are all that were judged in earlier publications, then the others in the order in which they would be sent.
-    The horizon looks back from an event's own time of publication; what was published later than it, and judged
+    Before are all that were decided in earlier publications, then the others in the order in which they would be sent.
+    The horizon looks back from an event's own time of publication; what was published later than it, and decided
     before it, counts always: it is a copy that overtook.
     """
     by_content: dict[str, list[Copy]] = defaultdict(list)
@@ -124,8 +124,10 @@ def second_deliveries(copies: Iterable[Copy], horizon: timedelta) -> set[tuple[s
     return found
 
 
-def judge(slice_key: str, fingerprint: str, known: Known | None, *, again: bool, late: Late | None) -> Judged | None:
-    """The state of an event; None where the earlier judgement stays valid.
+def decide_publication(
+    slice_key: str, fingerprint: str, known: Known | None, *, again: bool, late: Late | None
+) -> PublicationOutcome | None:
+    """The state of an event; None where the earlier outcome stays valid.
 
     Args:
         slice_key: the slice whose event it is.
@@ -135,15 +137,15 @@ def judge(slice_key: str, fingerprint: str, known: Known | None, *, again: bool,
         late: why it would be late, if nothing is known of it.
     """
     if known is None:
-        return Judged(State.AGAIN, 0, None) if again else Judged(State.SENT, 0, late)
+        return PublicationOutcome(State.AGAIN, 0, None) if again else PublicationOutcome(State.SENT, 0, late)
     if known.fingerprint == fingerprint:
         if not known.slice_key:
-            return Judged(State.SENT, known.revision, known.late, known.at)
+            return PublicationOutcome(State.SENT, known.revision, known.late, known.at)
         # What another slice has sent of the same origin is not sent by this one.
-        return None if known.slice_key == slice_key else Judged(State.AGAIN, known.revision, None)
+        return None if known.slice_key == slice_key else PublicationOutcome(State.AGAIN, known.revision, None)
     if known.state is State.AGAIN:
-        return Judged(State.AGAIN, 0, None) if again else Judged(State.SENT, 0, Late.CORRECTED)
-    return Judged(State.SENT, known.revision + 1, Late.CORRECTED)
+        return PublicationOutcome(State.AGAIN, 0, None) if again else PublicationOutcome(State.SENT, 0, Late.CORRECTED)
+    return PublicationOutcome(State.SENT, known.revision + 1, Late.CORRECTED)
 
 
 def lets_go(accepted_at: datetime | None, sent_at: Iterable[datetime | None]) -> bool:

@@ -120,12 +120,12 @@ class Finding:
     remedy: str = ""
 
 
-def judge(facts: TopicFacts) -> list[Finding]:
+def check_topic(facts: TopicFacts) -> list[Finding]:
     """Check a topic against every rule, in the order of the table in docs/audit.md."""
     return [rule(facts) for rule in RULES]
 
 
-def judge_published(facts: TopicFacts) -> list[Finding]:
+def check_published_topic(facts: TopicFacts) -> list[Finding]:
     """Check a topic that is published to against the rules that its likeness to the main topic does not cover.
 
     It must have no fewer replicas than that one, nor fewer in sync (`highwater.resources.dlq_topics`).
@@ -133,7 +133,7 @@ def judge_published(facts: TopicFacts) -> list[Finding]:
     return [rule(facts) for rule in OF_PUBLISHED]
 
 
-def judge_room(facts: TopicFacts, main: TopicFacts) -> Finding:
+def check_room(facts: TopicFacts, main: TopicFacts) -> Finding:
     """Whether a topic of the DLQ takes whatever the main topic holds, with its envelope.
 
     No error: what it does not take holds nobody up (ADR 17).

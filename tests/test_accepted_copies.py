@@ -21,7 +21,7 @@ from highwater.orchestration.checking.published_checks import events_published
 from highwater.orchestration.operations import rebuilding_accepted
 from highwater.orchestration.operations.rebuilding_accepted import OnAccepted, keep
 from highwater.orchestration.operations.rebuilding_all import ensure_nothing_there
-from highwater.publishing import Judged, Known, Late, State, judge
+from highwater.publishing import Known, Late, PublicationOutcome, State, decide_publication
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.ledger import Ledger
@@ -77,17 +77,17 @@ def test_a_record_of_somebody_else_is_none(changes: Mapping[str, bytes | None], 
 @pytest.mark.parametrize(
     ("known", "found"),
     [
-        (Known(State.SENT, 1, "a", "", NOON, Late.RETRIED), Judged(State.SENT, 1, Late.RETRIED, NOON)),
-        (Known(State.SENT, 1, "b", "", NOON), Judged(State.SENT, 2, Late.CORRECTED)),
-        (Known(State.RETRACTED, 2, None, "", NOON), Judged(State.SENT, 3, Late.CORRECTED)),
+        (Known(State.SENT, 1, "a", "", NOON, Late.RETRIED), PublicationOutcome(State.SENT, 1, Late.RETRIED, NOON)),
+        (Known(State.SENT, 1, "b", "", NOON), PublicationOutcome(State.SENT, 2, Late.CORRECTED)),
+        (Known(State.RETRACTED, 2, None, "", NOON), PublicationOutcome(State.SENT, 3, Late.CORRECTED)),
     ],
     ids=["as it is there", "changed", "retracted"],
 )
-def test_what_was_sent_before_is_preserved_or_revised(known: Known, found: Judged) -> None:
-    judged = judge("orders@0000007", "a", known, again=False, late=None)
-    assert judged == found
-    assert judged is not None
-    assert judged.goes_out == (found.at is None)
+def test_what_was_sent_before_is_preserved_or_revised(known: Known, found: PublicationOutcome) -> None:
+    outcome = decide_publication("orders@0000007", "a", known, again=False, late=None)
+    assert outcome == found
+    assert outcome is not None
+    assert outcome.goes_out == (found.at is None)
 
 
 def copy(offset: int, late: Late | None = None, generation: int = 0) -> accepted_copies.Copy:
@@ -183,7 +183,7 @@ def restarted(tmp_path: Path, log: Log) -> Restarted:
 def check_whole(tables: Tables, *slices: Slice) -> None:
     """Every check of what was sent passes."""
     found = events_published(tables.ledger, tables.lake, tables.stream, [slice_.key for slice_ in slices])
-    assert [verdict.text for verdicts in found.values() for verdict in verdicts.values() if not verdict.passed] == []
+    assert [result.text for results in found.values() for result in results.values() if not result.passed] == []
 
 
 def reported(records: list[Sent]) -> list[tuple[int, str | None, str | None]]:

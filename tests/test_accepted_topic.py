@@ -127,8 +127,8 @@ def test_a_stricter_rule_takes_nothing_back_that_was_sent_unless_a_person_lets_i
     assert {(reported["highwater.retracted"], reported["highwater.revision"]) for _, reported in taken} == {
         (b"true", b"1")
     }
-    verdict = events_published(bench.ledger, bench.lake, bench.stream, [slice_.key])["events_published"][slice_.key]
-    assert (verdict.passed, verdict.numbers["retracted"]) == (True, 5)
+    result = events_published(bench.ledger, bench.lake, bench.stream, [slice_.key])["events_published"][slice_.key]
+    assert (result.passed, result.numbers["retracted"]) == (True, 5)
 
 
 def test_what_is_sent_while_a_stricter_rule_decides_is_seen_before_its_commit(

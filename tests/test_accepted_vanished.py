@@ -154,9 +154,9 @@ def test_the_audit_looks_at_the_other_topics_all_the_same(known: Known, monkeypa
 
     monkeypatch.setattr(topic_audit, "topic_facts", facts)
     kafka: Any = Cluster(ABSENT)
-    assert topic_audit.judged_published(kafka, known.stream) == ({}, [])
+    assert topic_audit.check_published_topics(kafka, known.stream) == ({}, [])
     error = Vanished("gone", remedy="-")
-    found = topic_audit.judged_published(kafka, known.stream, lambda topic: error if topic == TARGET else None)
+    found = topic_audit.check_published_topics(kafka, known.stream, lambda topic: error if topic == TARGET else None)
     assert found == ({}, [error])
     assert asked == 2 * [*known.stream.published_topics]
 

@@ -17,7 +17,7 @@ from dev.broker import EmbeddedBroker, EmbeddedCluster
 from dev.processes import wait_until
 from highwater.resources.kafka import Kafka
 from highwater.resources.topic_facts import topic_facts
-from highwater.topic_rules import Level, endurance, judge
+from highwater.topic_rules import Level, check_topic, endurance
 from tests.support import read_topic
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def has_left(cluster: EmbeddedCluster, topic: str, broker: EmbeddedBroker) -> bo
 def judged(cluster: EmbeddedCluster, topic: str) -> tuple[Level, str]:
     """What the audit says of the replicas in sync, and of how many brokers may fail."""
     facts = topic_facts(Kafka(cluster.bootstrap), topic)
-    [in_sync] = [finding for finding in judge(facts) if finding.rule == "replicas in sync"]
+    [in_sync] = [finding for finding in check_topic(facts) if finding.rule == "replicas in sync"]
     return in_sync.level, endurance(facts)
 
 

@@ -1,4 +1,4 @@
-"""How benchmarks take turns, what they compare, and what the page says of them; no figure is judged here."""
+"""How benchmarks take turns, what they compare, and what the page says of them; no figure is checked here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from assets.streams.orders import STREAM as ORDERS
 from bench import __main__ as command
 from bench import growth, report, ticks
-from bench.harness import Result, Row, Verdict, alternate
+from bench.harness import Result, Row, Target, alternate
 from bench.world import World
 from highwater.orchestration.sensing.planning import Planner
 from tests.conftest import TopicFactory
@@ -19,9 +19,9 @@ from tests.conftest import TopicFactory
 
 def result(**changes: object) -> Result:
     rows = [Row("1 batch", {"ours": [1.0, 2.0, 3.0], "theirs": [4.0, 4.0, 3.0]})]
-    verdicts = [Verdict("times as fast", 2.0, 1.5), Verdict("seconds", 0.5, 1.0, at_least=False)]
+    targets = [Target("times as fast", 2.0, 1.5), Target("seconds", 0.5, 1.0, at_least=False)]
     plain: dict[str, object] = {"name": "x", "title": "Ours, against theirs", "method": "In turn.", "rows": rows}
-    return Result(**{**plain, "verdicts": verdicts, **changes})  # type: ignore[arg-type]
+    return Result(**{**plain, "targets": targets, **changes})  # type: ignore[arg-type]
 
 
 def test_variants_take_turns_and_the_warm_up_does_not_count() -> None:
@@ -49,11 +49,11 @@ def test_a_ratio_is_taken_round_by_round() -> None:
     ("value", "at_least", "reached"), [(1.5, True, True), (1.4, True, False), (1.5, False, True), (1.6, False, False)]
 )
 def test_a_figure_is_held_against_its_limit(value: float, *, at_least: bool, reached: bool) -> None:
-    assert Verdict("figure", value, 1.5, at_least=at_least).reached is reached
+    assert Target("figure", value, 1.5, at_least=at_least).reached is reached
 
 
 def test_one_missed_figure_is_the_exit_status() -> None:
-    missed = result(verdicts=[Verdict("times as fast", 1.0, 1.5)])
+    missed = result(targets=[Target("times as fast", 1.0, 1.5)])
     assert command.status([result()]) == 0
     assert command.status([result(), missed]) == 1
 
@@ -99,5 +99,5 @@ def test_a_checkpoint_among_the_commits_to_raw_counts(monkeypatch: pytest.Monkey
     monkeypatch.setattr(growth, "_raw_at", measured)
     result = growth.growth_of_raw(cast("World", None), 1, 0)
     assert min(taken) > 10, "each tenth version of a table is checkpointed"
-    assert [verdict.value for verdict in result.verdicts] == [0, 0, pytest.approx(29 / 12)]
-    assert [verdict.reached for verdict in result.verdicts] == [True, True, False]
+    assert [target.value for target in result.targets] == [0, 0, pytest.approx(29 / 12)]
+    assert [target.reached for target in result.targets] == [True, True, False]

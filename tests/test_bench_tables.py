@@ -47,7 +47,7 @@ def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: p
         None,
     )
     found = over_the_stream(lake, STREAM)
-    assert {name: verdict.text for name, verdict in found.items() if not verdict.passed} == {}
+    assert {name: result.text for name, result in found.items() if not result.passed} == {}
     assert found["one_content_a_version"].numbers["second_deliveries"] == faults - malformed
 
     slices = ledger.slices(STREAM.name)

@@ -27,7 +27,7 @@ from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking import checks
 from highwater.orchestration.checking.blocking import ensure_not_blocked
 from highwater.orchestration.checking.check_results import failing_checks
-from highwater.orchestration.checking.verdicts import Verdict
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.proof import Proof
 from highwater.resources.ledger import Ledger
 from highwater.tables import stages_of
@@ -145,7 +145,7 @@ def test_a_warning_is_no_failing_check(runs: Runs) -> None:
 
 def test_what_a_stream_only_warns_of_fails_where_that_is_asked_for() -> None:
     """An audit follows the declaration; tests and soaks hold that no fault of the pipeline hides behind it."""
-    wrong, mild, sound = Verdict(False, "x"), Verdict(False, "y", warning=True), Verdict(True, "z")
+    wrong, mild, sound = CheckResult(False, "x"), CheckResult(False, "y", warning=True), CheckResult(True, "z")
     found = {"slices_tile": {"a": wrong, "b": sound, "c": mild}, "transitions_allowed": {"a": wrong, "c": mild}}
     hard, declared = ("slices_tile", "a", wrong), ("transitions_allowed", "a", wrong)
     assert [*checks.failures(ORDERS, found, warned=False)] == [hard]

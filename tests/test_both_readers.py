@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from highwater.assets.origins import PROBLEM
-from highwater.assets.parsing import judged, key_of
+from highwater.assets.parsing import key_of, parse_records
 from highwater.assets.work import Work
 from highwater.classifying import Outcome, classify
 from highwater.declaration import Deletes, Field, Stream, UnknownFields
@@ -405,4 +405,8 @@ def by_pipeline(
         if declared.type in {"timestamp", "timestamp_ntz"}:
             value = F.unix_micros(value.cast("timestamp"))
         columns.append(value.alias(f"v_{declared.name}"))
-    return judged(work, raw).select("name", "reason", "detail", key_of(stream).alias("event_key"), *columns).collect()
+    return (
+        parse_records(work, raw)
+        .select("name", "reason", "detail", key_of(stream).alias("event_key"), *columns)
+        .collect()
+    )

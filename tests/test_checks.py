@@ -80,8 +80,8 @@ def test_sound_slices_pass(done: tuple[Bench, Slice, Slice]) -> None:
         "3 raw = 2 events + 1 rejects + 0 tombstones + 0 superseded, origin by origin",
         "3 raw = 2 events + 0 rejects + 1 tombstones + 0 superseded, origin by origin",
     ]
-    assert all(verdict.passed for verdict in accounted.values())
-    assert all(verdict.passed for verdict in version_order(bench.lake, bench.stream, keys).values())
+    assert all(result.passed for result in accounted.values())
+    assert all(result.passed for result in version_order(bench.lake, bench.stream, keys).values())
     assert all(attempts(bench.lake, bench.stream).lacking(key) == () for key in keys)
     assert bench.failing() == {}
 

@@ -447,7 +447,7 @@ def test_unread_records_that_retention_deleted_are_an_alert(
 
 def test_the_audit_counts_what_is_planned_and_not_read(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_page, "_looked_at", lambda *_: ([], None, []))
-    monkeypatch.setattr(audit_page, "judged_producers", lambda *_: ({}, []))
+    monkeypatch.setattr(audit_page, "check_producers", lambda *_: ({}, []))
     deployed.read(0, 1, 2, 4)
     hole = Loss("orders", "orders", 0, 0, OffsetRange(7, 9), "expired", "ann", NOW)
     deployed.ledger.record_loss([hole, replace(hole, generation=1), replace(hole, topic=TIER)])
@@ -482,7 +482,7 @@ def test_no_proof_and_no_other_plan_is_opened(deployed: Deployed, monkeypatch: p
 def test_the_audit_says_that_no_check_was_asked(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page without a word of checks read as if they had passed."""
     monkeypatch.setattr(audit_page, "_looked_at", lambda *_: ([], None, []))
-    monkeypatch.setattr(audit_page, "judged_producers", lambda *_: ({}, []))
+    monkeypatch.setattr(audit_page, "check_producers", lambda *_: ({}, []))
 
     def reported(red: dict[str, int] | None, checked: int = 0) -> list[str]:
         page = audit_page.audit(deployed.ledger, deployed.kafka, deployed.lake, STREAM, red)

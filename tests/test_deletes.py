@@ -243,9 +243,9 @@ def test_records_with_another_key_are_reported(bench: Bench) -> None:
     [slice_] = sent(bench, [change("a", 1), replace(change("b", 1), key=b"b"), replace(change("c", 1), key=None)])
     bench.materialise(slice_)
     assert versions(bench) == {"a": 1, "b": 1, "c": 1}
-    verdict = record_keys_as_declared(bench.lake, bench.stream, [slice_.key])[slice_.key]
-    assert (verdict.passed, verdict.numbers) == (False, {"events": 3, "unlike": 2})
-    assert [row["key"] for row in verdict.samples] == ["a", "c"]
+    result = record_keys_as_declared(bench.lake, bench.stream, [slice_.key])[slice_.key]
+    assert (result.passed, result.numbers) == (False, {"events": 3, "unlike": 2})
+    assert [row["key"] for row in result.samples] == ["a", "c"]
     bench.stream = changes(bench.stream.topic, record_key="strict")
     bench.materialise(slice_)
     assert versions(bench) == {"b": 1}

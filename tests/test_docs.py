@@ -428,11 +428,11 @@ def test_a_page_of_a_check_says_what_it_proves_when_it_fails_and_what_to_do() ->
 
 
 def test_a_red_check_names_its_page_and_a_green_one_does_not() -> None:
+    from highwater.orchestration.checking.check_rules import CheckResult
     from highwater.orchestration.checking.checks import evaluation
-    from highwater.orchestration.checking.verdicts import Verdict
 
     red, green = (
-        evaluation(example(), "current", "versions_in_order", "t@0000000", Verdict(passed, "so"))
+        evaluation(example(), "current", "versions_in_order", "t@0000000", CheckResult(passed, "so"))
         for passed in (False, True)
     )
 
@@ -572,12 +572,12 @@ def test_the_contract_of_accepted_events_has_every_header_and_what_it_may_say() 
 
     from highwater.assets.publication_window import Window, schema
     from highwater.assets.published import Outgoing
-    from highwater.publishing import Judged, Late, State
+    from highwater.publishing import Late, PublicationOutcome, State
 
     table = section("docs/published.md", "The record").split("| header | value |")[1]
     listed = {name: row[1] for row in rows("| header | value |" + table) for name in spans(row[0])}
     row = pa.table([["t@0"], ["t"], [0], [0], [0], [0], [b""], [None], [None]], schema=schema())
-    window = Window(row, [Judged(State.RETRACTED, 1, Late.CORRECTED)], pa.array([0]))
+    window = Window(row, [PublicationOutcome(State.RETRACTED, 1, Late.CORRECTED)], pa.array([0]))
     [sent] = Outgoing(window, "accepted", 1)
 
     named = {f"highwater.origin{name}" if name.startswith(".") else name for name in listed}
@@ -686,17 +686,17 @@ def rules_listed(page: str, title: str) -> list[str]:
 
 
 def test_the_page_of_the_audit_has_every_rule_for_topics() -> None:
-    from highwater.topic_rules import judge
+    from highwater.topic_rules import check_topic
     from tests.test_topic_rules import SAFE
 
-    assert rules_listed("docs/audit.md", "Rules for topics") == [one.rule for one in judge(SAFE)]
+    assert rules_listed("docs/audit.md", "Rules for topics") == [one.rule for one in check_topic(SAFE)]
 
 
 def test_the_page_of_producers_has_every_rule_and_what_is_untold() -> None:
-    from highwater.producer_rules import Client, ProducerFacts, judge_producer
+    from highwater.producer_rules import Client, ProducerFacts, check_producer
 
     for client in Client:
-        found = judge_producer(ProducerFacts("theirs", client, None, {}))
+        found = check_producer(ProducerFacts("theirs", client, None, {}))
         assert rules_listed("docs/producers.md", "The rules") == [one.rule for one in found]
 
 

@@ -189,7 +189,7 @@ def test_gaps_of_erased_records_are_no_gaps(world: World) -> None:
     assert "gaps_explained" in world.red([FIRST.key])
     number = world.ledger.erasures.add(Erasure("orders", O1, "asked for", "somebody", NOW))
     world.ledger.erasures.begin(number, [Erased(FIRST.key, {0: [OffsetRange(0, 1), OffsetRange(3, 4)]})])
-    found = world.verdicts([FIRST.key])["gaps_explained"][FIRST.key]
+    found = world.results([FIRST.key])["gaps_explained"][FIRST.key]
     assert (found.passed, found.numbers["erased"], found.numbers["gaps"]) == (True, 2, 2)
     [reported] = locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, 3)
     assert (reported.end, reported.text) == ("erased", f"by somebody at {NOW}: asked for")
@@ -212,7 +212,7 @@ def test_a_record_that_was_erased_before_it_was_read_is_reported_by_key_and_time
             yield Sent(one.place, sent=key, at=NOON + timedelta(seconds=late))
 
     world.topics.read = sent  # type: ignore[method-assign]
-    found = world.verdicts([FIRST.key])["gaps_explained"][FIRST.key]
+    found = world.results([FIRST.key])["gaps_explained"][FIRST.key]
     assert found.passed is passed
     stored = world.ledger.erasures.slices([FIRST.key])
     assert [one.places for one in stored.get(FIRST.key, ())] == ([{0: [OffsetRange(0, 1)]}] if passed else [])

@@ -163,7 +163,7 @@ def test_wherever_an_erasure_dies_the_lake_knows_what_was_removed_and_nothing_th
         erase(rebuilt)
     assert taken(rebuilt) == TAKEN or len(rebuilt.erasures.slices([FIRST.key])[FIRST.key]) > 1
     assert not world.of("raw", key=b"o5")
-    gaps = world.verdicts()["gaps_explained"]
+    gaps = world.results()["gaps_explained"]
     assert [gaps[key].passed for key in (FIRST.key, RETRIED.key)] == [True, True]
     assert (gaps[FIRST.key].numbers["erased"], gaps[RETRIED.key].numbers["erased"]) == (2, 3)
 

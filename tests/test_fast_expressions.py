@@ -1,4 +1,4 @@
-"""Usual records have the values and verdicts that the expressions for all records give them."""
+"""Usual records have the values and results that the expressions for all records give them."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ def classified(spark: SparkSession, stream: Stream, values: list[bytes]) -> tupl
         F.col(f"field_{one.name}").cast(shown[one.type]) if one.type in shown else F.col(f"field_{one.name}")
         for one in stream.fields
     ]
-    found = parsing.judged(work, raw).select("name", "usual", "reason", "detail", *columns).orderBy("name").collect()
+    found = (
+        parsing.parse_records(work, raw).select("name", "usual", "reason", "detail", *columns).orderBy("name").collect()
+    )
     return [(row["reason"], row["detail"], *row[4:]) for row in found], [row["usual"] for row in found]
 
 

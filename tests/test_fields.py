@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from highwater.assets.origins import PROBLEM
-from highwater.assets.parsing import judged
+from highwater.assets.parsing import parse_records
 from highwater.declaration import Field, Stream
 from highwater.decoding import document_of_key
 from highwater.formats import BigEndian, Json, KeyFormat, Raw, Text
@@ -300,7 +300,7 @@ def classified(spark: SparkSession, declared: Field, key_format: KeyFormat, name
     value = F.col("field_x")
     reported = F.unix_micros(value) if declared.type == "timestamp" else value
     work = cast("Work", SimpleNamespace(stream=stream))
-    return judged(work, raw).select("name", "detail", reported.alias("reported")).collect()
+    return parse_records(work, raw).select("name", "detail", reported.alias("reported")).collect()
 
 
 @pytest.mark.slow

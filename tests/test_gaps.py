@@ -24,7 +24,7 @@ from tests.scene import Scene
 from tests.test_completeness import store
 
 if TYPE_CHECKING:
-    from highwater.orchestration.checking.verdicts import Verdict
+    from highwater.orchestration.checking.check_rules import CheckResult
     from tests.conftest import TopicFactory
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -160,12 +160,12 @@ class Real:
         store(self.lake, slice_, [{**place, "offset": offset} for offset in found if offset != without])
         return found
 
-    def verdict(self, slice_: Slice) -> Verdict:
+    def result(self, slice_: Slice) -> CheckResult:
         found = in_raw(self.scene.ledger, self.lake, self.scene.stream, [slice_.key])
         return gaps_explained(self.scene.ledger, self.scene.kafka, found)[slice_.key]
 
     def counts(self, slice_: Slice) -> dict[str, int]:
-        reported = self.verdict(slice_)
+        reported = self.result(slice_)
         assert reported.passed, reported.text
         return {name: count for name, count in reported.numbers.items() if count and name not in {"offsets", "gaps"}}
 
@@ -182,7 +182,7 @@ def test_gaps_of_transactions_are_distinguished_and_retained(
     # Three, four and a marker, five that were aborted and a marker, one.
     slice_ = real.plan()
     read = real.read(slice_, without=4)
-    lacking = real.verdict(slice_)
+    lacking = real.result(slice_)
     assert not lacking.passed
     assert [*lacking.samples] == [{"partition": 0, "start": 4, "end": 5}]
 
@@ -196,7 +196,7 @@ def test_gaps_of_transactions_are_distinguished_and_retained(
     late = real.plan()
     real.read(late)
     real.scene.delete_before(18)
-    reported = real.verdict(late)
+    reported = real.result(late)
     assert (reported.passed, reported.warning, reported.numbers["unseen"], reported.numbers["markers"]) == (
         False,
         True,
@@ -231,4 +231,4 @@ def test_gaps_of_a_compacted_topic_are_explained_and_a_lost_row_is_none(bootstra
     assert reported["markers_or_compacted"] == len(set(range(slice_.ranges[0].start, slice_.ranges[0].end)) - set(read))
 
     real.read(slice_, without=read[-1])
-    assert not real.verdict(slice_).passed
+    assert not real.result(slice_).passed

@@ -20,8 +20,8 @@ from highwater.errors import ConfigurationError
 from highwater.log_fields import fields, of_slices
 from highwater.orchestration import log_lines
 from highwater.orchestration.build import build_defs
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.checks import evaluation
-from highwater.orchestration.checking.verdicts import Verdict
 from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.resources.ledger import Ledger
 from highwater.settings import LOG_FORMAT
@@ -123,7 +123,7 @@ def test_a_slice_that_is_done_is_reported_with_its_numbers_and_the_seconds_of_it
 def test_a_red_check_is_reported_with_its_slice(
     instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdict = Verdict(passed=False, text="of 3 keys 1 are absent", numbers={"absent": 1})
+    result = CheckResult(passed=False, text="of 3 keys 1 are absent", numbers={"absent": 1})
 
     @dg.asset(
         key=["orders", "current"],
@@ -131,7 +131,7 @@ def test_a_red_check_is_reported_with_its_slice(
     )
     def current() -> Iterator[Any]:
         yield dg.MaterializeResult()
-        yield evaluation(STREAM, "current", "versions_in_order", KEYS[0], verdict)
+        yield evaluation(STREAM, "current", "versions_in_order", KEYS[0], result)
 
     dg.materialize([current], instance=instance, raise_on_error=False)
     [reported] = [line for line in lines(capsys) if line.get("dagster_event") == "ASSET_CHECK_EVALUATION"]

@@ -10,8 +10,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from highwater.orchestration.checking import metrics_checks
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.metrics_checks import FOLLOWS, metrics_follow_events
-from highwater.orchestration.checking.verdicts import Verdict
 from highwater.proof import Proof
 from highwater.resources.commit_log import proofs_in
 from highwater.resources.delta import query
@@ -26,7 +26,7 @@ def made(tmp_path: Path) -> Measured:
     return Measured(tmp_path)
 
 
-def verdict(made: Measured, ordinal: int) -> Verdict:
+def result(made: Measured, ordinal: int) -> CheckResult:
     key = made.slice_(ordinal).key
     return metrics_follow_events(made.ledger, made.lake, made.stream, [key])[FOLLOWS][key]
 
@@ -48,10 +48,10 @@ def test_late_events_conflicts_and_second_deliveries_raise_no_alarm(made: Measur
     made.decide(1, Event("a", 1, 0, offset=5), Event("b", 1, 0, amount="0.10", offset=6), Event("c", 1, 59))
     made.measure(0, 1)
     for ordinal in (0, 1):
-        found = verdict(made, ordinal)
+        found = result(made, ordinal)
         assert found.passed, found.text
         assert found.numbers["not_settled"] == 0
-    assert verdict(made, 0).numbers["minutes"] == 3
+    assert result(made, 0).numbers["minutes"] == 3
 
 
 def test_a_version_that_counts_far_away_is_looked_for_where_minutes_differ(made: Measured) -> None:
@@ -60,22 +60,22 @@ def test_a_version_that_counts_far_away_is_looked_for_where_minutes_differ(made:
     made.measure(0)
     made.decide(1, Event("a", 1, 0, amount="9.00", offset=5), Event("b", 1, 0, offset=6))
     made.measure(1)
-    assert verdict(made, 1).passed, verdict(made, 1).text
+    assert result(made, 1).passed, result(made, 1).text
 
 
 def test_minutes_of_slices_that_metrics_do_not_follow_yet_are_left_out(made: Measured) -> None:
     made.decide(0, Event("a", 1, 0), Event("b", 1, HOUR / 2), Event("d", 1, DAY))
     made.measure(0)
     made.decide(1, Event("c", 1, 0, offset=5))
-    found = verdict(made, 0)
+    found = result(made, 0)
     assert (found.passed, found.numbers["not_settled"]) == (True, 2), "the hour of the second minute holds the first"
-    behind = verdict(made, 1)
+    behind = result(made, 1)
     assert (behind.passed, behind.text) == (False, "the slice is not in metrics")
     made.measure(1)
-    assert verdict(made, 1).passed
+    assert result(made, 1).passed
     made.decide(0, Event("a", 1, 2 * DAY))
-    assert verdict(made, 1).passed, "what the first said of the minute before is nowhere any more"
-    assert verdict(made, 0).text == "metrics follow attempt 1, events are of attempt 2"
+    assert result(made, 1).passed, "what the first said of the minute before is nowhere any more"
+    assert result(made, 0).text == "metrics follow attempt 1, events are of attempt 2"
 
 
 def test_a_version_that_counts_elsewhere_once_its_slice_is_reprocessed_raises_no_alarm(made: Measured) -> None:
@@ -83,7 +83,7 @@ def test_a_version_that_counts_elsewhere_once_its_slice_is_reprocessed_raises_no
     made.decide(1, Event("a", 1, 0, amount="9.00", offset=5), Event("b", 1, 0, offset=6))
     made.measure(0, 1)
     made.decide(0)
-    found = verdict(made, 1)
+    found = result(made, 1)
     assert (found.passed, found.numbers["not_settled"]) == (True, 1), "it counts there as soon as metrics follow"
 
 
@@ -92,7 +92,7 @@ def test_a_minute_that_lost_its_events_is_reported(made: Measured) -> None:
     made.decide(0, Event("a", 1, 0), Event("b", 1, 2 * HOUR))
     made.measure(0)
     DeltaTable(made.lake.path("orders", "events")).delete("key = 'b'")
-    found = verdict(made, 0)
+    found = result(made, 0)
     assert (found.passed, found.numbers["unlike"], found.samples[0]["problem"]) == (False, 1, "a row, and no event")
 
 
@@ -100,9 +100,9 @@ def test_the_mean_is_rounded_away_from_0_half_way(made: Measured) -> None:
     # 0.33 / 32 = 0.0103125
     made.decide(0, *[Event(f"k{n}", 1, 0, amount="0.01" if n else "0.02", offset=n) for n in range(32)])
     made.measure(0)
-    assert verdict(made, 0).passed, verdict(made, 0).text
+    assert result(made, 0).passed, result(made, 0).text
     change(made, lambda rows: [row.update(hour_mean=None) for row in rows])
-    assert verdict(made, 0).samples == [{"minute": "2026-03-01 12:00", "problem": "hour_mean is None, not 0.010313"}]
+    assert result(made, 0).samples == [{"minute": "2026-03-01 12:00", "problem": "hour_mean is None, not 0.010313"}]
 
 
 def test_a_slice_that_was_decided_a_moment_ago_does_not_set_all_events_in_motion(
@@ -120,17 +120,17 @@ def test_a_slice_that_was_decided_a_moment_ago_does_not_set_all_events_in_motion
     made.decide(2, Event("d", 1, 2 * DAY))
     made.measure(0, 2)
     made.decide(1, Event("c", 1, 0, offset=5))
-    found = verdict(made, 0)
+    found = result(made, 0)
     assert (found.passed, found.numbers["not_settled"]) == (True, 2)
     keys = [made.slice_(ordinal).key for ordinal in (0, 1)]
     assert [sorted(cast("list[str]", one)) for one in asked] == [keys[:1], keys[:1], keys, keys]
     # What is wrong besides is looked for as before; that the commit names a minute more needs no look.
     DeltaTable(made.lake.path("orders", "events")).delete("key = 'b'")
-    found = verdict(made, 0)
+    found = result(made, 0)
     assert (found.numbers["unlike"], found.numbers["not_settled"]) == (0, 2)
     assert found.text.startswith("the commit of metrics names 2 rows, and should of 1; ")
     made.decide(1, Event("c", 1, -DAY, offset=5))
-    found = verdict(made, 0)
+    found = result(made, 0)
     assert (found.passed, found.numbers["unlike"], found.numbers["not_settled"]) == (False, 1, 0)
     assert None in asked
 
@@ -151,11 +151,11 @@ def test_minutes_that_lie_far_apart_are_asked_for_in_parts(made: Measured, monke
     made.decide(0, *days, Event("k4", 1, 60, amount="9.00", offset=9))
     made.decide(1, *[Event(f"m{day}", 1, (2 * day + 1) * DAY, offset=20 + day) for day in range(5)])
     made.measure(0, 1)
-    found = verdict(made, 0)
+    found = result(made, 0)
     assert (found.passed, found.numbers["minutes"]) == (True, 6), found.text
     assert [within.count(">=") for within in metrics_checks._within(minutes)] == [2, 2, 1]
     noon = 29_539_440  # 2026-03-01 12:00
     assert minutes == {noon + 2 * day * 24 * 60 for day in range(5)} | {noon + 1}
     change(made, lambda rows: [row.update(events=7) for row in rows])
-    found = verdict(made, 0)
+    found = result(made, 0)
     assert (found.passed, found.numbers["unlike"]) == (False, 5)

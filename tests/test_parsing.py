@@ -1,4 +1,4 @@
-"""Verdicts on single values: what is an event, with which fields, and what `detail` says of the others."""
+"""Results for single values: what is an event, with which fields, and what `detail` says of the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from highwater.assets import event_json
 from highwater.assets.documents import exact_numbers
 from highwater.assets.fields import _digits_of, _plain, _value, part_of
 from highwater.assets.origins import PROBLEM
-from highwater.assets.parsing import judged
+from highwater.assets.parsing import parse_records
 from highwater.declaration import Field
 from tests.support import make_stream
 
@@ -230,7 +230,7 @@ def found(spark: SparkSession) -> dict[str, Found]:
     columns = [f"field_{field.name}" for field in STREAM.fields]
     return {
         row["name"]: Found(row["reason"], row["detail"], {name.removeprefix("field_"): row[name] for name in columns})
-        for row in judged(work, reported).select("name", "reason", "detail", *columns).collect()
+        for row in parse_records(work, reported).select("name", "reason", "detail", *columns).collect()
     }
 
 
@@ -302,7 +302,7 @@ def test_a_filter_on_the_reason_does_not_copy_the_scan(spark: SparkSession, caps
 
     value = F.concat(F.lit('{"id": '), F.col("id").cast("string"), F.lit("}")).cast("binary")
     rows = spark.range(1).select(value.alias("key"), value.alias("value"), F.lit(None).cast("string").alias(PROBLEM))
-    found = judged(cast("Work", SimpleNamespace(stream=STREAM)), rows)
+    found = parse_records(cast("Work", SimpleNamespace(stream=STREAM)), rows)
     found.where("reason IS NULL").select("key").explain(extended=True)
     _, _, optimized = capsys.readouterr().out.partition("== Optimized Logical Plan ==")
     optimized, _, _ = optimized.partition("== Physical Plan ==")

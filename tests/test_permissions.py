@@ -18,7 +18,7 @@ from highwater.resources.dlq_topics import check_accepted, ensure, ensure_accept
 from highwater.resources.kafka import Kafka
 from highwater.resources.permissions import permitted
 from highwater.resources.topic_facts import topic_facts
-from highwater.topic_rules import Level, endurance, judge
+from highwater.topic_rules import Level, check_topic, endurance
 from tests.conftest import create_topic, grow
 from tests.support import make_stream, order_message, send
 
@@ -86,7 +86,7 @@ def test_what_is_forbidden_is_reported(guarded: tuple[str, str]) -> None:
 
     facts = topic_facts(kafka, "orders")
     assert (facts.settings, facts.broker_settings) == (None, None)
-    unknown = {one.rule for one in judge(facts) if one.level is Level.UNKNOWN}
+    unknown = {one.rule for one in check_topic(facts) if one.level is Level.UNKNOWN}
     assert {"min.insync.replicas", "unclean election", "retention", "auto-creation"} <= unknown
     assert "is unknown" in endurance(facts)
 

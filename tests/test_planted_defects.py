@@ -75,7 +75,7 @@ def look(world: World) -> World:
     world.write()
     held = in_raw(world.ledger, world.lake, STREAM, world.keys)
     found = gap_checks.gaps_explained(world.ledger, cast("Kafka", world.topics), held)
-    assert all(verdict.passed for verdict in found.values())
+    assert all(result.passed for result in found.values())
     world.topics.reads.clear()
     return world
 
@@ -445,7 +445,7 @@ def test_what_raw_alone_keeps_is_held_against_the_topic(looked: World) -> None:
 def test_what_current_is_behind_of_is_shown_with_both_versions_and_its_origin(looked: World) -> None:
     drop("current", LONE)(looked, FIRST)
     alter("current", WINNER, version=1)(looked, FIRST)
-    found = looked.verdicts([FIRST.key])[VERSIONS][FIRST.key]
+    found = looked.results([FIRST.key])[VERSIONS][FIRST.key]
     assert (found.numbers["absent"], found.numbers["behind"]) == (1, 1)
     origin = {"origin_topic": "orders", "origin_generation": 0, "origin_partition": 1}
     assert [*found.samples] == [
@@ -459,7 +459,7 @@ def test_a_slice_that_is_gone_from_the_plan_leaves_a_hole(looked: World) -> None
     forget("slices")(looked, FIRST)
     left = [looked.second.key, RETRIED.key]
     assert looked.red(left) == {TILE: [looked.second.key]}
-    assert "partition 0 [0, 6) is in no slice" in looked.verdicts(left)[TILE][looked.second.key].text
+    assert "partition 0 [0, 6) is in no slice" in looked.results(left)[TILE][looked.second.key].text
 
 
 def test_defects_in_a_slice_of_a_tier(looked: World) -> None:
@@ -504,7 +504,7 @@ def test_what_superseded_a_copy_may_be_rejected_later(looked: World) -> None:
 
 
 def seen(world: World) -> Gaps:
-    world.verdicts()
+    world.results()
     return world.ledger.gaps([FIRST.key])[FIRST.key]
 
 
@@ -516,7 +516,7 @@ def test_on_a_topic_that_is_compacted_a_marker_is_not_distinguished_from_what_wa
 
 def test_a_topic_that_was_compacted_once_may_have_been_compacted_before_a_read(world: World) -> None:
     world.topics.cleanup_policy = "compact"
-    world.verdicts([RETRIED.key])
+    world.results([RETRIED.key])
     world.topics.cleanup_policy = "delete"
     assert seen(world).markers_or_compacted == 1
 
@@ -529,7 +529,7 @@ def test_settings_that_may_not_be_read_leave_it_open(world: World, monkeypatch: 
 def test_what_kafka_serves_and_raw_lacks_is_red_at_the_first_look_and_at_every_other(world: World) -> None:
     drop("raw", (0, 1))(world, FIRST)
     for _ in range(2):
-        found = world.verdicts()[GAPS][FIRST.key]
+        found = world.results()[GAPS][FIRST.key]
         assert not found.passed
         assert not found.warning
         assert [*found.samples] == [{"partition": 0, "start": 1, "end": 2}]
@@ -539,7 +539,7 @@ def test_what_kafka_serves_and_raw_lacks_is_red_at_the_first_look_and_at_every_o
 def test_a_row_that_went_after_kafka_forgot_it_is_red(looked: World) -> None:
     looked.topics.log_start = 8
     drop("raw", (0, 1))(looked, FIRST)
-    found = looked.verdicts()[GAPS]
+    found = looked.results()[GAPS]
     assert [found[key].passed for key in looked.keys] == [False, True, True]
     assert "others than the 2 of" in found[FIRST.key].text
 
@@ -554,7 +554,7 @@ def test_a_row_that_went_after_its_record_was_compacted_is_red(looked: World) ->
 
 def test_gaps_that_nobody_saw_in_time_are_a_warning(world: World) -> None:
     world.topics.log_start = 8
-    found = world.verdicts()[GAPS][FIRST.key]
+    found = world.results()[GAPS][FIRST.key]
     assert (found.passed, found.warning, found.numbers["unseen"]) == (False, True, 2)
     world.topics.log_start, world.topics.topic_id = 0, "B" * 22
     assert world.ledger.gaps([FIRST.key])[FIRST.key].unseen == 2, "what was seen first stays"
@@ -565,7 +565,7 @@ def test_what_was_accepted_as_lost_before_it_was_read_is_no_gap_to_explain(world
     world.alter_proof("raw", FIRST, counts={"lost": 2})
     world.ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(0, 2), "expired", "ann", NOON)])
     world.topics.log_start = 2
-    found = world.verdicts([FIRST.key])[GAPS][FIRST.key]
+    found = world.results([FIRST.key])[GAPS][FIRST.key]
     # The aborted record of partition 1 lies before the log start as well: nobody can say what it was.
     assert (found.numbers["lost"], found.numbers["markers"], found.numbers["unseen"]) == (2, 1, 1)
 
@@ -579,7 +579,7 @@ def audit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., audit_page.Audit]:
     monkeypatch.setattr(audit_page, "_looked_at", lambda *_: ([], None, []))
     monkeypatch.setattr(audit_page, "hold_against_topic", lambda *_: [])
     monkeypatch.setattr(audit_page, "held_on_topics", lambda *_: [])
-    monkeypatch.setattr(audit_page, "judged_producers", lambda *_: ({}, []))
+    monkeypatch.setattr(audit_page, "check_producers", lambda *_: ({}, []))
 
     def made(world: World, **asked: Any) -> audit_page.Audit:
         world.write()
@@ -603,7 +603,7 @@ def test_a_key_that_moved_is_a_warning_of_the_audit_and_turns_nothing_red(
     world.rewrite(of, EVENT, LONE, 2)
     moved = "keys: 1 are in several partitions though none was added for them"
     assert reported() == ([], [f"warning: {moved}"])
-    assert world.verdicts([of.key])[ALONG][of.key].numbers["keys_in_several_partitions"] == 1
+    assert world.results([of.key])[ALONG][of.key].numbers["keys_in_several_partitions"] == 1
 
 
 def test_the_audit_reports_seams_and_checks_the_newest_slices_again(

@@ -127,11 +127,11 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(topic_facts, "_brokers", lambda _: BROKERS)
     monkeypatch.setattr(topic_facts, "_settings", made.reported)
     # Our own producer is no part of a topic, and what slices sent is counted elsewhere.
-    monkeypatch.setattr(audit_page, "judged_producers", lambda *_: ({}, []))
+    monkeypatch.setattr(audit_page, "check_producers", lambda *_: ({}, []))
     monkeypatch.setattr(audit_page, "held_on_topics", lambda *_: [])
     held = in_raw(world.ledger, world.lake, STREAM, world.keys)
     found = gap_checks.gaps_explained(world.ledger, cast("Kafka", made), held)
-    assert all(verdict.passed for verdict in found.values())
+    assert all(result.passed for result in found.values())
     return made
 
 

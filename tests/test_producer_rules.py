@@ -10,7 +10,7 @@ import pytest
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.producer_files import producer_facts, version_of
-from highwater.producer_rules import UNTOLD, Client, ProducerFacts, Version, judge_producer
+from highwater.producer_rules import UNTOLD, Client, ProducerFacts, Version, check_producer
 from highwater.resources.kafka import Kafka
 from highwater.resources.live_producer import live_producer, own_producers
 from highwater.resources.producer_properties import producer_properties
@@ -26,7 +26,7 @@ IN_FLIGHT = "max.in.flight.requests.per.connection"
 def found(client: Client, version: Version | None, **properties: str) -> dict[str, Finding]:
     """Findings by rule; `_` of a name stands for a dot."""
     named = {name.replace("_", "."): value for name, value in properties.items()}
-    return {one.rule: one for one in judge_producer(ProducerFacts("theirs", client, version, named, ours=True))}
+    return {one.rule: one for one in check_producer(ProducerFacts("theirs", client, version, named, ours=True))}
 
 
 def levels(found: dict[str, Finding]) -> dict[str, Level]:
@@ -110,7 +110,7 @@ def test_each_rule(client: Client, properties: dict[str, str], rule: str, level:
 
 def test_brokers_own_times_count() -> None:
     facts = ProducerFacts("theirs", LIBRDKAFKA, (2, 16), {"request.timeout.ms": "5000"}, replica_lag_ms=4000)
-    assert {one.rule: one.level for one in judge_producer(facts)}["request timeout"] is Level.OK
+    assert {one.rule: one.level for one in check_producer(facts)}["request timeout"] is Level.OK
 
 
 JAVA_FILE = r"""
@@ -132,7 +132,7 @@ def test_files_of_both_clients_are_read(tmp_path: Path) -> None:
     plain = {"message.timeout.ms": 60000, "enable.idempotence": True, "request.required.acks": -1}
     other = producer_facts("app.json", json.dumps(plain))
     assert (other.client, other.set("delivery.timeout.ms"), other.idempotence.text) == (LIBRDKAFKA, "60000", "true")
-    assert levels({one.rule: one for one in judge_producer(other)}).keys() >= {name for name, _ in UNTOLD}
+    assert levels({one.rule: one for one in check_producer(other)}).keys() >= {name for name, _ in UNTOLD}
 
 
 def test_a_file_with_the_prefix_of_topics_reports_librdkafka() -> None:
@@ -158,13 +158,13 @@ def test_our_producer_is_asked_what_it_is() -> None:
     """By the client itself: what it was given under another name, and what it made of it, is seen."""
     secret = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "u"}
     [ours] = own_producers(Kafka("127.0.0.1:1", {**secret, "sasl.password": "planted"}), make_stream("orders"))
-    reported = {one.rule: one for one in judge_producer(ours)}
+    reported = {one.rule: one for one in check_producer(ours)}
     assert {one.level for one in reported.values()} == {Level.OK}
     assert reported["partitioner"].value == "murmur2_random"
     assert reported["acks"].where == "set"
     assert "planted" not in str(dict(ours.properties))
     plain = live_producer("weak", {**producer_properties("127.0.0.1:1"), "enable.idempotence": "false", "acks": "1"})
-    assert {one.rule: one.level for one in judge_producer(plain)}["acks"] is Level.ERROR
+    assert {one.rule: one.level for one in check_producer(plain)}["acks"] is Level.ERROR
     with pytest.raises(ConfigurationError, match="refuses"):
         live_producer("impossible", {"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": "true", "acks": "1"})
 

@@ -35,7 +35,7 @@ from highwater.errors import (
 )
 from highwater.orchestration.checking.published_checks import events_published
 from highwater.plans import Publication
-from highwater.publishing import Judged, State
+from highwater.publishing import PublicationOutcome, State
 from highwater.resources.delta import query
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.kafka import TopicState
@@ -859,7 +859,7 @@ def test_a_window_is_taken_apart_where_slice_topic_generation_or_partition_chang
     places = [*zip(*reported, strict=True)]
     columns = [*map(list, places), [0] * 10, [b"k"] * 10, [b"v"] * 10, ["f"] * 10]
     window = Window(
-        pa.table(columns, schema=window_schema()), [None, Judged(State.SENT, 0, None)], pa.array([0, 1] * 5)
+        pa.table(columns, schema=window_schema()), [None, PublicationOutcome(State.SENT, 0, None)], pa.array([0, 1] * 5)
     )
     assert [(tuple(run.rows[name][0].as_py() for name in RUN), len(run)) for run in window.runs()] == [
         (run, 2) for run in runs

@@ -20,8 +20,8 @@ from highwater.declaration import Field
 from highwater.envelope import Origin
 from highwater.errors import KAFKA, RetractionError, SupersededAttemptError
 from highwater.orchestration.build import build_defs
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.published_checks import events_published, publication_line
-from highwater.orchestration.checking.verdicts import Verdict
 from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
 from highwater.orchestration.run_tags import PURPOSE, RANGE_END, RANGE_START
 from highwater.orchestration.sensing import publishing
@@ -291,16 +291,16 @@ def test_the_check_reports_events_that_were_not_sent_and_rows_that_are_none(scen
         "the slice is not published yet: its turn comes",
     )
     DeltaTable(lake.path("orders", "published")).update({"fingerprint": "'x'"}, predicate="origin_offset = 1")
-    verdict = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
-    assert (verdict.passed, verdict.text) == (False, "1 sent with another value")
-    assert [row["offset"] for row in verdict.samples] == [1]
+    result = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
+    assert (result.passed, result.text) == (False, "1 sent with another value")
+    assert [row["offset"] for row in result.samples] == [1]
     DeltaTable(lake.path("orders", "published")).update({"origin_offset": "17"}, predicate="origin_offset = 1")
-    verdict = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
-    assert not verdict.passed
-    assert verdict.text == "1 an event, and neither sent nor a second delivery; 1 sent, and no event"
+    result = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
+    assert not result.passed
+    assert result.text == "1 an event, and neither sent nor a second delivery; 1 sent, and no event"
     DeltaTable(lake.path("orders", "published")).delete(predicate="origin_offset = 0")
-    verdict = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
-    assert "the commit names 2 sent" in verdict.text
+    result = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
+    assert "the commit names 2 sent" in result.text
 
 
 def test_a_row_of_published_that_is_there_twice_is_reported(scene: Scene) -> None:
@@ -314,8 +314,8 @@ def test_a_row_of_published_that_is_there_twice_is_reported(scene: Scene) -> Non
     rows = pa.table(table.to_pyarrow_table(filters=[("origin_offset", "=", 1)]))
     write_deltalake(table, rows, mode="append")
     ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
-    verdict = events_published(ledger, lake, stream, [slice_.key])["events_published"][slice_.key]
-    assert verdict.text.startswith("1 there twice; the commit names 2 sent")
+    result = events_published(ledger, lake, stream, [slice_.key])["events_published"][slice_.key]
+    assert result.text.startswith("1 there twice; the commit names 2 sent")
 
 
 def test_what_waits_for_its_turn_is_distinguished_from_what_was_lost(
@@ -382,13 +382,13 @@ def test_values_with_a_field_that_came_between_decision_and_publication_are_comp
     tables.stream = replace(tables.stream, fields=(*tables.stream.fields, Field("currency", "string")))
     tables.publish(slice_)
 
-    def verdict() -> Verdict:
+    def result() -> CheckResult:
         found = events_published(tables.ledger, tables.lake, tables.stream, [slice_.key])
         return found["events_published"][slice_.key]
 
-    assert verdict().passed
+    assert result().passed
     DeltaTable(tables.lake.path("orders", "events")).update({"customer_id": "NULL"}, predicate="origin_offset = 1")
-    assert (verdict().passed, verdict().text) == (False, "1 sent with another value")
+    assert (result().passed, result().text) == (False, "1 sent with another value")
 
 
 def publish_and_die(monkeypatch: pytest.MonkeyPatch, tables: Tables, *slices: Slice) -> None:

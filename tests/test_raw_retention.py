@@ -254,12 +254,12 @@ def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step:
     assert dict(found.rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
     assert held(world) == set()
     assert world.red() == {}
-    verdicts = world.verdicts()
-    gaps, placed = verdicts["gaps_explained"][FIRST.key], verdicts["offsets_accounted_for"][FIRST.key]
+    results = world.results()
+    gaps, placed = results["gaps_explained"][FIRST.key], results["offsets_accounted_for"][FIRST.key]
     assert (gaps.numbers["aged"], gaps.numbers["gaps"], gaps.numbers["aborted"]) == (8, 2, 1)
     assert "8 of records whose rows went by their age are left out" in gaps.text
     assert (placed.numbers["raw"], placed.numbers["aged"], placed.numbers["gaps"]) == (8, 8, 2)
-    compared = verdicts["events_as_recorded"][FIRST.key]
+    compared = results["events_as_recorded"][FIRST.key]
     assert (compared.text, compared.numbers["events"]) == ("nothing is compared: 8 rows of raw went by their age", 0)
     ends = count_ends(world.ledger, world.lake, STORED)
     assert (ends.error, ends.produced, ends.accepted, ends.tombstones, ends.discarded) == (None, 10, 8, 1, 1)
@@ -303,7 +303,7 @@ def test_rows_that_went_without_a_record_are_an_error(
     damage(world)
     assert {*world.red()} == red
     if damage is say_so:
-        assert "and the ledger knows of 0 of them" in world.verdicts()["gaps_explained"][world.second.key].text
+        assert "and the ledger knows of 0 of them" in world.results()["gaps_explained"][world.second.key].text
     else:
         assert count_ends(world.ledger, world.lake, STORED).error is not None
     del step
@@ -336,7 +336,7 @@ def test_what_is_wrong_downstream_is_found_without_raw(step: Step, world: World,
     else:
         event["origin_offset"] = 99
     assert world.second.key in world.red()["offsets_accounted_for"]
-    text = world.verdicts()["offsets_accounted_for"][world.second.key].text
+    text = world.results()["offsets_accounted_for"][world.second.key].text
     reported = {
         "an event is gone": "and 1 are there",
         "in two places": "1 in two places",

@@ -20,10 +20,10 @@ from highwater.declaration import Alerts, Field
 from highwater.envelope import MOST_COUNT, RECLAIMS, Origin
 from highwater.errors import ConfigurationError
 from highwater.orchestration.build import build_defs
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.follower_checks import rejects_published
 from highwater.orchestration.checking.origin_checks import offsets_accounted_for
 from highwater.orchestration.checking.origin_counts import Ends, count_ends, count_parked
-from highwater.orchestration.checking.verdicts import Verdict
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.operations import parked, pending_reprocessing
@@ -371,13 +371,13 @@ def test_a_copy_in_a_tier_from_before_is_superseded_and_a_later_one_is_not(takin
     del world.proofs["events"][RETRIED.key], world.proofs["rejects"][RETRIED.key], world.proofs["current"][RETRIED.key]
     world._prove(RETRIED)
 
-    def verdict() -> Verdict:
+    def result() -> CheckResult:
         world.write()
         return offsets_accounted_for(world.ledger, world.lake, STREAM, [RETRIED.key])[RETRIED.key]
 
-    assert verdict().passed, verdict().text
+    assert result().passed, result().text
     world.rows["raw"][-1]["headers"] += [{"key": RECLAIMS, "value": b"1"}]
-    assert [row["problem"] for row in verdict().samples] == ["in no place"]
+    assert [row["problem"] for row in result().samples] == ["in no place"]
 
 
 def test_a_copy_in_a_tier_of_what_was_abandoned_is_superseded(taking: Taking) -> None:
@@ -387,25 +387,25 @@ def test_a_copy_in_a_tier_of_what_was_abandoned_is_superseded(taking: Taking) ->
     world._prove(RETRIED)
     world.write()
 
-    def verdict() -> Verdict:
+    def result() -> CheckResult:
         return offsets_accounted_for(world.ledger, world.lake, STREAM, [RETRIED.key])[RETRIED.key]
 
-    assert [row["problem"] for row in verdict().samples] == ["in no place"]
+    assert [row["problem"] for row in result().samples] == ["in no place"]
     world.ledger.discard("orders", [Discard(X, "test data", "bob", NOW)])
-    assert verdict().passed, verdict().text
+    assert result().passed, result().text
 
 
 def test_a_reject_was_published_under_its_own_number(taking: Taking) -> None:
     """Else the copy on its topic would be superseded, and nobody would have the record."""
     world = taking.world
 
-    def verdict() -> Verdict:
+    def result() -> CheckResult:
         world.write()
         return rejects_published(world.ledger, world.lake, STREAM, [FIRST.key])[FIRST.key]
 
-    assert verdict().passed, verdict().text
+    assert result().passed, result().text
     world.at("rejects", FIRST, (0, 2))["reclaims"] = 1
-    assert not verdict().passed
+    assert not result().passed
 
 
 def test_a_ledger_that_is_rebuilt_knows_what_was_reprocessed(taking: Taking) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dev.compare import Comparison
 from dev.kills import Victim, schedule
-from dev.soak import Ordeal, Soak, Verdict, main, report
+from dev.soak import Ordeal, Soak, SoakResult, main, report
 from highwater.errors import TemporaryError
 
 
@@ -43,14 +43,14 @@ def test_what_is_wrong_is_reported_and_is_the_exit_status(
     console = Console(file=io.StringIO(), width=200)
     comparison = Comparison("orders")
     comparison.differences.add("raw: lacks a record of the topic", "0:0")
-    verdict = Verdict([comparison], {"broker": 2}, wrong=["orders: differences"])
-    report(console, Ordeal(seed=9), verdict)
+    result = SoakResult([comparison], {"broker": 2}, wrong=["orders: differences"])
+    report(console, Ordeal(seed=9), result)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for part in ("seed 9", "2 x broker", "wrong: orders: differences", "raw: lacks a record"):
         assert part in text
-    monkeypatch.setattr("dev.soak.Soak.run", lambda _: verdict)
+    monkeypatch.setattr("dev.soak.Soak.run", lambda _: result)
     assert main(["--home", str(tmp_path / "soak"), "--records", "5"]) == 1
-    monkeypatch.setattr("dev.soak.Soak.run", lambda _: Verdict())
+    monkeypatch.setattr("dev.soak.Soak.run", lambda _: SoakResult())
     assert main(["--home", str(tmp_path / "soak")]) == 0
 
     def fail(_: object) -> None:
@@ -80,8 +80,8 @@ def test_a_page_that_loads_its_definitions_again_is_waited_for(tmp_path: Path) -
 @pytest.mark.timeout(3600)
 def test_fifty_thousand_records_and_ten_kills(tmp_path: Path) -> None:
     """Of workers, daemon, broker and Spark, while every fault is written; held against an account of its own."""
-    verdict = Soak(tmp_path / "soak", Console(width=200), Ordeal(50_000, 10, least=4, most=10, settle=1800)).run()
-    assert verdict.wrong == []
-    assert sum(verdict.killed.values()) == 10
-    assert len(verdict.killed) == len(Victim)
-    assert sum(comparison.numbers["records in the topic"] for comparison in verdict.comparisons) >= 49_000
+    result = Soak(tmp_path / "soak", Console(width=200), Ordeal(50_000, 10, least=4, most=10, settle=1800)).run()
+    assert result.wrong == []
+    assert sum(result.killed.values()) == 10
+    assert len(result.killed) == len(Victim)
+    assert sum(comparison.numbers["records in the topic"] for comparison in result.comparisons) >= 49_000

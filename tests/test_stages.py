@@ -450,7 +450,7 @@ def test_a_record_is_classified_once_in_a_run(bench: Bench, monkeypatch: pytest.
         raise AssertionError("records are classified a second time")
 
     with monkeypatch.context() as patched:
-        patched.setattr(rejects, "judged", refused)
+        patched.setattr(rejects, "parse_records", refused)
         bench.materialise(slice_)
     rows = bench.rows("rejects")
     assert len(rows) == len(BAD_VALUES) + 1

@@ -295,8 +295,8 @@ def test_the_audit_takes_no_topic_for_gone_by_one_look(monkeypatch: pytest.Monke
         raise TopicAbsentError(f"topic {name} does not exist", remedy="create it")
 
     monkeypatch.setattr(topic_audit, "topic_facts", absent)
-    assert topic_audit.judged_published(Looks(WHOLE), STREAM, lambda _: vanished)[1] == []
-    errors = topic_audit.judged_published(Looks(None), STREAM, lambda _: vanished)[1]
+    assert topic_audit.check_published_topics(Looks(WHOLE), STREAM, lambda _: vanished)[1] == []
+    errors = topic_audit.check_published_topics(Looks(None), STREAM, lambda _: vanished)[1]
     assert errors == [vanished] * len(STREAM.published_topics)
 
 

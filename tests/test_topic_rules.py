@@ -13,7 +13,16 @@ import pytest
 from highwater.declaration import Accepted
 from highwater.orchestration.checking import topic_audit
 from highwater.resources import topic_facts
-from highwater.topic_rules import Level, Setting, TopicFacts, endurance, judge, judge_published, judge_room, together
+from highwater.topic_rules import (
+    Level,
+    Setting,
+    TopicFacts,
+    check_published_topic,
+    check_room,
+    check_topic,
+    endurance,
+    together,
+)
 from tests.support import make_stream
 
 SETTINGS = {
@@ -49,7 +58,7 @@ def with_setting(facts: TopicFacts, **settings: str) -> TopicFacts:
 
 
 def test_a_safe_topic_breaks_no_rule() -> None:
-    assert {finding.level for finding in judge(SAFE)} == {Level.OK}
+    assert {finding.level for finding in check_topic(SAFE)} == {Level.OK}
     assert endurance(SAFE).startswith("1 of 3 brokers may fail with writes going on, 2 with reads")
 
 
@@ -98,7 +107,7 @@ def test_a_safe_topic_breaks_no_rule() -> None:
     ],
 )
 def test_each_rule_turns_alone(facts: TopicFacts, rule: str, level: Level, remedy: str) -> None:
-    found = {finding.rule: finding for finding in judge(facts)}
+    found = {finding.rule: finding for finding in check_topic(facts)}
     assert found[rule].level is level
     assert remedy in found[rule].remedy
     alone = {name for name, finding in found.items() if finding.level is not Level.OK}
@@ -107,20 +116,22 @@ def test_each_rule_turns_alone(facts: TopicFacts, rule: str, level: Level, remed
 
 @pytest.mark.parametrize("changes", [{"oldest_unread": timedelta(hours=12)}, {"oldest_unread": None}])
 def test_retention_of_twice_the_backlog_is_enough(changes: dict[str, Any]) -> None:
-    assert {finding.level for finding in judge(replace(SAFE, **changes))} == {Level.OK}
+    assert {finding.level for finding in check_topic(replace(SAFE, **changes))} == {Level.OK}
     for ever in ("-1", str(2**63 - 1)):
         stored = with_setting(replace(SAFE, oldest_unread=timedelta(days=900)), retention_ms=ever)
-        assert {finding.level for finding in judge(stored)} == {Level.OK}
+        assert {finding.level for finding in check_topic(stored)} == {Level.OK}
 
 
 def test_an_age_that_could_not_be_read_is_not_reported_as_nothing_unread() -> None:
     """The read of the one unread record had failed, and the page said that nothing was unread."""
-    [reported] = [one for one in judge(replace(SAFE, age_known=False)) if one.rule == "retention"]
+    [reported] = [one for one in check_topic(replace(SAFE, age_known=False)) if one.rule == "retention"]
     assert reported.value == "1 day, 0:00:00, the age of the oldest unread record could not be read"
     for hours, level in ((1, Level.UNKNOWN), (13, Level.WARNING), (24, Level.ERROR)):
         some = replace(SAFE, oldest_unread=timedelta(hours=hours), age_known=False)
-        assert {one.level for one in judge(some) if one.rule == "retention"} == {level}
-    assert {one.level for one in judge(with_setting(replace(SAFE, age_known=False), retention_ms="-1"))} == {Level.OK}
+        assert {one.level for one in check_topic(some) if one.rule == "retention"} == {level}
+    assert {one.level for one in check_topic(with_setting(replace(SAFE, age_known=False), retention_ms="-1"))} == {
+        Level.OK
+    }
 
 
 @pytest.mark.parametrize(
@@ -171,7 +182,7 @@ def test_two_replicas_need_a_third_before_two_in_sync_leave_one_to_spare() -> No
         (replace(two, brokers=2), ["use three brokers or more"]),
         (replace(two, broker_ids=[1, 2]), ["start the brokers that are away"]),
     ):
-        remedy = {one.rule: one.remedy for one in judge(facts)}["min.insync.replicas"]
+        remedy = {one.rule: one.remedy for one in check_topic(facts)}["min.insync.replicas"]
         assert ("--verify" in remedy) == (parts == ["kafka-reassign-partitions", "min.insync.replicas=2"])
         assert [
             part
@@ -187,7 +198,7 @@ def test_two_replicas_need_a_third_before_two_in_sync_leave_one_to_spare() -> No
 
 def test_of_a_topic_that_is_published_to_is_judged_what_no_drift_reports() -> None:
     unclean = with_setting(replace(SAFE, leaderless=frozenset({0})), unclean_leader_election_enable="true")
-    assert {one.rule: one.level for one in judge_published(unclean)} == {
+    assert {one.rule: one.level for one in check_published_topic(unclean)} == {
         "unclean election": Level.ERROR,
         "replicas in sync": Level.ERROR,
     }
@@ -199,11 +210,11 @@ def test_too_little_room_in_the_dlq_is_a_warning_and_no_error() -> None:
     needed = 1_000_000 + 16 * 1024
     tier = replace(SAFE, topic="orders.dlq.1")
     enough, little = (with_setting(tier, max_message_bytes=str(needed - less)) for less in (0, 1))
-    assert judge_room(enough, main).level is Level.OK
-    found = judge_room(little, main)
+    assert check_room(enough, main).level is Level.OK
+    found = check_room(little, main)
     assert (found.level, found.value.split(",")[0]) == (Level.WARNING, "1")
     assert found.remedy.endswith(f"--entity-name orders.dlq.1 --add-config max.message.bytes={needed}")
-    assert (judge_room(tier, main).level, judge_room(enough, SAFE).level) == (Level.UNKNOWN, Level.UNKNOWN)
+    assert (check_room(tier, main).level, check_room(enough, SAFE).level) == (Level.UNKNOWN, Level.UNKNOWN)
 
 
 def test_the_audit_judges_the_room_of_the_dlq_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,24 +224,24 @@ def test_the_audit_judges_the_room_of_the_dlq_alone(monkeypatch: pytest.MonkeyPa
     stream = replace(make_stream("orders"), publishes=Accepted("orders.accepted"))
     kafka: Any = None
     for main, reported in ((small, {*stream.dlq_topics}), (None, set())):
-        found, errors = topic_audit.judged_published(kafka, stream, main=main)
+        found, errors = topic_audit.check_published_topics(kafka, stream, main=main)
         warned = {topic for topic, all_ in found.items() for one in all_ if one.level is Level.WARNING}
         assert (warned, errors) == (reported, [])
 
 
 def test_what_may_not_be_read_is_reported_as_such() -> None:
     hidden = replace(SAFE, settings=None, broker_settings=None)
-    unknown = {finding.rule for finding in judge(hidden) if finding.level is Level.UNKNOWN}
-    commands = {finding.remedy for finding in judge(hidden) if finding.value == "not readable"}
+    unknown = {finding.rule for finding in check_topic(hidden) if finding.level is Level.UNKNOWN}
+    commands = {finding.remedy for finding in check_topic(hidden) if finding.value == "not readable"}
     allow = "kafka-acls --bootstrap-server broker:9092 --add --allow-principal User:NAME --operation DescribeConfigs "
     assert commands == {f"{allow}{what}, with this user's name" for what in ("--topic orders", "--cluster")}
-    assert unknown == {finding.rule for finding in judge(SAFE)} - {"replication", "replicas in sync"}
+    assert unknown == {finding.rule for finding in check_topic(SAFE)} - {"replication", "replicas in sync"}
     assert "is unknown" in endurance(hidden)
 
 
 def test_the_command_of_a_reassignment_gives_each_partition_what_it_lacks() -> None:
     facts = replace(SAFE, brokers=4, replicas={0: 3, 1: 1, 2: 2}, assignment={0: [1, 2, 3], 1: [4], 2: [3, 1]})
-    command = judge(facts)[0].remedy
+    command = check_topic(facts)[0].remedy
     plan = json.loads(command.split("'")[1])
     assert command.endswith(
         "> reassign.json && kafka-reassign-partitions --bootstrap-server broker:9092 "
@@ -250,7 +261,7 @@ def test_the_settings_of_all_brokers_count() -> None:
     off = {**OF_BROKER, "replica.lag.time.max.ms": Setting("10000", "DEFAULT_CONFIG")}
     on = {**OF_BROKER, "auto.create.topics.enable": Setting("true", "DEFAULT_CONFIG")}
     for brokers in ({1: off, 2: on, 3: off}, {1: on, 2: off}):
-        shown = {one.rule: one for one in judge(replace(SAFE, broker_settings=together(brokers)))}
+        shown = {one.rule: one for one in check_topic(replace(SAFE, broker_settings=together(brokers)))}
         assert shown["auto-creation"].level is Level.WARNING
         assert shown["replica lag"].value.startswith("30,000 ms")
     assert together({1: off, 2: on, 3: off})["auto.create.topics.enable"].source == "DEFAULT_CONFIG of broker 2"
@@ -259,11 +270,11 @@ def test_the_settings_of_all_brokers_count() -> None:
 
 
 def test_times_of_brokers_are_shown() -> None:
-    shown = {finding.rule: finding for finding in judge(SAFE)}
+    shown = {finding.rule: finding for finding in check_topic(SAFE)}
     assert shown["replica lag"].value.startswith("30,000 ms")
     assert shown["broker session"].value.startswith("9,000 ms")
     with_zookeeper = replace(SAFE, broker_settings={"zookeeper.session.timeout.ms": Setting("18000", "DEFAULT_CONFIG")})
-    shown = {finding.rule: finding for finding in judge(with_zookeeper)}
+    shown = {finding.rule: finding for finding in check_topic(with_zookeeper)}
     assert shown["broker session"].value.startswith("18,000 ms")
     assert shown["replica lag"].level is Level.UNKNOWN
 

@@ -70,7 +70,7 @@ def planted(tmp_path: Path) -> Planted:
 
 
 def test_sound_tables_pass_every_check(planted: Planted) -> None:
-    found = planted.verdicts()
+    found = planted.results()
     assert red(ORDERS, found) == {}
     assert [*found] == [ALONG_OFFSETS, ONE_CONTENT, TRANSITIONS, MISSING, IN_ORDER]
     assert all(set(by) == {FIRST, SECOND, THIRD, TIER, STREAM} for by in found.values())
@@ -172,10 +172,10 @@ EXPLAINED = {
 
 @pytest.mark.parametrize("name", EXPLAINED)
 def test_a_fall_that_is_explained_is_counted_and_passes(planted: Planted, name: str) -> None:
-    before = planted.verdicts()[ALONG_OFFSETS][STREAM].numbers
+    before = planted.results()[ALONG_OFFSETS][STREAM].numbers
     planted.events += EXPLAINED[name]
-    found = planted.verdicts()[ALONG_OFFSETS]
-    assert all(verdict.passed for verdict in found.values())
+    found = planted.results()[ALONG_OFFSETS]
+    assert all(result.passed for result in found.values())
     numbers = found[STREAM].numbers
     assert (numbers["falls"] - before["falls"], numbers[name] - before.get(name, 0)) == (1, 1)
 
@@ -183,14 +183,14 @@ def test_a_fall_that_is_explained_is_counted_and_passes(planted: Planted, name: 
 def test_a_fall_names_its_origin_and_the_one_that_it_fell_behind(planted: Planted) -> None:
     planted.events += [event(4, 1, "x"), event(5, 3, "x"), event(6, 2, "x"), event(25, 1, "x", **LATER)]
     planted.events += [event(5, 2, "x", **LATER)]
-    first = planted.verdicts()[ALONG_OFFSETS][THIRD].samples[0]
+    first = planted.results()[ALONG_OFFSETS][THIRD].samples[0]
     wanted = {"key": "x", "version": 1, "highest": 3, "generation": 0, "partition": 0, "offset": 25, "behind": 5}
     assert {name: first[name] for name in wanted} == wanted
 
 
 def test_no_order_is_claimed_between_partitions(planted: Planted) -> None:
     planted.events += [event(4, 2, "x"), event(15, 1, "x", origin_partition=1, **LATER)]
-    found = planted.verdicts()[ALONG_OFFSETS]
+    found = planted.results()[ALONG_OFFSETS]
     assert found[STREAM].passed
     assert found[STREAM].numbers["keys_in_several_partitions"] == 1
     assert "1 keys moved to other partitions" in found[STREAM].text
@@ -198,12 +198,12 @@ def test_no_order_is_claimed_between_partitions(planted: Planted) -> None:
 
 def test_no_order_is_claimed_between_generations(planted: Planted) -> None:
     planted.events += [event(4, 2, "x"), event(5, 1, "x", origin_generation=1, **LATER)]
-    assert planted.verdicts()[ALONG_OFFSETS][STREAM].passed
+    assert planted.results()[ALONG_OFFSETS][STREAM].passed
 
 
 def test_a_conflict_names_its_origins(planted: Planted) -> None:
     planted.events += [event(4, 1, "x"), event(5, 1, "x"), event(25, 1, "x", customer_id="c2")]
-    found = planted.verdicts()[ONE_CONTENT]
+    found = planted.results()[ONE_CONTENT]
     for key in (FIRST, THIRD, STREAM):
         assert {"0:4", "0:5", "0:25"} == set(str(found[key].samples[0]["origins"]).split(", "))
 
@@ -239,9 +239,9 @@ def test_arrays_maps_and_structs_are_content(tmp_path: Path, name: str) -> None:
         pa.field("tags", pa.map_(pa.string(), pa.string())),
     ]
     first, second, conflicts = NESTED[name]
-    before = planted.verdicts()[ONE_CONTENT][STREAM].numbers["second_deliveries"]
+    before = planted.results()[ONE_CONTENT][STREAM].numbers["second_deliveries"]
     planted.events += [event(4, 1, "x", **first), event(5, 1, "x", **second)]
-    found = planted.verdicts()
+    found = planted.results()
     assert found[ONE_CONTENT][STREAM].passed == (not conflicts)
     assert found[ONE_CONTENT][STREAM].numbers["second_deliveries"] - before == 1 - conflicts
     assert found[ALONG_OFFSETS][STREAM].passed
@@ -251,7 +251,7 @@ def test_the_transition_of_a_version_with_two_contents_is_that_of_the_one_that_c
     """The earliest origin wins, which is not the first offset where a publish time lies before."""
     late = {"origin_timestamp": BEGIN - timedelta(hours=1)}
     planted.events += [event(4, 1, "x", status="canceled"), event(5, 1, "x", **late)]
-    assert planted.verdicts()[TRANSITIONS][STREAM].passed
+    assert planted.results()[TRANSITIONS][STREAM].passed
 
 
 PLACES = {
@@ -267,9 +267,9 @@ def test_a_missing_version_that_waits_is_a_warning_that_names_it(planted: Plante
     row, number = PLACES[name]
     planted.events += [event(4, 1, "x"), event(15, 3, "x")]
     planted.rejects.append(row)
-    verdicts = planted.verdicts()
-    assert red(ORDERS, verdicts) == {MISSING: {SECOND: WARN, STREAM: WARN}}
-    found = verdicts[MISSING][STREAM]
+    results = planted.results()
+    assert red(ORDERS, results) == {MISSING: {SECOND: WARN, STREAM: WARN}}
+    found = results[MISSING][STREAM]
     assert (found.numbers["missing"], found.numbers[number]) == (1, 1)
     where = str(found.samples[0]["where"])
     assert where.startswith("may be orders" if "may" in number else "orders")
@@ -287,7 +287,7 @@ def test_what_was_reclaimed_waits_for_its_slice_and_on_no_topic(planted: Planted
     planted.events += [event(4, 1, "x"), event(15, 3, "x")]
     planted.rejects.append(reject(14, "x", said, "orders.dlq.1"))
     planted.reclaim_numbers = {Origin("orders", 0, 0, 14): 1}
-    found = planted.verdicts()[MISSING][STREAM]
+    found = planted.results()[MISSING][STREAM]
     assert (found.passed, found.warning) == (False, True)
     assert (found.numbers["missing"], found.numbers[number]) == (1, 1)
     where = str(found.samples[0]["where"])
@@ -295,7 +295,7 @@ def test_what_was_reclaimed_waits_for_its_slice_and_on_no_topic(planted: Planted
     assert "orders.dlq.1" not in where
     # Rejected again and published again, it waits as any other.
     planted.rejects[-1]["reclaims"] = 1
-    assert number not in planted.verdicts()[MISSING][STREAM].numbers
+    assert number not in planted.results()[MISSING][STREAM].numbers
 
 
 def test_a_reject_is_due_by_its_own_publication_alone(planted: Planted) -> None:
@@ -305,9 +305,9 @@ def test_a_reject_is_due_by_its_own_publication_alone(planted: Planted) -> None:
     restarted = {**old, "reclaims": 1}
     planted.rejects.append(restarted)
     planted.reclaim_numbers = {Origin("orders", 0, 0, 14): 1}
-    assert "due at" in str(planted.verdicts()[MISSING][STREAM].samples[0]["where"])
+    assert "due at" in str(planted.results()[MISSING][STREAM].samples[0]["where"])
     planted.published = [old]
-    found = planted.verdicts()[MISSING][STREAM]
+    found = planted.results()[MISSING][STREAM]
     assert found.numbers["waits_in_a_tier"] == 1
     assert "due at" not in str(found.samples[0]["where"]), "rejected again, and not published yet"
 
@@ -329,7 +329,7 @@ def test_what_cannot_be_the_missing_version_excuses_nothing(planted: Planted, na
 def test_one_record_is_committed_for_one_missing_version(planted: Planted) -> None:
     planted.events += [event(4, 1, "x"), event(15, 6, "x")]
     planted.rejects += [reject(5, "x", value(3), "orders.dlq.1"), reject(6, "x", b"?", "orders.parked")]
-    found = planted.verdicts()[MISSING][STREAM]
+    found = planted.results()[MISSING][STREAM]
     counts = {"missing": 4, "waits_in_a_tier": 1, "may_be_parked": 1, "nowhere": 2}
     assert {name: found.numbers[name] for name in counts} == counts
     assert found.samples[0]["class"] == "nowhere", "what a person has to look at comes first"
@@ -338,9 +338,9 @@ def test_one_record_is_committed_for_one_missing_version(planted: Planted) -> No
 def test_a_version_that_an_undecided_slice_may_hold_is_a_warning(planted: Planted) -> None:
     planted.events += [event(4, 1, "x"), event(24, 3, "x"), event(15, 2, "x")]
     planted.undecided = {SECOND}
-    verdicts = planted.verdicts()
-    assert red(ORDERS, verdicts)[MISSING] == {THIRD: WARN, STREAM: WARN}
-    numbers = verdicts[MISSING][STREAM].numbers
+    results = planted.results()
+    assert red(ORDERS, results)[MISSING] == {THIRD: WARN, STREAM: WARN}
+    numbers = results[MISSING][STREAM].numbers
     assert numbers["missing"] == numbers["not_decided_yet"] > 0
     planted.undecided = set()
     assert planted.red() == {}
@@ -354,9 +354,9 @@ def test_a_hole_that_lies_before_both_neighbours_excuses_nothing(planted: Plante
 
 def test_behind_the_newest_slice_a_version_may_still_come(planted: Planted) -> None:
     planted.events += [event(24, 2, "x")]
-    verdicts = planted.verdicts()
-    assert red(ORDERS, verdicts) == {MISSING: {THIRD: WARN, STREAM: WARN}}
-    assert verdicts[MISSING][THIRD].numbers["may_still_come"] == 1
+    results = planted.results()
+    assert red(ORDERS, results) == {MISSING: {THIRD: WARN, STREAM: WARN}}
+    assert results[MISSING][THIRD].numbers["may_still_come"] == 1
 
 
 def test_a_version_that_comes_late_closes_the_gap_of_an_earlier_slice(planted: Planted) -> None:
@@ -411,13 +411,13 @@ def test_portions_of_keys_find_the_same(planted: Planted, monkeypatch: pytest.Mo
     """Memory is bounded by looking at some keys at a time; nothing may be counted twice or lost for it."""
     for number, rows in enumerate([*EXPLAINED.values(), [event(4, 2), event(25, 1, **LATER)], [event(5, 3)]]):
         planted.events += [{**row, "key": f"x{number}"} for row in rows]
-    at_once = planted.verdicts()
+    at_once = planted.results()
     assert set(red(ORDERS, at_once)) == {ALONG_OFFSETS, ONE_CONTENT, MISSING}
     monkeypatch.setattr(version_questions, "EVENTS_AT_ONCE", 4)
-    in_portions = planted.verdicts()
+    in_portions = planted.results()
     for check, by_slice in at_once.items():
-        for key, verdict in by_slice.items():
-            assert (in_portions[check][key].numbers, in_portions[check][key].text) == (verdict.numbers, verdict.text)
+        for key, result in by_slice.items():
+            assert (in_portions[check][key].numbers, in_portions[check][key].text) == (result.numbers, result.text)
 
 
 @pytest.mark.parametrize("at_once", [version_questions.EVENTS_AT_ONCE, 20])
@@ -427,7 +427,7 @@ def test_samples_are_few_and_counts_exact(planted: Planted, monkeypatch: pytest.
     planted.events += [event(4, 1, f"x{n}", status="paid") for n in range(50)]
     planted.events += [event(5, 3, f"y{n}") for n in range(50)]
     planted.current = [row for row in winners(planted.events) if not row["key"].startswith(("x", "y"))]
-    found = planted.verdicts()
+    found = planted.results()
     for key in (FIRST, STREAM):
         assert (found[TRANSITIONS][key].numbers["not_allowed"], len(found[TRANSITIONS][key].samples)) == (50, SAMPLES)
         assert (found[MISSING][key].numbers["nowhere"], len(found[MISSING][key].samples)) == (100, SAMPLES)
@@ -439,12 +439,12 @@ def test_without_tables_a_slice_fails_and_a_stream_does_not(tmp_path: Path) -> N
     lake = Lake(str(tmp_path))
     for by_slice in (version_checks(lake, ORDERS, [FIRST]) | missing_checks(lake, ORDERS, [FIRST])).values():
         assert not by_slice[FIRST].passed
-    assert all(verdict.passed for verdict in over_the_stream(lake, ORDERS).values())
+    assert all(result.passed for result in over_the_stream(lake, ORDERS).values())
 
 
 def test_dagster_gets_the_samples_as_a_table(planted: Planted) -> None:
     planted.events += [event(4, 1, "x", status="paid")]
-    found = planted.verdicts()[TRANSITIONS][FIRST]
+    found = planted.results()[TRANSITIONS][FIRST]
     made = evaluation(ORDERS, "events", TRANSITIONS, FIRST, found)
     assert made.partition == FIRST
     samples = made.metadata["samples"]
@@ -519,7 +519,7 @@ def test_the_checks_find_what_a_second_count_finds(tmp_path: Path) -> None:
     }
     by_check = version_checks(planted.lake, ORDERS, decided) | missing_checks(planted.lake, ORDERS, decided)
     red = {
-        check: {key for key, verdict in by_slice.items() if not verdict.passed and not verdict.warning}
+        check: {key for key, result in by_slice.items() if not result.passed and not result.warning}
         for check, by_slice in by_check.items()
     }
     counts = {check: wrong.count for check, wrong in expected.items()}

@@ -22,8 +22,8 @@ from dev.readings import Place, TopicRecord
 from dev.script import Script
 from highwater.declaration import Severity, Stream
 from highwater.envelope import Origin
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.slice_status import version_order
-from highwater.orchestration.checking.verdicts import Verdict
 from highwater.orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
 from highwater.proof import Proof
 from highwater.resources.lake import Lake
@@ -134,8 +134,8 @@ class Planted:
         made = pa.Table.from_pylist(stored, schema)
         plant(self.lake.path("orders", table), made, proofs, replace=True)
 
-    def verdicts(self) -> dict[str, dict[str, Verdict]]:
-        """Each check's verdict on each slice, of one run over all of them, and on the stream, under the name ``."""
+    def results(self) -> dict[str, dict[str, CheckResult]]:
+        """Each check's result on each slice, of one run over all of them, and on the stream, under the name ``."""
         self.write()
         keys = [key for key in self.slices if key not in self.undecided]
         found = {
@@ -148,16 +148,16 @@ class Planted:
 
     def red(self) -> dict[str, dict[str, Severity]]:
         """For each check that fails where it does, and how hard."""
-        return red(self.stream, self.verdicts())
+        return red(self.stream, self.results())
 
 
-def red(stream: Stream, verdicts: dict[str, dict[str, Verdict]]) -> dict[str, dict[str, Severity]]:
-    """Of verdicts those that fail, by check and slice, and how hard."""
+def red(stream: Stream, results: dict[str, dict[str, CheckResult]]) -> dict[str, dict[str, Severity]]:
+    """Of results those that fail, by check and slice, and how hard."""
     found: dict[str, dict[str, Severity]] = {}
-    for name, by_slice in verdicts.items():
-        for key, verdict in by_slice.items():
-            if not verdict.passed:
-                found.setdefault(name, {})[key] = Severity.WARN if verdict.warning else stream.severity(name)
+    for name, by_slice in results.items():
+        for key, result in by_slice.items():
+            if not result.passed:
+                found.setdefault(name, {})[key] = Severity.WARN if result.warning else stream.severity(name)
     return found
 
 
@@ -238,8 +238,8 @@ class Generated:
             keys = [judged]
             by = version_checks(planted.lake, ORDERS, keys) | missing_checks(planted.lake, ORDERS, keys)
             found = {name: by_slice[judged] for name, by_slice in by.items()}
-        wrong = {name: verdict for name, verdict in found.items() if not verdict.passed and not verdict.warning}
-        return {name: {str(row["key"]) for row in verdict.samples} for name, verdict in wrong.items()}
+        wrong = {name: result for name, result in found.items() if not result.passed and not result.warning}
+        return {name: {str(row["key"]) for row in result.samples} for name, result in wrong.items()}
 
 
 def _proof(stream: Stream, key: str, width: int, partitions: int) -> Proof:

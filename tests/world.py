@@ -20,8 +20,8 @@ from dev.planted import plant
 from highwater.assets import current, dlq, events, minute_rows, publication_log, raw, rejects
 from highwater.declaration import Stream
 from highwater.envelope import ORIGIN, Envelope, Origin
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.checks import CHECKS, Sources
-from highwater.orchestration.checking.verdicts import Verdict
 from highwater.plans import Generation, Publication
 from highwater.proof import Proof
 from highwater.resources import commit_log
@@ -375,7 +375,7 @@ class World:
             return schema_of(COLUMNS[table])
         return publication_log.schema() if table == "published" else minute_rows.schema(self.stream)
 
-    def verdicts(self, keys: Iterable[str] = ()) -> dict[str, dict[str, Verdict]]:
+    def results(self, keys: Iterable[str] = ()) -> dict[str, dict[str, CheckResult]]:
         """Every check of these slices or of all, on the tables as they are now."""
         self.write()
         wanted = [*keys] or self.keys
@@ -383,12 +383,12 @@ class World:
         return {
             name: by_slice
             for checks in CHECKS
-            for name, by_slice in checks.verdicts(sources, self.stream, wanted).items()
+            for name, by_slice in checks.results(sources, self.stream, wanted).items()
         }
 
     def red(self, keys: Iterable[str] = ()) -> dict[str, list[str]]:
         """The checks that fail, each with the slices in which it does."""
-        found = {n: [key for key, one in v.items() if not one.passed] for n, v in self.verdicts(keys).items()}
+        found = {n: [key for key, one in v.items() if not one.passed] for n, v in self.results(keys).items()}
         return {name: failing for name, failing in found.items() if failing}
 
 

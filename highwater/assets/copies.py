@@ -58,18 +58,18 @@ class Twice:
         origins = [*map(Origin._make, zip(*(rows[name].to_pylist() for name in ORIGIN), strict=True))]
         slices, ms = rows["slice"].to_pylist(), rows[MILLISECONDS].to_pylist()
         place = {slice_.key: at for at, slice_ in enumerate(self.slices)}
-        judged = {**known, **self._judged_elsewhere(book, sorted(set(slices) - place.keys()))}
+        published = {**known, **self._published_elsewhere(book, sorted(set(slices) - place.keys()))}
         ordered = sorted(zip(slices, origins, prints, ms, strict=True), key=lambda one: (place.get(one[0], -1), one[1]))
         found = []
         for at, (key, origin, print_, when) in enumerate(ordered):
-            before = judged.get(origin)
+            before = published.get(origin)
             if before is not None and before.fingerprint is not None:
                 found.append(Copy(key, origin, before.fingerprint, when))
             if key in place and (before is None or before.fingerprint != print_):
                 found.append(Copy(key, origin, print_, when, at))
         return found
 
-    def _judged_elsewhere(self, book: Book, keys: Sequence[str]) -> dict[Origin, Known]:
+    def _published_elsewhere(self, book: Book, keys: Sequence[str]) -> dict[Origin, Known]:
         """The outcome of the copies in other slices; one that was not published yet is not among them."""
         return book.known_among(self.events, f"SELECT {_ORIGIN} FROM ({self._question})", keys) if keys else {}
 

@@ -3,7 +3,7 @@
 # Raw is committed without the records, then events: the same decision without them, under an attempt of its own. What
 # was sent of them is forgotten before, and rejects follow as they are, without the key. So the slice is one whose other
 # followers are still to be written, and the stages that always do that write dlq, current and metrics. A run that dies
-# in between leaves what the next erasure of the key finishes. Nothing is judged again.
+# in between leaves what the next erasure of the key finishes. Nothing is classified again.
 
 from __future__ import annotations
 
@@ -336,12 +336,12 @@ def _only_lost(decided: Proof, rejected: Proof | None, taken: Erased) -> bool:
     if rejected is None:
         return False
     try:
-        return _judged(_without(decided.key, rejected.counts, taken.rows)) == _judged(decided.counts)
+        return _without_times(_without(decided.key, rejected.counts, taken.rows)) == _without_times(decided.counts)
     except UnbalancedError:
         return False
 
 
-def _judged(counts: Mapping[str, int]) -> dict[str, int]:
+def _without_times(counts: Mapping[str, int]) -> dict[str, int]:
     return {name: value for name, value in counts.items() if name not in {*_TIMES, SEEN, DLQ_SEEN}}
 
 

@@ -34,8 +34,8 @@ from highwater.assets.parsing import (
     event_time_of,
     field_columns,
     is_tombstone,
-    judged,
     key_of,
+    parse_records,
     quoted,
     version_of,
     version_type,
@@ -291,7 +291,7 @@ class _Decision:
 
     Args:
         work: the connections.
-        rows: the judged records.
+        rows: the classified records.
         measured: the numbers of the split, by slice.
         seen: what else it was decided by.
         exposed: slices with events that may still be sent until they are reprocessed.
@@ -381,14 +381,14 @@ def _decide(
 ) -> _Decision:
     from pyspark.sql import functions as F
 
-    with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("judge"):
+    with delta_errors("the split of " + ", ".join(s.key for s in slices)), clock.phase("classify"):
         seen = {slice_.key: seen_now(work, slice_, committed.version) for slice_ in slices}
         # Spark may compute the split more than once until it is committed: all that it reads is of one version.
         version = work.lake.table_at(work.stream.name, raw.TABLE).version()
         rows = with_origins(work, raw_rows(work, slices, version), slices, seen, published.proofs)
         fated = with_fate(work, rows, slices, seen, published)
         reason = F.coalesce("held_reason", "reason")
-        classified_rows = with_superseded(work, judged(work, fated).withColumn("reason", reason), slices)
+        classified_rows = with_superseded(work, parse_records(work, fated).withColumn("reason", reason), slices)
         rows = _needed(work.stream, classified_rows).persist()
         if work.classified is not None:
             work.classified.keep(rows, {slice_.key: published.attempt(slice_.key) for slice_ in slices})
@@ -430,14 +430,14 @@ def _ensure_decidable(
 
     What was sent is asked of all slices: of one whose events the lake lost it is in `published` alone.
     """
-    work, judged = made.work, rejected_anyway(measured, made.measured)
+    work, measured_rejects = made.work, rejected_anyway(measured, made.measured)
     try:
         ensure_none_held(work, committed.proofs, measured)
     except SliceHeldError:
-        end_probe(work, slices, committed.proofs, judged)
+        end_probe(work, slices, committed.proofs, measured_rejects)
         raise
     made.ensure_no_retraction([slice_.key for slice_ in slices])
-    ensure_within_limit(work, slices, committed.proofs, judged)
+    ensure_within_limit(work, slices, committed.proofs, measured_rejects)
 
 
 def raw_rows(work: Work, slices: Sequence[Slice], version: int) -> DataFrame:
@@ -447,7 +447,7 @@ def raw_rows(work: Work, slices: Sequence[Slice], version: int) -> DataFrame:
 
 
 def _needed(stream: Stream, rows: DataFrame) -> DataFrame:
-    """The needed columns of the judged rows: all for a reject, fewer for others, so that Spark holds less."""
+    """The needed columns of the classified rows: all for a reject, fewer for others, so that Spark holds less."""
     from pyspark.sql import functions as F
 
     fields = [F.col(f"field_{f.name}") for f in stream.fields]

@@ -23,7 +23,7 @@ FIRST = "first_that_holds"
 
 
 def holding(stream: Stream) -> Column:
-    """Whether a judged record holds its slice: one of the main topic that was not published before."""
+    """Whether a classified record holds its slice: one of the main topic that was not published before."""
     from pyspark.sql import functions as F
 
     mine = (F.col("topic") == stream.topic) & F.col("held_reason").isNull()

@@ -68,7 +68,7 @@ def covering(places: pa.Table) -> str:
 def with_origins(
     work: Work, raw: DataFrame, slices: Sequence[Slice], seen: Seen, published: Collection[str]
 ) -> DataFrame:
-    """Raw rows with their origin, `retries` (how often they were judged before), `first_failed_at` and `reclaims`.
+    """Raw rows with their origin, `retries` (how often they were classified before), `first_failed_at` and `reclaims`.
 
     `reclaims` is the number that a copy carries (`highwater.reclaims`); 0 on the main topic.
 
@@ -300,14 +300,14 @@ def with_fate(
 
 
 def with_superseded(work: Work, rows: DataFrame, slices: Sequence[Slice]) -> DataFrame:
-    """Judged rows with `superseded`: of an origin that comes several times in a tier's slice one counts.
+    """Classified rows with `superseded`: of an origin that comes several times in a tier's slice one counts.
 
     The first that can be accepted, or the first of all if none can: a correction that lies behind what it corrects must
     not be lost for it. A copy whose end is `elsewhere` never counts before one whose end is here.
 
     Args:
         work: the connections.
-        rows: judged rows, with `elsewhere`.
+        rows: classified rows, with `elsewhere`.
         slices: the slices that the rows are of.
     """
     from pyspark.sql import Window

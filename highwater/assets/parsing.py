@@ -1,4 +1,4 @@
-"""Judging a record: parsed into the declared fields, or the reason why not."""
+"""Parsing and validation of records: the declared fields, or the reason for a reject."""
 
 # A reason is permanent when only the record's own content causes it, and temporary when waiting may help (I9). Order of
 # arrival never makes a record invalid: that is for checks.
@@ -58,8 +58,8 @@ def is_tombstone(stream: Stream) -> Column:
     return F.lit(False) if stream.tombstones_delete else F.col("value").isNull()  # noqa: FBT003 - a literal column
 
 
-def judged(work: Work, raw: DataFrame) -> DataFrame:
-    """Raw rows with their origins get the parsed columns, and `reason` and `detail`, null for an event.
+def parse_records(work: Work, raw: DataFrame) -> DataFrame:
+    """Add to raw rows with their origins the parsed columns, and `reason` and `detail`, null for an event.
 
     The column `deleted` says which records delete their key. Columns of a tombstone that deletes nothing say nothing.
 

@@ -1,4 +1,4 @@
-"""The records of a batch of slices: its events in order, each judged by its origin's earlier publication."""
+"""The records of a batch of slices: its events in order, each compared with the earlier publication of its origin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from highwater.assets.publication_window import Window
 from highwater.assets.publication_window import schema as window_schema
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import UnbalancedError
-from highwater.publishing import Judged, Known, Late, State, ensure_none_retracted, judge, lets_go, second_deliveries
+from highwater.publishing import (
+    Known,
+    Late,
+    PublicationOutcome,
+    State,
+    decide_publication,
+    ensure_none_retracted,
+    lets_go,
+    second_deliveries,
+)
 from highwater.resources.delta import query_all, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -75,7 +84,7 @@ class Batch:
         missing = set(self._left_out)
         count, size = 0, 0
         for rows in self.records.windows():
-            window = self._judged(rows)
+            window = self._decided(rows)
             count, size = count + len(window), size + window.rows.nbytes
             if self._known:
                 seen.update(one for one in _origins(window.rows) if one in self._known)
@@ -140,17 +149,17 @@ class Batch:
         }
         return pa.table(columns, schema=schema().append(pa.field("number", pa.int64())))
 
-    def _judged(self, rows: pa.Table) -> Window:
+    def _decided(self, rows: pa.Table) -> Window:
         import pyarrow as pa
         import pyarrow.compute as pc
 
         known, again, passed = self._known, self._again, self._passed
-        plain = {key: Judged(State.SENT, 0, late) for key, late in self._late.items()}
+        plain = {key: PublicationOutcome(State.SENT, 0, late) for key, late in self._late.items()}
         if not known and not again and not passed:
             which = pc.index_in(rows["slice"], pa.array([*plain], pa.string()))
             return Window(rows, [*plain.values()], which.combine_chunks())
-        judged = [
-            judge(
+        decided = [
+            decide_publication(
                 key,
                 print_,
                 known.get(origin),
@@ -163,8 +172,8 @@ class Batch:
                 rows["slice"].to_pylist(), _origins(rows), rows["fingerprint"].to_pylist(), strict=True
             )
         ]
-        places = {one: at for at, one in enumerate(dict.fromkeys(judged))}
-        return Window(rows, [*places], pa.array([places[one] for one in judged], pa.int32()))
+        places = {one: at for at, one in enumerate(dict.fromkeys(decided))}
+        return Window(rows, [*places], pa.array([places[one] for one in decided], pa.int32()))
 
     @cached_property
     def _committed(self) -> dict[str, Proof]:
@@ -257,7 +266,7 @@ class Batch:
         rows: list[dict[str, Any]] = [
             {"slice": key, **dict(zip(ORIGIN, origin, strict=True))} for key, origin in sorted(missing)
         ]
-        verdicts = [Judged(State.GONE, 0, None) for _ in rows]
+        outcomes = [PublicationOutcome(State.GONE, 0, None) for _ in rows]
         for slice_ in self.slices:
             gone = {
                 origin: one
@@ -270,9 +279,11 @@ class Batch:
             allowed = lets_go(self._leaves.get(slice_.key), [one.at for one in gone.values()])
             ensure_none_retracted(slice_.key, gone, allowed=allowed)
             rows += self._retractions(slice_, gone)
-            verdicts += [Judged(State.RETRACTED, gone[one].revision + 1, Late.CORRECTED) for one in sorted(gone)]
+            outcomes += [
+                PublicationOutcome(State.RETRACTED, gone[one].revision + 1, Late.CORRECTED) for one in sorted(gone)
+            ]
         which = pa.array(range(len(rows)), pa.int32())
-        return Window(pa.Table.from_pylist(rows, window_schema()), verdicts, which)
+        return Window(pa.Table.from_pylist(rows, window_schema()), outcomes, which)
 
     def _refused(self, key: str) -> dict[Origin, Known]:
         """Records sent before a lost lake was restarted, and was rejected since."""

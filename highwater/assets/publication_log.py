@@ -560,7 +560,7 @@ class Book:
 
     @staticmethod
     def _merged(mine: pa.Table, before: pa.Table) -> pa.Table:
-        """The rows of a slice: those of before whose origins are not judged again, and the new ones that say more."""
+        """The rows of a slice: those of before whose origins are not decided again, and the new ones that say more."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -15,7 +15,7 @@ from highwater.envelope import ORIGIN, ORIGIN_TYPES
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from highwater.publishing import Judged
+    from highwater.publishing import PublicationOutcome
 
 # Rows that are made into objects at a time.
 FEW = 1_000
@@ -48,38 +48,38 @@ class Window:
 
     Args:
         rows: the columns of `schema`.
-        verdicts: the kinds of outcomes of a row; None where the earlier outcome stays.
-        which: for each row the place of its verdict.
+        outcomes: the kinds of outcomes of a row; None where the earlier outcome stays.
+        which: for each row the place of its outcome.
     """
 
     rows: pa.Table
-    verdicts: Sequence[Judged | None]
+    outcomes: Sequence[PublicationOutcome | None]
     which: pa.Array
 
     def __len__(self) -> int:
         """Rows in it."""
         return len(self.rows)
 
-    def of(self, wanted: Callable[[Judged | None], bool]) -> Window:
-        """The rows with such a verdict."""
+    def of(self, wanted: Callable[[PublicationOutcome | None], bool]) -> Window:
+        """The rows with such a outcome."""
         import pyarrow as pa
 
-        hits = [wanted(one) for one in self.verdicts]
+        hits = [wanted(one) for one in self.outcomes]
         if all(hits):
             return self
         mine = pa.array(hits, pa.bool_()).take(self.which)
-        return Window(self.rows.filter(mine), self.verdicts, self.which.filter(mine))
+        return Window(self.rows.filter(mine), self.outcomes, self.which.filter(mine))
 
     def column(self, say: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:
-        """A column computed from each row's verdict; null without a verdict."""
+        """A column computed from each row's outcome; null without a outcome."""
         import pyarrow as pa
 
-        said = [None if one is None else say(one) for one in self.verdicts]
+        said = [None if one is None else say(one) for one in self.outcomes]
         return pa.array(said, kind).take(self.which)
 
     def part(self, start: int, end: int) -> Window:
         """The rows of a range, half-open."""
-        return Window(self.rows.slice(start, end - start), self.verdicts, self.which.slice(start, end - start))
+        return Window(self.rows.slice(start, end - start), self.outcomes, self.which.slice(start, end - start))
 
     def by_slice(self) -> dict[str, int]:
         """The rows of each slice."""
@@ -95,7 +95,7 @@ class Window:
         return sizes
 
     def each(self) -> Iterator[tuple[bytes, bytes | None, bytes, bytes, int]]:
-        """Of each row key, value, the origin's offset and milliseconds as text, and the place of its verdict.
+        """Of each row key, value, the origin's offset and milliseconds as text, and the place of its outcome.
 
         Few are made at a time: those of a whole portion would leave the processor's cache before they are used.
         """

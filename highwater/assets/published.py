@@ -27,7 +27,7 @@ from highwater.assets.work import SliceReport, Work, uncollected
 from highwater.errors import ConfigurationError, SupersededAttemptError, TemporaryError, TopicAbsentError
 from highwater.plans import Publication
 from highwater.portions import Ahead, cuts
-from highwater.publishing import Judged, State, batches, in_order
+from highwater.publishing import PublicationOutcome, State, batches, in_order
 from highwater.resources.commit_log import proofs_in
 from highwater.resources.dlq_topics import ensure_accepted
 from highwater.resources.producer import Record
@@ -292,7 +292,7 @@ class Outgoing(Iterable[Record]):
 
     def __init__(self, window: Window, topic: str, partitions: int) -> None:
         self._topic = topic
-        self._own = [_own_headers(one) for one in window.verdicts]
+        self._own = [_own_headers(one) for one in window.outcomes]
         self._runs = [_run(run, partitions) for run in window.runs()]
 
     def __iter__(self) -> Iterator[Record]:
@@ -322,14 +322,14 @@ def _shared_headers(slice_key: str, topic: str, generation: int, partition: int)
     )
 
 
-def _own_headers(judged: Judged | None) -> list[Header]:
+def _own_headers(outcome: PublicationOutcome | None) -> list[Header]:
     """The lateness of a record; a record in order has no revision and is not retracted."""
-    if judged is None or judged.late is None:
+    if outcome is None or outcome.late is None:
         return []
-    found: list[Header] = [(envelope.LATE, judged.late.value.encode())]
-    if judged.revision:
-        found.append((envelope.REVISION, b"%d" % judged.revision))
-    if judged.state is State.RETRACTED:
+    found: list[Header] = [(envelope.LATE, outcome.late.value.encode())]
+    if outcome.revision:
+        found.append((envelope.REVISION, b"%d" % outcome.revision))
+    if outcome.state is State.RETRACTED:
         found.append((envelope.RETRACTED, b"true"))
     return found
 

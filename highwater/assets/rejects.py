@@ -21,7 +21,7 @@ from highwater.assets.events import origin_columns, require
 from highwater.assets.evolution import with_added_fields
 from highwater.assets.ordered_holds import parked_slices
 from highwater.assets.origins import DLQ, first_of_each, with_fate, with_origins
-from highwater.assets.parsing import PERMANENT, UNRESOLVED, is_tombstone, judged
+from highwater.assets.parsing import PERMANENT, UNRESOLVED, is_tombstone, parse_records
 from highwater.assets.work import SliceReport, Work
 from highwater.balancing import balanced
 from highwater.envelope import ORIGIN
@@ -195,7 +195,7 @@ def _classified(work: Work, decisions: Sequence[Proof], published: CommittedSlic
 def _classified_again(
     work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: CommittedSlices
 ) -> DataFrame:
-    """Raw minus the committed events, the tombstones and the superseded, judged again for the reason.
+    """Raw minus the committed events, the tombstones and the superseded, parsed again for the reason.
 
     All are read at the versions in which the decisions were found, so what another run commits meanwhile does not
     matter. Only a lookup can answer otherwise than it did when the events were decided; such a record stays a reject of
@@ -203,7 +203,7 @@ def _classified_again(
     """
     from pyspark.sql import functions as F
 
-    found = judged(work, _left_over(work, decisions, raw_version, events_version, published))
+    found = parse_records(work, _left_over(work, decisions, raw_version, events_version, published))
     unknown = F.lit("unknown when the slice was decided, known since")
     # Of a schema that came since, the record may turn out otherwise: the decision counted it as unresolved.
     counted = [(d.key, [name for name in events.REASONS if d.counts.get(f"rejects_{name}")]) for d in decisions]

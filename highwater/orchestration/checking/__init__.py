@@ -1,3 +1,3 @@
 """Asset checks of slices, and the audit's checks of a whole stream."""
 
-# `verdicts` decides over plain values; the other modules look.
+# `check_rules` decides over plain values; the other modules look.

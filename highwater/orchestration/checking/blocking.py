@@ -53,7 +53,7 @@ def ensure_not_blocked(instance: dg.DagsterInstance, stream: Stream, table: str,
 
 
 def _still_true(info: AssetCheckPartitionInfo) -> bool:
-    """Whether the table was not materialised again since: what was reprocessed is not judged by an older check."""
+    """Whether the table was not materialised again since: what was reprocessed is not covered by an older check."""
     materialised = info.latest_materialization_storage_id
     return materialised is None or info.latest_check_event_storage_id > materialised
 

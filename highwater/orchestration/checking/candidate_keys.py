@@ -30,7 +30,7 @@ class Trait(Enum):
     MISPLACED = "a state follows one that it may not follow"
 
 
-# The events of the keys that are judged, with what the traits rest on.
+# The events of the keys that are checked, with what the traits rest on.
 TOUCHED_KEYS = "touched AS (SELECT DISTINCT key FROM t WHERE {mine} AND {portion})"
 TOUCHED = "LEFT SEMI JOIN touched ON e.key = touched.key"
 _SLIM = f"""
@@ -105,7 +105,7 @@ class Suspects:
         return self._found[text]
 
     def _text(self, scope: Scope, trait: Trait) -> str:
-        joined = "" if scope.judged is None else TOUCHED
+        joined = "" if scope.checked is None else TOUCHED
         slim = _SLIM.format(
             mine=scope.mine, among=scope.among, portion=scope.portion, joined=joined, state=self._rules["state"]
         )

@@ -31,14 +31,14 @@ from highwater.settings import docs_url
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.orchestration.checking.verdicts import Verdict
+    from highwater.orchestration.checking.check_rules import CheckResult
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
     from highwater.schemas import Schema
 
 
-Verdicts = dict[str, dict[str, "Verdict"]]
+Results = dict[str, dict[str, "CheckResult"]]
 
 
 def page_of(name: str) -> str:
@@ -79,19 +79,19 @@ class Checks:
     table: str
     needs: tuple[str, ...]
     what: Mapping[str, str]
-    decide: Callable[[Sources, "Stream", Sequence[str]], Verdicts]
+    decide: Callable[[Sources, "Stream", Sequence[str]], Results]
     of: Callable[["Stream"], list[str]] | None = None
 
     def names(self, stream: "Stream") -> list[str]:
         """The names of those that a stream has."""
         return list(self.what) if self.of is None else self.of(stream)
 
-    def verdicts(self, ask: Sources, stream: "Stream", keys: Sequence[str]) -> Verdicts:
-        """For each check that a stream has the verdict on each slice."""
+    def results(self, ask: Sources, stream: "Stream", keys: Sequence[str]) -> Results:
+        """For each check that a stream has the result on each slice."""
         return self.decide(ask, stream, keys) if self.names(stream) else {}
 
 
-def _of_raw(ask: Sources, stream: "Stream", keys: Sequence[str]) -> Verdicts:
+def _of_raw(ask: Sources, stream: "Stream", keys: Sequence[str]) -> Results:
     found = in_raw(ask.ledger, ask.lake, stream, keys)
     return {
         "slices_tile": plan_checks.slices_tile(ask.ledger, stream, keys),
@@ -264,41 +264,41 @@ def evaluations(context: dg.OpExecutionContext, stream: "Stream", checks: Checks
     with translate_errors(context.retry_number, lambda: None):
         made = context.resources
         sources = Sources(made.ledger.open(), made.kafka.open(), made.lake.open(), schemas())
-        verdicts = checks.verdicts(sources, stream, context.partition_keys)
-    for name, by_slice in verdicts.items():
-        for key, verdict in by_slice.items():
-            yield evaluation(stream, checks.table, name, key, verdict)
+        results = checks.results(sources, stream, context.partition_keys)
+    for name, by_slice in results.items():
+        for key, result in by_slice.items():
+            yield evaluation(stream, checks.table, name, key, result)
 
 
-def failures(stream: "Stream", verdicts: Verdicts, *, warned: bool) -> Iterator[tuple[str, str, "Verdict"]]:
-    """The check, the slice and the verdict of each that fails; one that is a warning by itself is no failure.
+def failures(stream: "Stream", results: Results, *, warned: bool) -> Iterator[tuple[str, str, "CheckResult"]]:
+    """The check, the slice and the result of each that fails; one that is a warning by itself is no failure.
 
     Args:
         stream: its declaration.
-        verdicts: what checks say of slices.
+        results: the results of checks on slices.
         warned: whether those count that are warnings because the stream declares their check to be one.
     """
-    for name, by_slice in verdicts.items():
+    for name, by_slice in results.items():
         counts = warned or stream.severity(name) is not Severity.WARN
         yield from ((name, key, one) for key, one in by_slice.items() if counts and not one.passed and not one.warning)
 
 
-def evaluation(stream: "Stream", table: str, name: str, key: str, verdict: "Verdict") -> dg.AssetCheckEvaluation:
-    """A verdict in Dagster's form; how much weight it has, the stream declares."""
+def evaluation(stream: "Stream", table: str, name: str, key: str, result: "CheckResult") -> dg.AssetCheckEvaluation:
+    """A result in Dagster's form; how much weight it has, the stream declares."""
     severity = stream.severity(name)
-    warns = verdict.warning or severity is Severity.WARN
+    warns = result.warning or severity is Severity.WARN
     found: dict[str, dg.MetadataValue] = {
-        number: dg.MetadataValue.int(count) for number, count in verdict.numbers.items()
+        number: dg.MetadataValue.int(count) for number, count in result.numbers.items()
     }
-    if not verdict.passed:
+    if not result.passed:
         found["page"] = link_to(name)
-    if verdict.samples:
-        found["samples"] = metadata.sample_table(verdict.samples)
+    if result.samples:
+        found["samples"] = metadata.sample_table(result.samples)
     return dg.AssetCheckEvaluation(
         asset_key=table_key(stream, table),
         check_name=name,
-        passed=verdict.passed,
-        description=verdict.text,
+        passed=result.passed,
+        description=result.text,
         metadata=found,
         severity=dg.AssetCheckSeverity.WARN if warns else dg.AssetCheckSeverity.ERROR,
         blocking=severity is Severity.BLOCK,

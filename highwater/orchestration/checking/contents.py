@@ -16,8 +16,8 @@ from highwater.decoding import Schemas, document_of_key, read_fields
 from highwater.decoding import document as document_of
 from highwater.envelope import ORIGIN, Origin
 from highwater.formats import Json
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import RECORD, SAMPLES, enveloped, sample, tombstone_in_sql
-from highwater.orchestration.checking.verdicts import Verdict
 from highwater.resources.commit_log import proofs_in
 from highwater.resources.delta import has_column, query, quoted, slice_is_one_of, stream_batches, stream_rows
 from highwater.retention import aged
@@ -65,7 +65,7 @@ class _Unlike(NamedTuple):
 
 def events_as_recorded(
     ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str], schemas: Schemas | None = None
-) -> dict[str, Verdict]:
+) -> dict[str, CheckResult]:
     """For each slice whether its events have the fields of their records in raw.
 
     Args:
@@ -80,7 +80,7 @@ def events_as_recorded(
     """
     raw, events = lake.table(stream.name, "raw"), lake.table(stream.name, "events")
     if raw is None or events is None:
-        return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of raw, or none of events"))
+        return dict.fromkeys(keys, CheckResult(passed=False, text="there is no table of raw, or none of events"))
     stream = stream_of(stream, events)
     columns, reader = _columns(stream, events), _Reader(stream, schemas)
     found = {}
@@ -88,26 +88,26 @@ def events_as_recorded(
     for slice_ in ledger.get(keys):
         if slice_.key in gone:
             text = f"nothing is compared: {gone[slice_.key]:,} rows of raw went by their age"
-            found[slice_.key] = Verdict(passed=True, text=text, numbers={"events": 0, "unlike": 0})
+            found[slice_.key] = CheckResult(passed=True, text=text, numbers={"events": 0, "unlike": 0})
         elif slice_.topic == stream.topic:
-            found[slice_.key] = _judged(*_of_main(raw, events, reader, _held(events, columns, slice_), slice_))
+            found[slice_.key] = _result(*_of_main(raw, events, reader, _held(events, columns, slice_), slice_))
         elif slice_.topic in stream.tier_topics:
-            found[slice_.key] = _judged(*_of_tier(raw, events, reader, _held(events, columns, slice_), slice_))
+            found[slice_.key] = _result(*_of_tier(raw, events, reader, _held(events, columns, slice_), slice_))
         else:
-            found[slice_.key] = Verdict(passed=True, text="the origins of other systems' records are not looked up")
+            found[slice_.key] = CheckResult(passed=True, text="the origins of other systems' records are not looked up")
     return found
 
 
-def _judged(events: int, unlike: Sequence[_Unlike]) -> Verdict:
+def _result(events: int, unlike: Sequence[_Unlike]) -> CheckResult:
     numbers = {"events": events, "unlike": len(unlike)}
     if not unlike:
-        return Verdict(passed=True, text=f"{events:,} events have the fields of their records", numbers=numbers)
+        return CheckResult(passed=True, text=f"{events:,} events have the fields of their records", numbers=numbers)
     samples = [
         {**sample("other fields than the record", one.origin), "fields": ", ".join(one.fields)}
         for one in sorted(unlike)[:SAMPLES]
     ]
     text = f"{len(unlike):,} of {events:,} events have other fields than their records in raw"
-    return Verdict(passed=False, text=text, numbers=numbers, samples=samples)
+    return CheckResult(passed=False, text=text, numbers=numbers, samples=samples)
 
 
 def _of_main(

@@ -10,10 +10,10 @@ from highwater.assets.evolution import stream_of
 from highwater.assets.parsing import PERMANENT, field_columns
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import sample
 from highwater.orchestration.checking.plan_checks import another_commit, another_plan
 from highwater.orchestration.checking.tie_break_check import IS_LATER
-from highwater.orchestration.checking.verdicts import Verdict
 from highwater.resources.commit_log import proofs_in
 from highwater.resources.delta import columns_in_all, count_in, has_column, query_all, slice_is_one_of
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SAMPLES = 10
 
 
-def rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+def rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
     """For each slice whether its rejects are the rows of dlq, and as many as were published.
 
     Raises:
@@ -40,7 +40,7 @@ def rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence
     """
     rejects, dlq = lake.table(stream.name, "rejects"), lake.table(stream.name, "dlq")
     if rejects is None:
-        return dict.fromkeys(keys, Verdict(passed=False, text="the slice is not in rejects"))
+        return dict.fromkeys(keys, CheckResult(passed=False, text="the slice is not in rejects"))
     slices = {slice_.key: slice_ for slice_ in ledger.get(keys)}
     decided, proofs = proofs_in(rejects, keys), {} if dlq is None else proofs_in(dlq, keys)
     sent = ledger.publications(keys)
@@ -81,7 +81,7 @@ def _published(
     proof: Proof | None,
     sent: Publication | None,
     wrong: Sequence[Mapping[str, Any]],
-) -> Verdict:
+) -> CheckResult:
     numbers = {
         "rejects": (decided.rows or 0) if decided else 0,
         "in_dlq": (proof.rows or 0) if proof else 0,
@@ -93,9 +93,9 @@ def _published(
     texts = [problem] if problem else []
     texts += [f"{count:,} {kind}" for kind, count in sorted(kinds.items())]
     if texts:
-        return Verdict(passed=False, text="; ".join(texts), numbers=numbers, samples=wrong[:SAMPLES])
+        return CheckResult(passed=False, text="; ".join(texts), numbers=numbers, samples=wrong[:SAMPLES])
     text = f"{numbers['rejects']:,} rejects, each published once" if numbers["rejects"] else "nothing was rejected"
-    return Verdict(passed=True, text=text, numbers=numbers)
+    return CheckResult(passed=True, text=text, numbers=numbers)
 
 
 def _unpublished(slice_: Slice, decided: Proof | None, proof: Proof | None, sent: Publication | None) -> str | None:
@@ -116,7 +116,7 @@ def _unpublished(slice_: Slice, decided: Proof | None, proof: Proof | None, sent
     return another_commit(slice_, proof, "dlq", decided.rows)
 
 
-def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
     """For each slice whether `current` follows its events, row by row.
 
     Each row that names the slice must be one of its events, with the same columns. Each key of its events must have one
@@ -127,7 +127,7 @@ def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> d
     """
     events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
     if events is None or current is None:
-        return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of current"))
+        return dict.fromkeys(keys, CheckResult(passed=False, text="there is no table of events, or none of current"))
     decided = proofs_in(events, keys)
     held = lake.commits(stream.name, "current", keys).records
     tables = {"e": events, "c": current}
@@ -194,7 +194,7 @@ WHERE {{mine}} OR {{updated}}
 """
 
 
-def _follows(decided: Proof | None, held: CommitRecord | None, wrong: Sequence[Mapping[str, Any]]) -> Verdict:
+def _follows(decided: Proof | None, held: CommitRecord | None, wrong: Sequence[Mapping[str, Any]]) -> CheckResult:
     numbers = {"unlike": len(wrong)}
     texts = []
     if decided is None or held is None:
@@ -206,5 +206,5 @@ def _follows(decided: Proof | None, held: CommitRecord | None, wrong: Sequence[M
     kinds = Counter(str(one["problem"]) for one in wrong)
     texts += [f"{count:,} {kind}" for kind, count in sorted(kinds.items())]
     if texts:
-        return Verdict(passed=False, text="; ".join(texts), numbers=numbers, samples=wrong[:SAMPLES])
-    return Verdict(passed=True, text="current follows the events of the slice", numbers=numbers)
+        return CheckResult(passed=False, text="; ".join(texts), numbers=numbers, samples=wrong[:SAMPLES])
+    return CheckResult(passed=True, text="current follows the events of the slice", numbers=numbers)

@@ -28,8 +28,8 @@ from highwater.gaps import (
     rounds,
     within,
 )
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.plan_checks import ABSENT
-from highwater.orchestration.checking.verdicts import Verdict
 from highwater.plans import left_to_read, overtaken
 from highwater.resources.topic_facts import topic_settings
 from highwater.retention import aged
@@ -66,7 +66,7 @@ class Look:
     why: str = ""
 
 
-def gaps_explained(ledger: Ledger, kafka: Kafka, found: InRaw) -> dict[str, Verdict]:
+def gaps_explained(ledger: Ledger, kafka: Kafka, found: InRaw) -> dict[str, CheckResult]:
     """For each slice whether its offsets are rows of raw and gaps that something explains.
 
     Raises:
@@ -97,7 +97,7 @@ def _but_erased(
     rows: Rows,
     recorded: Gaps | None,
     erased: Sequence[Erased],
-) -> Verdict:
+) -> CheckResult:
     """What explains the gaps beside those that an erasure left, or rows that went by their age: the ledger has both."""
     everything = missing(slice_.ranges, rows.held)
     # Of rows that are there again a record explains nothing.
@@ -119,12 +119,14 @@ def _but_erased(
     return replace(found, text=found.text + note, numbers={**found.numbers, **numbers})
 
 
-def _unrecorded(slice_: Slice, gaps: Ranges, reported: int, known: int) -> Verdict:
+def _unrecorded(slice_: Slice, gaps: Ranges, reported: int, known: int) -> CheckResult:
     text = (
         f"by the commit of raw {reported:,} rows went by their age, and the ledger knows of {known:,} of them. "
         f"highwater maintain {slice_.stream} --yes learns what the lake knows; else restore the table erasures"
     )
-    return Verdict(passed=False, text=text, numbers={**_numbers(slice_, gaps), "aged": known}, samples=_samples(gaps))
+    return CheckResult(
+        passed=False, text=text, numbers={**_numbers(slice_, gaps), "aged": known}, samples=_samples(gaps)
+    )
 
 
 def _places_of(erased: Sequence[Erased]) -> dict[int, list[OffsetRange]]:
@@ -152,7 +154,7 @@ def _excluded(ledger: Ledger, kafka: Kafka, slice_: Slice, lacking: Sequence[Pla
 
 def _explained(
     ledger: Ledger, kafka: Kafka, slice_: Slice, proof: Proof, gaps: Ranges, recorded: Gaps | None
-) -> tuple[Verdict, Sequence[Place]]:
+) -> tuple[CheckResult, Sequence[Place]]:
     """The answer, and the records that raw lacks though Kafka serves them."""
     if recorded is not None:
         if recorded.digest == digest_of(gaps):
@@ -271,10 +273,12 @@ def _read(kafka: Kafka, topic: str, gaps: Ranges, *, committed: bool) -> set[Pla
     }
 
 
-def _by_record(slice_: Slice, gaps: Ranges, recorded: Gaps, why: str = "") -> Verdict:
+def _by_record(slice_: Slice, gaps: Ranges, recorded: Gaps, why: str = "") -> CheckResult:
     numbers = {**_numbers(slice_, gaps), **recorded.counts}
     if not gaps:
-        return Verdict(passed=True, text=f"raw has a record for each of {slice_.offsets:,} offsets", numbers=numbers)
+        return CheckResult(
+            passed=True, text=f"raw has a record for each of {slice_.offsets:,} offsets", numbers=numbers
+        )
     note = ", ".join(f"{count:,} {_NAMES[name]}" for name, count in recorded.counts.items() if count)
     text = (
         f"{slice_.offsets:,} offsets, {numbers['gaps']:,} gaps: {note}, as seen {recorded.looked_at:%Y-%m-%d %H:%M} UTC"
@@ -282,8 +286,8 @@ def _by_record(slice_: Slice, gaps: Ranges, recorded: Gaps, why: str = "") -> Ve
     if recorded.unseen:
         reason = why or "Kafka held them no more"
         text += f". Of the unseen nothing is known: {reason} when they were first looked at"
-        return Verdict(passed=False, text=text, numbers=numbers, samples=_samples(gaps), warning=True)
-    return Verdict(passed=True, text=text, numbers=numbers)
+        return CheckResult(passed=False, text=text, numbers=numbers, samples=_samples(gaps), warning=True)
+    return CheckResult(passed=True, text=text, numbers=numbers)
 
 
 _NAMES: Mapping[str, str] = {
@@ -295,16 +299,16 @@ _NAMES: Mapping[str, str] = {
 }
 
 
-def _lacking(slice_: Slice, gaps: Ranges, seen: Look) -> Verdict:
+def _lacking(slice_: Slice, gaps: Ranges, seen: Look) -> CheckResult:
     text = (
         f"{len(seen.lacking):,} records that Kafka serves are not in raw. Materialise raw of the slice again, and what "
         "follows it, while Kafka holds them"
     )
     numbers = {**_numbers(slice_, gaps), "lacking": len(seen.lacking)}
-    return Verdict(passed=False, text=text, numbers=numbers, samples=_samples(ranges_of(seen.lacking)))
+    return CheckResult(passed=False, text=text, numbers=numbers, samples=_samples(ranges_of(seen.lacking)))
 
 
-def _changed(slice_: Slice, gaps: Ranges, recorded: Gaps, seen: Look) -> Verdict:
+def _changed(slice_: Slice, gaps: Ranges, recorded: Gaps, seen: Look) -> CheckResult:
     """The gaps are others than when they were first looked at: rows came or went since, whatever Kafka shows now."""
     if seen.lacking:
         return _lacking(slice_, gaps, seen)
@@ -313,7 +317,7 @@ def _changed(slice_: Slice, gaps: Ranges, recorded: Gaps, seen: Look) -> Verdict
         f"{now:,} gaps that are others than the {before:,} of {recorded.looked_at:%Y-%m-%d %H:%M} UTC, and Kafka "
         "serves no record there now: something else than Highwater removed, added or moved rows of raw. Restore raw"
     )
-    return Verdict(
+    return CheckResult(
         passed=False, text=text, numbers={**_numbers(slice_, gaps), "before": before}, samples=_samples(gaps)
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets.events import OTHER_KEYS, counts_keys
 from highwater.envelope import ORIGIN
-from highwater.orchestration.checking.verdicts import Verdict
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.resources.commit_log import proofs_in
 from highwater.resources.delta import query_all, slice_is_one_of
 
@@ -35,7 +35,7 @@ def names(stream: Stream) -> list[str]:
     return [AS_DECLARED] if counts_keys(stream) else []
 
 
-def record_keys_as_declared(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+def record_keys_as_declared(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
     """For each slice whether the records of its events have the event's key, as it was counted with the decision.
 
     Raises:
@@ -43,18 +43,18 @@ def record_keys_as_declared(lake: Lake, stream: Stream, keys: Sequence[str]) -> 
     """
     raw, events = lake.table(stream.name, "raw"), lake.table(stream.name, "events")
     if raw is None or events is None:
-        return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of raw, or none of events"))
+        return dict.fromkeys(keys, CheckResult(passed=False, text="there is no table of raw, or none of events"))
     decisions = proofs_in(events, keys)
     found = {}
     for key in keys:
         if key not in decisions:
-            found[key] = Verdict(passed=False, text="the slice is not in events")
+            found[key] = CheckResult(passed=False, text="the slice is not in events")
             continue
         counts = decisions[key].counts
         unlike = counts.get(OTHER_KEYS, 0)
         numbers = {"events": counts["events"], "unlike": unlike}
         text = f"{unlike:,} of {counts['events']:,} events have records with another key"
-        found[key] = Verdict(not unlike, text, numbers, _samples(raw, events, key) if unlike else ())
+        found[key] = CheckResult(not unlike, text, numbers, _samples(raw, events, key) if unlike else ())
     return found
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets.minute_rows import MINUTES, declared, scale_of, schema, statuses_of
 from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, day_of, time_of
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import SAMPLES
 from highwater.orchestration.checking.plan_checks import another_commit
-from highwater.orchestration.checking.verdicts import Verdict
 from highwater.portions import portions
 from highwater.proof import Proof
 from highwater.resources.commit_log import proofs_in
@@ -44,7 +44,7 @@ def names(stream: Stream) -> list[str]:
 
 def metrics_follow_events(
     ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]
-) -> dict[str, dict[str, Verdict]]:
+) -> dict[str, dict[str, CheckResult]]:
     """For each slice whether the minutes that it touches are what all events say of them, and are there once.
 
     A minute in which a slice has events that metrics do not follow yet is left out: that slice's run computes it.
@@ -55,11 +55,11 @@ def metrics_follow_events(
     return {name: _followed(ledger, lake, stream, keys) for name in names(stream)}
 
 
-def _followed(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+def _followed(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
     # Metrics first: events are then at least as new, and the attempt shows a slice that was decided in between.
     metrics, events = lake.table(stream.name, TABLE), lake.table(stream.name, "events")
     if metrics is None or events is None:
-        return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of metrics"))
+        return dict.fromkeys(keys, CheckResult(passed=False, text="there is no table of events, or none of metrics"))
     decided, made = proofs_in(events, keys), _made(metrics, keys)
     settled = [key for key in keys if key in decided and key in made and decided[key].attempt == made[key].attempt]
     there = _minutes(events, slice_is_one_of(settled)) if settled else {}
@@ -70,7 +70,7 @@ def _followed(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -
         for slice_ in ledger.get(settled)
     }
     return {
-        key: _judged(touched[key], compared, others[key])
+        key: _result(touched[key], compared, others[key])
         if key in touched
         else _behind(decided.get(key), made.get(key))
         for key in keys
@@ -85,15 +85,15 @@ class _Compared:
     moving: Collection[int] = ()
 
 
-def _behind(decided: Proof | None, made: _Made | None) -> Verdict:
+def _behind(decided: Proof | None, made: _Made | None) -> CheckResult:
     if decided is None or made is None:
         text = f"the slice is not in {'events' if decided is None else TABLE}"
     else:
         text = f"metrics follow attempt {made.attempt}, events are of attempt {decided.attempt}"
-    return Verdict(passed=False, text=text)
+    return CheckResult(passed=False, text=text)
 
 
-def _judged(touched: Collection[int], compared: _Compared, problem: str | None) -> Verdict:
+def _result(touched: Collection[int], compared: _Compared, problem: str | None) -> CheckResult:
     wrong = {minute: compared.wrong[minute] for minute in sorted(touched) if minute in compared.wrong}
     moving = sum(minute in compared.moving for minute in touched)
     numbers = {"minutes": len(touched), "unlike": len(wrong), "not_settled": moving}
@@ -102,7 +102,7 @@ def _judged(touched: Collection[int], compared: _Compared, problem: str | None) 
     texts += [f"{len(wrong):,} of {len(touched):,} minutes are not as the events say"] if wrong else []
     text = "; ".join(texts) or f"the {len(touched):,} minutes of the slice are as the events say"
     samples = [{"minute": time_of(minute), "problem": unlike} for minute, unlike in wrong.items()]
-    return Verdict(passed=not texts, text=text + later, numbers=numbers, samples=samples[:SAMPLES])
+    return CheckResult(passed=not texts, text=text + later, numbers=numbers, samples=samples[:SAMPLES])
 
 
 @dataclass(frozen=True)

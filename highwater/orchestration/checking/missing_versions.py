@@ -175,11 +175,11 @@ _WHERE = {
 def missing(
     lake: Lake, stream: Stream, questions: Questions, reclaim_numbers: Mapping[Origin, int] | None = None
 ) -> dict[str, Found]:
-    """The missing versions of each slice that is judged, or of the stream.
+    """The missing versions of each slice that is checked, or of the stream.
 
     Args:
         lake, stream: the tables.
-        questions: the versions to judge, and the events to use.
+        questions: the versions to check, and the events to use.
         reclaim_numbers: how often origins were reclaimed from the DLQ.
 
     Raises:

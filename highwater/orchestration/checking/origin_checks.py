@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.assets.unprocessed_origins import DETAIL as NAMED_EARLY
 from highwater.envelope import ORIGIN, Origin, headers_of, opened
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.plan_checks import another_plan
 from highwater.orchestration.checking.slice_status import CONSERVED, conservation
-from highwater.orchestration.checking.verdicts import Verdict
 from highwater.reclaims import numbers, stale
 from highwater.resources.commit_log import proofs_in, sized
 from highwater.resources.conditions import in_none_of, in_one_of
@@ -33,7 +33,7 @@ SAMPLES = 10
 _ORIGIN = ", ".join(ORIGIN)
 
 
-def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
     """For each slice whether every record of raw is in one place, by proofs, by counts and origin by origin.
 
     Raises:
@@ -48,14 +48,14 @@ def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequ
     discarded_origins = {discard.origin for discard in ledger.discards(stream.name)}
     wrong = _misplaced(tables, stream, slices, proofs, numbers(ledger.reclaims.of(stream.name)), discarded_origins)
     found = {}
-    for key, verdict in counted.items():
+    for key, result in counted.items():
         decision = proofs["events"].get(key)
         problem = None if decision is None else another_plan(slices[key], decision, "events")
-        found[key] = _accounted(verdict, problem, wrong[key])
+        found[key] = _accounted(result, problem, wrong[key])
     return found
 
 
-def _accounted(counted: Verdict, problem: str | None, wrong: Sequence[Mapping[str, Any]]) -> Verdict:
+def _accounted(counted: CheckResult, problem: str | None, wrong: Sequence[Mapping[str, Any]]) -> CheckResult:
     numbers = {**counted.numbers, "misplaced": len(wrong)}
     kinds = Counter(str(one["problem"]) for one in wrong)
     totals = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
@@ -63,7 +63,7 @@ def _accounted(counted: Verdict, problem: str | None, wrong: Sequence[Mapping[st
     texts += [problem] if problem else []
     texts += [f"origins: {totals}"] if totals else []
     text = "; ".join(texts) if texts else f"{counted.text}, origin by origin"
-    return Verdict(not texts, text, numbers, wrong[:SAMPLES])
+    return CheckResult(not texts, text, numbers, wrong[:SAMPLES])
 
 
 def _misplaced(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from highwater.orchestration.checking.verdicts import Verdict
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.plans import Generation
 from highwater.retention import aged
 from highwater.tiling import Seam, seams
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 # The number of examples a slice; the counts are exact.
 SAMPLES = 10
-ABSENT = Verdict(passed=False, text="the slice is not in raw")
+ABSENT = CheckResult(passed=False, text="the slice is not in raw")
 
 
-def slices_tile(ledger: Ledger, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+def slices_tile(ledger: Ledger, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
     """For each slice whether it begins where the one before it ends, or behind a recorded loss.
 
     Raises:
@@ -74,19 +74,19 @@ def _generations(ledger: Ledger, stream: Stream, slices: Iterable[Slice]) -> dic
     return unknown | found
 
 
-def _tiled(slice_: Slice, found: Sequence[Seam]) -> Verdict:
+def _tiled(slice_: Slice, found: Sequence[Seam]) -> CheckResult:
     if not found:
-        return Verdict(passed=True, text=f"{len(slice_.ranges)} ranges begin where those before them end")
+        return CheckResult(passed=True, text=f"{len(slice_.ranges)} ranges begin where those before them end")
     samples = [
         {"partition": seam.partition, "expected": seam.expected, "found": seam.found} for seam in found[:SAMPLES]
     ]
     text = (
         f"{found[0].text}. The ledger was changed beside Highwater: restore it, or highwater accept-loss records a hole"
     )
-    return Verdict(passed=False, text=text, numbers={"seams": len(found)}, samples=samples)
+    return CheckResult(passed=False, text=text, numbers={"seams": len(found)}, samples=samples)
 
 
-def offsets_as_planned(found: InRaw) -> dict[str, Verdict]:
+def offsets_as_planned(found: InRaw) -> dict[str, CheckResult]:
     """For each slice whether the commit of raw names the planned offsets, and its rows are of these, each once."""
     return {
         slice_.key: _as_planned(slice_, found.proofs[slice_.key], found.rows[slice_.key])
@@ -96,7 +96,7 @@ def offsets_as_planned(found: InRaw) -> dict[str, Verdict]:
     }
 
 
-def _as_planned(slice_: Slice, proof: Proof, rows: Rows) -> Verdict:
+def _as_planned(slice_: Slice, proof: Proof, rows: Rows) -> CheckResult:
     numbers = {"rows": rows.rows, "doubled": rows.doubled, "stretches_outside": len(rows.outside)}
     problem = another_plan(slice_, proof, "raw")
     if problem is None and rows.doubled:
@@ -106,10 +106,10 @@ def _as_planned(slice_: Slice, proof: Proof, rows: Rows) -> Verdict:
     if problem is None:
         gone = f"; {aged(proof):,} went by their age" if aged(proof) else ""
         text = f"{rows.rows:,} rows, each under a planned offset of its own{gone}"
-        return Verdict(passed=True, text=text, numbers=numbers)
+        return CheckResult(passed=True, text=text, numbers=numbers)
     samples = [{"outside": place} for place in rows.outside[:SAMPLES]]
     text = f"{problem}. The table was changed beside Highwater: restore it, or materialise the slice again from raw on"
-    return Verdict(passed=False, text=text, numbers=numbers, samples=samples)
+    return CheckResult(passed=False, text=text, numbers=numbers, samples=samples)
 
 
 def another_plan(slice_: Slice, proof: Proof, table: str) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError
-from highwater.producer_rules import LONGEST_TRANSACTION_MS, REPLICA_LAG_MS, ProducerFacts, judge_producer
+from highwater.producer_rules import LONGEST_TRANSACTION_MS, REPLICA_LAG_MS, ProducerFacts, check_producer
 from highwater.resources.live_producer import own_producers
 from highwater.topic_rules import Finding, Level
 
@@ -27,7 +27,7 @@ NOT_SHOWN = Finding(
 )
 
 
-def judged_producers(
+def check_producers(
     kafka: Kafka, stream: Stream, others: Sequence[ProducerFacts], facts: TopicFacts | None
 ) -> tuple[dict[str, list[Finding]], list[HighwaterError]]:
     """For each producer what the rules say of it, and what keeps ours from being looked at.
@@ -44,7 +44,7 @@ def judged_producers(
         own, problems = [], [error]
     times = _times(facts)
     found = {
-        one.name: judge_producer(replace(one, replica_lag_ms=times[0], longest_transaction_ms=times[1]))
+        one.name: check_producer(replace(one, replica_lag_ms=times[0], longest_transaction_ms=times[1]))
         for one in [*own, *others]
     }
     return found if others else {**found, OTHERS: [NOT_SHOWN]}, problems

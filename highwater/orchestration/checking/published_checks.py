@@ -10,9 +10,9 @@ from highwater.assets import event_json
 from highwater.assets.copies import fields_of
 from highwater.assets.publication_log import TABLE, complete, last_in, last_published
 from highwater.envelope import ORIGIN, Origin
+from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import SAMPLES, sample
 from highwater.orchestration.checking.plan_checks import another_plan
-from highwater.orchestration.checking.verdicts import Verdict
 from highwater.publishing import State
 from highwater.resources.commit_log import proofs_in
 from highwater.resources.delta import query, query_all, query_arrow, quoted, rows_by_slice, slice_is_one_of
@@ -48,7 +48,9 @@ def names(stream: Stream) -> list[str]:
     return [PUBLISHED] if stream.publishes else []
 
 
-def events_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, dict[str, Verdict]]:
+def events_published(
+    ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]
+) -> dict[str, dict[str, CheckResult]]:
     """For each slice whether its events were sent or are second deliveries, and nothing else was sent of it.
 
     A slice that waits for its turn, or was reprocessed since, passes: the sensor sends it later.
@@ -60,7 +62,7 @@ def events_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[
         return {}
     events, published = lake.table(stream.name, "events"), lake.table(stream.name, TABLE)
     if events is None or published is None:
-        waits = Verdict(passed=True, text="nothing is published yet")
+        waits = CheckResult(passed=True, text="nothing is published yet")
         return {PUBLISHED: dict.fromkeys(keys, waits)}
     decided, sent_proofs = proofs_in(events, keys), proofs_in(published, keys)
     sent = complete(sent_proofs)
@@ -125,7 +127,7 @@ def _without_commit(published: DeltaTable, bare: Sequence[str]) -> dict[str, str
 def _unlike_commit(slice_: Slice, sent: Proof, there: Mapping[str, int]) -> list[str]:
     """What the commit of a slice says otherwise than its plan or its rows; a number that it does not name is none.
 
-    A row keeps the attempt under which it was judged while its event stays the same: only a later one is wrong.
+    A row keeps the attempt under which it was decided while its event stays the same: only a later one is wrong.
     """
     problem = another_plan(slice_, sent, TABLE)
     found = [problem] if problem else []
@@ -149,7 +151,7 @@ JOIN (SELECT {_ORIGIN}, fingerprint AS "#print" FROM published
 
 
 def _altered(stream: Stream, events: DeltaTable, published: DeltaTable, key: str) -> list[Origin]:
-    """Events of a slice whose value is not the one that was judged, by its fingerprint.
+    """Events of a slice whose value is not the one that was decided, by its fingerprint.
 
     The value is written as the stream is declared now, with null for a field that came later, as the sender wrote it
     then. Where no event agrees, the declaration was another one when they were sent.
@@ -171,26 +173,26 @@ def _problem(row: Mapping[str, Any]) -> str:
     return "sent, and no event" if row["in_sent"] else "left out as a second delivery, and no event"
 
 
-def _waiting(before: bool, lost: str | None) -> Verdict:  # noqa: FBT001 - a value, no mode
+def _waiting(before: bool, lost: str | None) -> CheckResult:  # noqa: FBT001 - a value, no mode
     if lost:
-        return Verdict(passed=False, text=f"the slice {lost}: restore the table")
+        return CheckResult(passed=False, text=f"the slice {lost}: restore the table")
     text = "was reprocessed since it was published, or what it repeats was" if before else "is not published yet"
-    return Verdict(passed=True, text=f"the slice {text}: its turn comes")
+    return CheckResult(passed=True, text=f"the slice {text}: its turn comes")
 
 
 def _settled(
     decided: Proof, there: Mapping[str, int], others: Sequence[str], wrong: Sequence[Mapping[str, Any]]
-) -> Verdict:
+) -> CheckResult:
     counts = {name: there[name] for name in _COUNTED.values()}
     numbers = {"events": decided.rows or 0, **counts, "unlike": len(wrong)}
     kinds = Counter(str(one["problem"]) for one in wrong)
     texts = [*(f"{count:,} {kind}" for kind, count in sorted(kinds.items())), *others]
     if texts:
-        return Verdict(passed=False, text="; ".join(texts), numbers=numbers, samples=wrong[:SAMPLES])
+        return CheckResult(passed=False, text="; ".join(texts), numbers=numbers, samples=wrong[:SAMPLES])
     text = (
         f"{numbers['events']:,} events = {numbers['sent']:,} sent + {numbers['second_deliveries']:,} second deliveries"
     )
-    return Verdict(passed=True, text=text, numbers=numbers)
+    return CheckResult(passed=True, text=text, numbers=numbers)
 
 
 def publication_line(lake: Lake, stream: Stream) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from highwater.orchestration.checking.check_rules import Attempts, CheckResult, Counted, conserved, in_order
 from highwater.orchestration.checking.tie_break_check import CLASS, IS_LATER, RULE, Among, later_origins
-from highwater.orchestration.checking.verdicts import Attempts, Counted, Verdict, conserved, in_order
 from highwater.orchestration.checking.version_questions import SAMPLES, Found, Scope, portions
 from highwater.proof import Proof
 from highwater.resources.commit_log import proofs_in, slices_in_sql
@@ -26,7 +26,7 @@ CONSERVED = ("raw", "events", "rejects")
 
 def conservation(
     tables: Mapping[str, DeltaTable], proofs: Mapping[str, Mapping[str, Proof]], keys: Sequence[str]
-) -> dict[str, Verdict]:
+) -> dict[str, CheckResult]:
     """For each slice whether its records are accounted for, by the proofs of its commits and the rows that are there.
 
     Args:
@@ -58,7 +58,7 @@ def _counted(table: DeltaTable, keys: Sequence[str]) -> dict[str, Counted]:
     }
 
 
-def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Verdict]:
+def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
     """For each slice whether `current` is at or above every version that the slice brought, and by the rule.
 
     Raises:
@@ -66,7 +66,7 @@ def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, 
     """
     events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
     if events is None or current is None:
-        return dict.fromkeys(keys, Verdict(passed=False, text="there is no table of events, or none of current"))
+        return dict.fromkeys(keys, CheckResult(passed=False, text="there is no table of events, or none of current"))
     sql = _ORDER.format(slices=slice_is_one_of(keys), deletes=_deletes(events))
     found = {row["slice"]: row for row in query_all({"e": events, "c": current}, sql)}
     counts = {key: found.get(key, {"keys": 0, "absent": 0, "behind": 0, "late": 0}) for key in keys}

@@ -40,7 +40,7 @@ class Among:
         group: the SQL of the group that an answer counts for.
         mine: the condition of the events.
         keys: the query of their keys.
-        settled: the condition of the rows of `current` that are judged.
+        settled: the condition of the rows of `current` that are checked.
     """
 
     group: str

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from highwater.errors import HighwaterError, TopicAbsentError
 from highwater.resources.deleted_topics import look_if_there
 from highwater.resources.topic_facts import topic_facts
-from highwater.topic_rules import Finding, judge_published, judge_room
+from highwater.topic_rules import Finding, check_published_topic, check_room
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from highwater.topic_rules import TopicFacts
 
 
-def judged_published(
+def check_published_topics(
     kafka: Kafka, stream: Stream, gone: Gone = lambda _: None, main: TopicFacts | None = None
 ) -> tuple[dict[str, list[Finding]], list[HighwaterError]]:
     """What the rules say of each of the topics that is there; and what kept one from being looked at.
@@ -27,7 +27,7 @@ def judged_published(
         kafka: is looked at.
         stream: the declaration.
         gone: is asked of each topic that is absent, for the error that this is; None if it may be.
-        main: the main topic, to hold the room of the DLQ's topics against it; without it that is not judged.
+        main: the main topic, to hold the room of the DLQ's topics against it; without it that is not checked.
     """
     found: dict[str, list[Finding]] = {}
     errors: list[HighwaterError] = []
@@ -35,8 +35,8 @@ def judged_published(
         for topic in stream.published_topics:
             try:
                 facts = topic_facts(kafka, topic)
-                found[topic] = judge_published(facts)
-                found[topic] += [judge_room(facts, main)] if main and topic in stream.dlq_topics else []
+                found[topic] = check_published_topic(facts)
+                found[topic] += [check_room(facts, main)] if main and topic in stream.dlq_topics else []
             except TopicAbsentError:
                 if (error := gone(topic)) is not None and look_if_there(kafka, topic) is None:
                     errors.append(error)

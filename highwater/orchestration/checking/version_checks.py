@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from highwater.orchestration.checking.missing_versions import NOWHERE, missing
-from highwater.orchestration.checking.slice_status import attempts, highest_versions
-from highwater.orchestration.checking.verdicts import (
-    Verdict,
+from highwater.orchestration.checking.check_rules import (
+    CheckResult,
     allowed_transitions,
     is_highest,
     none_missing,
     one_content,
     versions_rise,
 )
+from highwater.orchestration.checking.missing_versions import NOWHERE, missing
+from highwater.orchestration.checking.slice_status import attempts, highest_versions
 from highwater.orchestration.checking.version_questions import STREAM, Found, Questions, Scope
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ MISSING = "no_version_missing"
 IN_ORDER = "versions_in_order"
 FOLLOWS_EVENTS = "current_follows_events"
 Totals = Mapping[str, int]
-Verdicts = dict[str, dict[str, Verdict]]
+Results = dict[str, dict[str, CheckResult]]
 
 
 def names(stream: Stream) -> list[str]:
@@ -51,60 +51,60 @@ def counted_names(stream: Stream) -> list[str]:
     return [] if stream.first_version is None else [MISSING]
 
 
-def version_checks(lake: Lake, stream: Stream, keys: Sequence[str]) -> Verdicts:
-    """For each check of events alone the verdict on each slice.
+def version_checks(lake: Lake, stream: Stream, keys: Sequence[str]) -> Results:
+    """For each check of events alone the result on each slice.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    return _judged(lake, stream, keys, names(stream))
+    return _results(lake, stream, keys, names(stream))
 
 
 def missing_checks(
     lake: Lake, stream: Stream, keys: Sequence[str], reclaim_numbers: Mapping[Origin, int] | None = None
-) -> Verdicts:
-    """The verdict of `no_version_missing` on each slice, with how often origins were reclaimed from the DLQ.
+) -> Results:
+    """The result of `no_version_missing` on each slice, with how often origins were reclaimed from the DLQ.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    return _judged(lake, stream, keys, counted_names(stream), reclaim_numbers)
+    return _results(lake, stream, keys, counted_names(stream), reclaim_numbers)
 
 
 def over_the_stream(
     lake: Lake, stream: Stream, reclaim_numbers: Mapping[Origin, int] | None = None
-) -> dict[str, Verdict]:
-    """The verdict of each check of versions on all that the stream's tables hold; `reclaim_numbers` as above.
+) -> dict[str, CheckResult]:
+    """The result of each check of versions on all that the stream's tables hold; `reclaim_numbers` as above.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
     if not stream.versioned:
         return {}
-    found = _judged(lake, stream, None, [*names(stream), *counted_names(stream)], reclaim_numbers)
-    verdicts = {name: by[STREAM] for name, by in found.items()}
-    conflicts = bool(verdicts[ONE_CONTENT].numbers.get("conflicts"))
-    return {**verdicts, IN_ORDER: _current(lake, stream, conflicts=conflicts)}
+    found = _results(lake, stream, None, [*names(stream), *counted_names(stream)], reclaim_numbers)
+    results = {name: by[STREAM] for name, by in found.items()}
+    conflicts = bool(results[ONE_CONTENT].numbers.get("conflicts"))
+    return {**results, IN_ORDER: _current(lake, stream, conflicts=conflicts)}
 
 
-def _judged(
+def _results(
     lake: Lake,
     stream: Stream,
     keys: Sequence[str] | None,
     wanted: Sequence[str],
     reclaim_numbers: Mapping[Origin, int] | None = None,
-) -> Verdicts:
+) -> Results:
     groups = [STREAM] if keys is None else keys
     events = lake.table(stream.name, "events")
     if events is None:
         # A stream that was never decided has no slice to fail; a slice that is asked for has.
-        nothing = Verdict(passed=keys is None, text="there is no table of events")
+        nothing = CheckResult(passed=keys is None, text="there is no table of events")
         return {name: dict.fromkeys(groups, nothing) for name in wanted}
     questions = Questions(events, stream, Scope.of(stream, keys))
     totals = questions.totals()
     found = {name: _ask(lake, stream, questions, name, reclaim_numbers) for name in wanted}
     return {
-        name: {one: _verdict(stream, name, totals.get(one, Counter()), by.get(one, Found())) for one in groups}
+        name: {one: _result(stream, name, totals.get(one, Counter()), by.get(one, Found())) for one in groups}
         for name, by in found.items()
     }
 
@@ -126,7 +126,7 @@ def _ask(
     return asked[name]()
 
 
-def _verdict(stream: Stream, name: str, totals: Totals, found: Found) -> Verdict:
+def _result(stream: Stream, name: str, totals: Totals, found: Found) -> CheckResult:
     counts: Mapping[str, int] = found.counts
     several = sum(counts.values())
     samples: Sequence[Mapping[str, Any]] = found.samples
@@ -139,6 +139,6 @@ def _verdict(stream: Stream, name: str, totals: Totals, found: Found) -> Verdict
     return none_missing(totals, counts, samples, stream.name)
 
 
-def _current(lake: Lake, stream: Stream, *, conflicts: bool) -> Verdict:
+def _current(lake: Lake, stream: Stream, *, conflicts: bool) -> CheckResult:
     compared = highest_versions(lake, stream, attempts(lake, stream), conflicts=conflicts)
     return is_highest(compared.keys, compared.found.counts, compared.found.samples)

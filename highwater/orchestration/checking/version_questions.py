@@ -1,7 +1,7 @@
 """The questions that the checks of versions put to the table of events, in SQL, read without a JVM."""
 
-# Judged are the events of some slices, or all of them. Looked at are all events of the same keys: what contradicts each
-# other may lie in different slices.
+# The checked events are those of some slices, or all. All events of the same keys are read: what contradicts each other
+# may lie in different slices.
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ KEYS_SAMPLED = 20_000
 
 @dataclass(frozen=True)
 class Scope:
-    """Which events are judged, and among which.
+    """Which events are checked, and among which.
 
     Args:
-        judged: the slices that are judged; None for the whole stream.
+        checked: the slices that are checked; None for the whole stream.
         among: the SQL condition of the events that are looked at.
         whole: whether that is all of them.
         since: where it is not, the first slice of the main topic that is looked at.
         portion: the SQL condition of the keys that are looked at together.
     """
 
-    judged: tuple[str, ...] | None
+    checked: tuple[str, ...] | None
     among: str = "true"
     whole: bool = True
     since: str | None = None
@@ -74,13 +74,13 @@ class Scope:
 
     @property
     def mine(self) -> str:
-        """The SQL condition of the events that are judged."""
-        return "true" if self.judged is None else slice_is_one_of(self.judged)
+        """The SQL condition of the events that are checked."""
+        return "true" if self.checked is None else slice_is_one_of(self.checked)
 
     @property
     def group(self) -> str:
         """The SQL of the group that an answer counts for: its slice, or the stream."""
-        return text(STREAM) if self.judged is None else "slice"
+        return text(STREAM) if self.checked is None else "slice"
 
     def widened(self) -> Scope:
         """The same slices among all events."""
@@ -100,7 +100,7 @@ class Found:
             self.samples.append(sample)
 
 
-# A contradiction is between events of one key. The history is that of the suspects among the judged events' keys.
+# A contradiction is between events of one key. The history is that of the suspects among the checked events' keys.
 _HISTORY = """
 history AS (SELECT slice, e.key AS key, version, event_time, coalesce(retries, 0) AS retries, origin_topic,
                    origin_generation AS generation, origin_partition AS partition, origin_offset AS "offset",
@@ -160,9 +160,9 @@ WITH {{history}},
      several AS (SELECT key, version, count(DISTINCT content) AS contents,
                         string_agg(CASE WHEN number <= {SAMPLES} THEN origin END, ', ') AS origins
                  FROM numbered GROUP BY key, version HAVING count(DISTINCT content) > 1),
-     judged AS (SELECT DISTINCT group_name, key, version FROM history WHERE mine)
+     checked AS (SELECT DISTINCT group_name, key, version FROM history WHERE mine)
 SELECT group_name, s.key AS key, s.version AS version, contents, origins, 'conflicts' AS class
-FROM several s JOIN judged j ON s.key = j.key AND s.version = j.version
+FROM several s JOIN checked j ON s.key = j.key AND s.version = j.version
 """
 # One event a version, the one that wins, beside that of the version before it.
 _NEIGHBOURS = f"""
@@ -228,7 +228,7 @@ class Questions:
         """Events, second deliveries, and keys that are in several partitions."""
         found: dict[str, Counter[str]] = {}
         for scope in self._scopes:
-            joined = "" if scope.judged is None else TOUCHED
+            joined = "" if scope.checked is None else TOUCHED
             names = {"mine": scope.mine, "group": scope.group, "among": scope.among, "portion": scope.portion}
             counted = query(self.events, _TOTALS.format(joined=joined, **names))
             for row in [*counted, *self._ask(_COPIES, scope)]:
@@ -292,7 +292,7 @@ class Questions:
 def portions(events: DeltaTable, scope: Scope) -> Iterator[Scope]:
     """The scope, cut by keys so that no query sorts too many events; those of one key stay together."""
     rows = rows_in(events)
-    if rows > EVENTS_AT_ONCE and scope.judged is not None:
+    if rows > EVENTS_AT_ONCE and scope.checked is not None:
         sql = (
             f"SELECT count(*) AS rows FROM t LEFT SEMI JOIN (SELECT DISTINCT key FROM t WHERE "
             f"{scope.mine}) touched ON t.key = touched.key WHERE {scope.among}"

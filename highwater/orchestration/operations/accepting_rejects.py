@@ -70,13 +70,14 @@ def accept_slices(
     return len(fresh)
 
 
-def _acceptance_line(key: str, judged: Judgement | None) -> str:
-    if judged is None:
+def _acceptance_line(key: str, judgement: Judgement | None) -> str:
+    if judgement is None:
         return f"{key}: never judged; its rejects, however many, would be published"
-    state = "refused" if judged.refused else "not refused"
+    state = "refused" if judgement.refused else "not refused"
     return (
-        f"{key}: {state} at {judged.judged_at:%Y-%m-%d %H:%M} UTC, {judged.rejects:,} of {judged.records:,} records "
-        "would be rejected; they would be published to the tiers and parked, by their reasons"
+        f"{key}: {state} at {judgement.judged_at:%Y-%m-%d %H:%M} UTC, {judgement.rejects:,} of "
+        f"{judgement.records:,} records would be rejected; they would be published to the tiers and parked, by "
+        "their reasons"
     )
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.erasing import Recorded
     from highwater.history import Fingerprint
-    from highwater.orchestration.checking.verdicts import Attempts
+    from highwater.orchestration.checking.check_rules import Attempts
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger

@@ -17,10 +17,10 @@ from highwater.orchestration.checking.key_places import key_places
 from highwater.orchestration.checking.origin_counts import Ends, count_ends
 from highwater.orchestration.checking.orphan_rows import orphan_slices, slices_there
 from highwater.orchestration.checking.plan_checks import all_seams
-from highwater.orchestration.checking.producer_audit import judged_producers
+from highwater.orchestration.checking.producer_audit import check_producers
 from highwater.orchestration.checking.published_checks import publication_line
 from highwater.orchestration.checking.slice_status import attempts
-from highwater.orchestration.checking.topic_audit import judged_published
+from highwater.orchestration.checking.topic_audit import check_published_topics
 from highwater.orchestration.checking.topic_counts import OnTopic, held_on_topics
 from highwater.orchestration.checking.version_checks import over_the_stream
 from highwater.orchestration.reporting.consumer_lag import Ages, unread_ages
@@ -32,13 +32,13 @@ from highwater.plans import left_to_read
 from highwater.reclaims import numbers
 from highwater.resources.deleted_topics import parked_lost
 from highwater.resources.topic_facts import topic_facts
-from highwater.topic_rules import Finding, Level, TopicFacts, endurance, judge
+from highwater.topic_rules import Finding, Level, TopicFacts, check_topic, endurance
 from highwater.wording import number, span
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from highwater.orchestration.checking.check_rules import Attempts, CheckResult
     from highwater.orchestration.checking.key_places import KeyPlaces
-    from highwater.orchestration.checking.verdicts import Attempts, Verdict
     from highwater.orchestration.reporting.plan_status import StreamStatus
     from highwater.partition_counts import Era
     from highwater.plans import Loss, Planned
@@ -75,26 +75,26 @@ class PartitionAudit:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What a check says of the whole stream, and what weight the stream gives it."""
+class VersionResult:
+    """The result of a check on the whole stream, and the severity that the stream declares for it."""
 
-    verdict: Verdict
+    check: CheckResult
     severity: Severity
 
     @property
     def result(self) -> str:
         """`passed`, `warning` or `error`."""
-        if self.verdict.passed:
+        if self.check.passed:
             return "passed"
-        return "warning" if self.verdict.warning or self.severity is Severity.WARN else "error"
+        return "warning" if self.check.warning or self.severity is Severity.WARN else "error"
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "result": self.result,
-            "text": self.verdict.text,
-            "numbers": dict(self.verdict.numbers),
-            "samples": [{name: str(cell) for name, cell in row.items()} for row in self.verdict.samples],
+            "text": self.check.text,
+            "numbers": dict(self.check.numbers),
+            "samples": [{name: str(cell) for name, cell in row.items()} for row in self.check.samples],
         }
 
 
@@ -145,7 +145,7 @@ class Audit:
     red: Mapping[str, int] | None = None
     dagster_unasked: bool = False
     held: Sequence[TopicComparison] = ()
-    versions: Mapping[str, Judged] = field(default_factory=dict)
+    versions: Mapping[str, VersionResult] = field(default_factory=dict)
     seams: Sequence[str] = ()
     checked: int = 0
     failing: Sequence[str] = ()
@@ -187,7 +187,7 @@ class Audit:
     def _checks_with(self, result: str) -> list[str]:
         """The checks of versions with this result, in sentences."""
         return [
-            f"{name} over the stream: {one.verdict.text}" for name, one in self.versions.items() if one.result == result
+            f"{name} over the stream: {one.check.text}" for name, one in self.versions.items() if one.result == result
         ]
 
     @property
@@ -259,8 +259,8 @@ class Audit:
     @property
     def _versions(self) -> list[tuple[str, list[str], Rows]]:
         """What the checks of versions say of the whole stream, and examples of each."""
-        lines = [[name, one.result, one.verdict.text] for name, one in self.versions.items()]
-        examples = {name: one.verdict.samples for name, one in self.versions.items() if one.verdict.samples}
+        lines = [[name, one.result, one.check.text] for name, one in self.versions.items()]
+        examples = {name: one.check.samples for name, one in self.versions.items() if one.check.samples}
         return [
             ("Versions over the stream", ["check", "result", "found"], lines),
             *[
@@ -435,7 +435,9 @@ def audit(
     ages = _ages(ledger, kafka, stream, status, held.raw)
     findings, facts, problems = _looked_at(kafka, stream, ages)
     published_to, unseen = (
-        judged_published(kafka, stream, partial(accepted_vanished, ledger, lake, stream), facts) if facts else ({}, [])
+        check_published_topics(kafka, stream, partial(accepted_vanished, ledger, lake, stream), facts)
+        if facts
+        else ({}, [])
     )
     failing, not_decided = _failing(ledger, kafka, lake, stream, whole)
     losses = ledger.losses(stream.name)
@@ -445,7 +447,7 @@ def audit(
     found_eras = eras(
         [slice_ for slice_ in slices if slice_.topic == stream.topic], ledger.generations(stream.name, stream.topic)
     )
-    producers, refused = judged_producers(kafka, stream, others, facts)
+    producers, refused = check_producers(kafka, stream, others, facts)
     return Audit(
         stream=stream.name,
         topic=stream.topic,
@@ -530,13 +532,13 @@ def _failing(
     unasked: dict[str, HighwaterError] = {}
     for checks in CHECKS if keys else ():
         try:
-            verdicts = checks.verdicts(Sources(ledger, kafka, lake, schemas()), stream, keys)
+            results = checks.results(Sources(ledger, kafka, lake, schemas()), stream, keys)
         except Exception as error:  # noqa: BLE001 - a table that breaks one check must not hide what the others say
             reported = error if isinstance(error, HighwaterError) else _broke(error)
             unasked[f"{', '.join(checks.names(stream))}: {reported}"] = reported
         else:
-            red = failures(stream, verdicts, warned=False)
-            found += [f"{key}: {name}: {verdict.text}" for name, key, verdict in red]
+            red = failures(stream, results, warned=False)
+            found += [f"{key}: {name}: {result.text}" for name, key, result in red]
     return found, unasked
 
 
@@ -548,9 +550,9 @@ def _broke(error: Exception) -> PermanentError:
     )
 
 
-def _versions(ledger: Ledger, lake: Lake, stream: Stream) -> dict[str, Judged]:
-    verdicts = over_the_stream(lake, stream, numbers(ledger.reclaims.of(stream.name)))
-    return {name: Judged(found, stream.severity(name)) for name, found in verdicts.items()}
+def _versions(ledger: Ledger, lake: Lake, stream: Stream) -> dict[str, VersionResult]:
+    results = over_the_stream(lake, stream, numbers(ledger.reclaims.of(stream.name)))
+    return {name: VersionResult(found, stream.severity(name)) for name, found in results.items()}
 
 
 def committed_ends(planned: Planned | None, slices: Sequence[Slice], held: Attempts) -> dict[int, int]:
@@ -618,4 +620,4 @@ def _looked_at(
         facts = topic_facts(kafka, stream.topic, ages.oldest, age_known=ages.sure)
     except HighwaterError as error:
         return [], None, [error]
-    return judge(facts), facts, []
+    return check_topic(facts), facts, []

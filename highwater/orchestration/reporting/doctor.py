@@ -26,7 +26,7 @@ from highwater.errors import (
 from highwater.formats import Avro, Json, Protobuf
 from highwater.instances import ONE_INSTANCE
 from highwater.message_size import configure
-from highwater.orchestration.checking.topic_audit import judged_published
+from highwater.orchestration.checking.topic_audit import check_published_topics
 from highwater.orchestration.dagster_home import ensure_home, translate_errors
 from highwater.orchestration.reporting.publication_status import accepted_vanished
 from highwater.orchestration.reporting.spark_trial import try_spark
@@ -42,7 +42,7 @@ from highwater.resources.topic_facts import stamped_by_broker, topic_facts, topi
 from highwater.resources.transactions import Transactions
 from highwater.routing import JITTER
 from highwater.slices import OffsetRange
-from highwater.topic_rules import RETENTION_PER_AGE, Finding, Level, judge, retention
+from highwater.topic_rules import RETENTION_PER_AGE, Finding, Level, check_topic, retention
 from highwater.wording import span
 
 if TYPE_CHECKING:
@@ -220,8 +220,8 @@ def _foreign(deployment: Deployment, stream: Stream, topic: str) -> Tried:
 def _rules(deployment: Deployment, stream: Stream) -> Iterator[Tried]:
     kafka = deployment.kafka()
     try:
-        found = {stream.topic: judge(topic_facts(kafka, stream.topic))}
-        published, errors = judged_published(kafka, stream)
+        found = {stream.topic: check_topic(topic_facts(kafka, stream.topic))}
+        published, errors = check_published_topics(kafka, stream)
     except HighwaterError as error:
         yield Tried(f"topic {stream.topic}: rules", error=error)
         return

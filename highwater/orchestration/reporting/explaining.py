@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.errors import HighwaterError
     from highwater.holds import Hold
-    from highwater.orchestration.checking.verdicts import Attempts
+    from highwater.orchestration.checking.check_rules import Attempts
     from highwater.orchestration.dagster_home import Opened
     from highwater.orchestration.reporting.publication_status import PublishedSlice
     from highwater.plans import Loss, Publication

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from highwater.declaration import Stream
-    from highwater.orchestration.checking.verdicts import Attempts
+    from highwater.orchestration.checking.check_rules import Attempts
     from highwater.plans import Loss, Planned
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake

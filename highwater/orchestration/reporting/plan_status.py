@@ -27,7 +27,7 @@ from highwater.orchestration.reporting.stalled_work import expired_errors
 from highwater.orchestration.sensing.due_times import Due, due_of
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.slice_planner import ensure_same_topic, positions, skipped_partitions, sure_errors
-from highwater.orchestration.sensing.topic_inspection import judge
+from highwater.orchestration.sensing.topic_inspection import compare_with_plan
 from highwater.orchestration.worker_leases import living
 from highwater.plans import Planned
 from highwater.resources.deleted_topics import look_if_there, parked_lost, planned_topic_gone, state_of, vanished
@@ -471,7 +471,7 @@ def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> Strea
     partitions: list[PartitionStatus] = []
     errors: list[HighwaterError] = []
     try:
-        state, history = _judged(kafka, stream, planned)
+        state, history = _compared_with_plan(kafka, stream, planned)
         partitions = _partitions(stream, planned, state, history)
         errors = _errors(stream, planned, state, history)
     except TopicAbsentError as error:
@@ -489,7 +489,7 @@ def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> Strea
     )
 
 
-def _judged(kafka: Kafka, stream: Stream, planned: Planned | None) -> tuple[TopicState, History]:
+def _compared_with_plan(kafka: Kafka, stream: Stream, planned: Planned | None) -> tuple[TopicState, History]:
     try:
         state = kafka.topic_state(stream.topic)
     except TopicAbsentError:
@@ -497,7 +497,7 @@ def _judged(kafka: Kafka, stream: Stream, planned: Planned | None) -> tuple[Topi
         if planned is None or (again := look_if_there(kafka, stream.topic)) is None:
             raise
         state = again
-    return (state, SOUND) if planned is None else judge(kafka, stream, planned, state)
+    return (state, SOUND) if planned is None else compare_with_plan(kafka, stream, planned, state)
 
 
 def _workers(ledger: Ledger, stream: Stream) -> dict[str, datetime]:

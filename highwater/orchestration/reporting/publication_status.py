@@ -240,8 +240,8 @@ def _undecided(ledger: Ledger, key: str) -> str:
     hold = ledger.holds.of([key]).get(key)
     if hold is not None and hold.release is None:
         return f"is held by {hold.found.many}; fix it, or highwater release-hold {key}"
-    judged = ledger.breakers.judgements([key]).get(key)
-    if judged is not None and judged.refused:
+    judgement = ledger.breakers.judgements([key]).get(key)
+    if judgement is not None and judgement.refused:
         return f"is refused by the breaker; fix it, or highwater accept-rejects {key}"
     return "is not decided yet"
 

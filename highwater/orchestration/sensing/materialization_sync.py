@@ -16,7 +16,7 @@ from highwater.resources.delta import rows_by_slice
 if TYPE_CHECKING:
     from highwater.assets.work import SliceReport
     from highwater.declaration import Stream
-    from highwater.orchestration.checking.verdicts import Attempts
+    from highwater.orchestration.checking.check_rules import Attempts
     from highwater.resources.lake import Lake
     from highwater.slices import Slice
 

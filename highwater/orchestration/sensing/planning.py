@@ -15,7 +15,7 @@ from highwater.errors import ConfigurationError, PermanentError, TemporaryError,
 from highwater.history import SOUND, Fingerprint
 from highwater.orchestration.sensing.expiring_records import endangered_ends
 from highwater.orchestration.sensing.slice_planner import PlanResult, ensure_same_topic, plan, positions
-from highwater.orchestration.sensing.topic_inspection import judge
+from highwater.orchestration.sensing.topic_inspection import compare_with_plan
 from highwater.plans import Generation, Loss, Planned
 from highwater.resources.deleted_topics import state_of
 from highwater.resources.history import fingerprints
@@ -153,7 +153,7 @@ class Planner:
             planned, state = look or self._look(stream)
             look, history = None, SOUND
             if planned is not None:
-                state, history = judge(self._kafka, stream, planned, state)
+                state, history = compare_with_plan(self._kafka, stream, planned, state)
             if planned is None or _can_decide(planned, state):
                 planned = self._begun(stream, planned, state, now, dry=dry)
             if planned is None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from highwater.breaker import Circuit
     from highwater.declaration import Stream
     from highwater.holds import Hold
-    from highwater.orchestration.checking.verdicts import Attempts
+    from highwater.orchestration.checking.check_rules import Attempts
     from highwater.orchestration.sensing.ordered_processing import Turn
     from highwater.orchestration.sensing.run_requests import PastRun, Repair, Request, Stopped
     from highwater.resources.lake import Lake

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DISAGREE = "two looks at the topic disagree; the next look decides"
 
 
-def judge(kafka: Kafka, stream: Stream, planned: Planned, state: TopicState) -> tuple[TopicState, History]:
+def compare_with_plan(kafka: Kafka, stream: Stream, planned: Planned, state: TopicState) -> tuple[TopicState, History]:
     """Compare a topic with its plan, and look a second time where the first look shows a fault.
 
     Every fault has a remedy that destroys something. So a fault counts only after two looks agree on it, and while all

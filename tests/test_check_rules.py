@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from highwater.orchestration.checking.verdicts import Attempts, Counted, conserved, in_order
+from highwater.orchestration.checking.check_rules import Attempts, Counted, conserved, in_order
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 
@@ -22,10 +22,10 @@ ROWS = {"raw": Counted(10), "events": Counted(6, {3}), "rejects": Counted(2, {3}
 
 
 def test_a_slice_whose_records_are_each_in_one_place_is_accounted_for() -> None:
-    verdict = conserved(PROOFS, ROWS)
-    assert verdict.passed
-    assert verdict.text == "10 raw = 6 events + 2 rejects + 1 tombstones + 1 superseded"
-    assert verdict.numbers["gaps"] == 2
+    result = conserved(PROOFS, ROWS)
+    assert result.passed
+    assert result.text == "10 raw = 6 events + 2 rejects + 1 tombstones + 1 superseded"
+    assert result.numbers["gaps"] == 2
 
 
 @pytest.mark.parametrize(
@@ -41,26 +41,26 @@ def test_a_slice_whose_records_are_each_in_one_place_is_accounted_for() -> None:
     ],
 )
 def test_a_slice_that_is_not_accounted_for(changes: dict[str, Proof | None], said: str) -> None:
-    verdict = conserved({**PROOFS, **changes}, ROWS)
-    assert not verdict.passed
-    assert said in verdict.text
+    result = conserved({**PROOFS, **changes}, ROWS)
+    assert not result.passed
+    assert said in result.text
 
 
 @pytest.mark.parametrize("table", ["raw", "events", "rejects"])
 @pytest.mark.parametrize("change", [-1, 1])
 def test_rows_that_went_or_came_after_the_commit_are_seen(table: str, change: int) -> None:
-    verdict = conserved(PROOFS, {**ROWS, table: replace(ROWS[table], rows=ROWS[table].rows + change)})
-    assert not verdict.passed
-    assert f"the commit of {table} recorded" in verdict.text
+    result = conserved(PROOFS, {**ROWS, table: replace(ROWS[table], rows=ROWS[table].rows + change)})
+    assert not result.passed
+    assert f"the commit of {table} recorded" in result.text
 
 
 @pytest.mark.parametrize("table", ["events", "rejects"])
 @pytest.mark.parametrize(("attempts", "passed"), [((), True), ({3}, True), ({2, 3}, False), ({4}, False)])
 def test_rows_are_of_the_attempt_of_their_commit(table: str, attempts: set[int], passed: bool) -> None:
     """Rows that name none, from before there was the column, are no error."""
-    verdict = conserved(PROOFS, {**ROWS, table: replace(ROWS[table], attempts=attempts)})
-    assert verdict.passed == passed
-    assert passed or f"the commit of {table} is of attempt 3, and rows are of attempt" in verdict.text
+    result = conserved(PROOFS, {**ROWS, table: replace(ROWS[table], attempts=attempts)})
+    assert result.passed == passed
+    assert passed or f"the commit of {table} is of attempt 3, and rows are of attempt" in result.text
 
 
 def test_current_must_not_lag_behind_a_slice() -> None:

@@ -1,4 +1,4 @@
-"""The verdicts of the checks: pure functions over proofs and counted keys."""
+"""The rules of the checks: pure functions over proofs and counted keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLACES = ("events", "rejects", "tombstones", "superseded")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckResult:
     """A check's answer for one slice, with the numbers that it rests on.
 
     Args:
@@ -47,7 +47,7 @@ class Counted:
     attempts: Collection[int] = ()
 
 
-def conserved(proofs: Mapping[str, Proof | None], rows: Mapping[str, Counted]) -> Verdict:
+def conserved(proofs: Mapping[str, Proof | None], rows: Mapping[str, Counted]) -> CheckResult:
     """Whether every record of a slice is in exactly one place (I5).
 
     Args:
@@ -58,12 +58,12 @@ def conserved(proofs: Mapping[str, Proof | None], rows: Mapping[str, Counted]) -
     raw, events, rejects = (proofs[table] for table in ("raw", "events", "rejects"))
     if raw is None or events is None or rejects is None:
         absent = [table for table, proof in proofs.items() if proof is None]
-        return Verdict(passed=False, text=f"the slice is not in {', '.join(absent)}")
+        return CheckResult(passed=False, text=f"the slice is not in {', '.join(absent)}")
     numbers = _numbers(raw, events, rejects)
     problem = _disagreement(raw, events, rejects) or _imbalance(numbers, rows) or _strangers(events, rejects, rows)
     sums = " + ".join(f"{numbers[name]} {name}" for name in PLACES)
     gone = f", {numbers['aged']} of raw went by their age" if "aged" in numbers else ""
-    return Verdict(problem is None, problem or f"{numbers['raw']} raw = {sums}{gone}", numbers)
+    return CheckResult(problem is None, problem or f"{numbers['raw']} raw = {sums}{gone}", numbers)
 
 
 def _numbers(raw: Proof, events: Proof, rejects: Proof) -> dict[str, int]:
@@ -116,7 +116,7 @@ def in_order(
     stream: str = "STREAM",
     *,
     later: int = 0,
-) -> Verdict:
+) -> CheckResult:
     """Whether `current` is at least at each version that a slice's events brought, and by the rule (I6).
 
     Args:
@@ -135,11 +135,13 @@ def in_order(
             "the slice again; if it stays, somebody changed the table, and highwater rebuild-current "
             f"{stream} recomputes it"
         )
-        return Verdict(passed=False, text=text, numbers=numbers, samples=samples)
-    return Verdict(passed=True, text=f"current is at or above the slice's version for all {keys} keys", numbers=numbers)
+        return CheckResult(passed=False, text=text, numbers=numbers, samples=samples)
+    return CheckResult(
+        passed=True, text=f"current is at or above the slice's version for all {keys} keys", numbers=numbers
+    )
 
 
-def is_highest(keys: int, classes: Mapping[str, int], samples: Sequence[Mapping[str, Any]]) -> Verdict:
+def is_highest(keys: int, classes: Mapping[str, int], samples: Sequence[Mapping[str, Any]]) -> CheckResult:
     """Whether `current` holds each key at the highest version that events have (I6).
 
     Args:
@@ -158,12 +160,12 @@ def is_highest(keys: int, classes: Mapping[str, int], samples: Sequence[Mapping[
             f"of {keys:,} keys {counts_text} in current: materialise current again for the slices that hold these keys"
             "; if it stays, somebody changed the table"
         )
-    return Verdict(not classes, text, numbers, samples)
+    return CheckResult(not classes, text, numbers, samples)
 
 
 def versions_rise(
     totals: Mapping[str, int], classes: Mapping[str, int], samples: Sequence[Mapping[str, Any]]
-) -> Verdict:
+) -> CheckResult:
     """Whether every version that falls along the offsets of its key is explained.
 
     Args:
@@ -188,14 +190,14 @@ def versions_rise(
         )
     # Unexplained versions first: few examples are looked at.
     ordered = sorted(samples, key=lambda row: row["class"] != "unexplained")
-    return Verdict(not classes.get("unexplained"), text, numbers, ordered)
+    return CheckResult(not classes.get("unexplained"), text, numbers, ordered)
 
 
 def _named(classes: Mapping[str, int]) -> dict[str, int]:
     return {name.replace(" ", "_"): count for name, count in classes.items()}
 
 
-def one_content(totals: Mapping[str, int], conflicts: int, samples: Sequence[Mapping[str, Any]]) -> Verdict:
+def one_content(totals: Mapping[str, int], conflicts: int, samples: Sequence[Mapping[str, Any]]) -> CheckResult:
     """Whether no version of a key has two contents; of those that have, the earliest origin wins."""
     events, again = totals.get("events", 0), totals.get("second_deliveries", 0)
     numbers = {"events": events, "second_deliveries": again, "conflicts": conflicts}
@@ -205,10 +207,10 @@ def one_content(totals: Mapping[str, int], conflicts: int, samples: Sequence[Map
             f"{conflicts:,} versions have several contents: the earliest origin of each counts. Ask the "
             f"producer which is right; a further version fixes it. {again:,} events are second deliveries"
         )
-    return Verdict(not conflicts, text, numbers, samples)
+    return CheckResult(not conflicts, text, numbers, samples)
 
 
-def allowed_transitions(totals: Mapping[str, int], wrong: int, samples: Sequence[Mapping[str, Any]]) -> Verdict:
+def allowed_transitions(totals: Mapping[str, int], wrong: int, samples: Sequence[Mapping[str, Any]]) -> CheckResult:
     """Whether every state of a key may follow the one of the version before it."""
     events = totals.get("events", 0)
     text = f"every state may follow the one before it in {events:,} events"
@@ -217,12 +219,12 @@ def allowed_transitions(totals: Mapping[str, int], wrong: int, samples: Sequence
             f"{wrong:,} states may not follow the one before them, as the stream declares it. Ask the producer; or "
             "fix the declared transitions"
         )
-    return Verdict(not wrong, text, {"events": events, "not_allowed": wrong}, samples)
+    return CheckResult(not wrong, text, {"events": events, "not_allowed": wrong}, samples)
 
 
 def none_missing(
     totals: Mapping[str, int], classes: Mapping[str, int], samples: Sequence[Mapping[str, Any]], stream: str
-) -> Verdict:
+) -> CheckResult:
     """Whether every version below a key's highest is there; one that may still come makes a warning, no error.
 
     Args:
@@ -234,7 +236,7 @@ def none_missing(
     missing, events, nowhere = sum(classes.values()), totals.get("events", 0), classes.get("nowhere", 0)
     numbers = {"events": events, "missing": missing, **_named(classes)}
     if not missing:
-        return Verdict(passed=True, text=f"no version is missing below those of {events:,} events", numbers=numbers)
+        return CheckResult(passed=True, text=f"no version is missing below those of {events:,} events", numbers=numbers)
     counts_text = ", ".join(f"{count:,} {name}" for name, count in sorted(classes.items()))
     text = f"{missing:,} versions are missing below those of {events:,} events: {counts_text}"
     if any(name.endswith("parked") for name in classes):
@@ -242,7 +244,7 @@ def none_missing(
     if nowhere:
         text += ". Those nowhere were never published, or lost before they were read: let the producer send them again"
     ordered = sorted(samples, key=lambda row: row["class"] != "nowhere")
-    return Verdict(passed=False, text=text, numbers=numbers, samples=ordered, warning=not nowhere)
+    return CheckResult(passed=False, text=text, numbers=numbers, samples=ordered, warning=not nowhere)
 
 
 @dataclass(frozen=True)
