@@ -94,7 +94,8 @@ def _measured(letters: Sequence[str], rounds: int, *, keep: bool, records: int |
             if keep:
                 result.save()
             for target in result.targets:
-                print(f"  {target.what}: {target.value:.2f}, {'reached' if target.reached else 'NOT reached'}")
+                name = ", ".join(filter(None, (target.case, target.what)))
+                print(f"  {name}: {target.value:.2f}, {'reached' if target.reached else 'NOT reached'}")
             print(f"  took {time.monotonic() - begin:.0f} s", flush=True)
             found.append(result)
     return found

@@ -49,12 +49,14 @@ class Target:
         value: the figure.
         limit: what it is held against.
         at_least: whether the figure shall be at least the limit, else at the most.
+        case: the row that the figure belongs to; empty for a figure of the whole benchmark.
     """
 
     what: str
     value: float
     limit: float
     at_least: bool = True
+    case: str = ""
 
     @property
     def reached(self) -> bool:

@@ -74,12 +74,12 @@ def reliable_against_bare(world: World, rounds: int, records: int) -> Result:
             f"number of requests in flight, 5 ms until a batch is sent; '{RELIABLE}' waits 20 ms. '{RELIABLE}' is "
             f"`send_all`; '{BY_ID}' and '{BARE_BY_ID}' have a callback with the id of each record, '{ONE_BY_ONE}' "
             f"is `send` with it. Far away, all reliable ones but '{RELIABLE}' follow [producers.md](producers.md): "
-            f"{_advice()}. Two of three replicas must be in sync. Proxies delay the brokers' answers. Goals are shares "
+            f"{_advice()}. Two of three replicas must be in sync. Proxies delay the brokers' answers. Shares are "
             f"of the speed of '{BARE}', or of '{BARE_BY_ID}' for those with callbacks."
         ),
         rows=rows,
         targets=[
-            Target(f"{row.case}: {name}", row.ratio(name, peer), 0.8)
+            Target(f"share: {name}", row.ratio(name, peer), 0.8, case=row.case)
             for row in rows
             for name, peer in _compared_pairs(row)
         ],

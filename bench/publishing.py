@@ -46,11 +46,11 @@ def publication_against_bare(world: World, rounds: int, records: int) -> Result:
             "ledger; for events it also looks for second deliveries and commits twice. The commit of `dlq` is left "
             "out. The bare producer has the same records in memory, and transactions of the same size. When opened it "
             "mostly waits half a second for its coordinator; one that connects first, as Highwater's does, seldom "
-            "waits. Goals are shares of the named producer's speed."
+            "waits. Shares are of the named producer's speed."
         ),
         rows=rows,
         targets=[
-            Target(f"{row.case}: {name}", row.ratio("Highwater", name), WANTED)
+            Target(f"share: {name}", row.ratio("Highwater", name), WANTED, case=row.case)
             for row in rows
             for name in (BARE, CONNECTED)
         ],

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from bench.harness import RESULTS, Result, Row
+from bench.harness import RESULTS, Result, Row, Target
 
 PAGE = RESULTS.parent / "benchmarks.md"
 HEAD = """# Benchmarks
 
 `make bench` measures everything and writes this page; `make bench ARGS="--only a,d"` measures a part. Broker, Spark and
 benchmark share 2 cores, so compare ratios, not times. Variants take turns. A cell has the median seconds of the rounds,
-then the fastest and the slowest round.
+then the fastest and the slowest round. Bold values miss their goal.
 """
 
 
@@ -25,22 +24,33 @@ def write(folder: Path = RESULTS, page: Path = PAGE) -> None:
 
 
 def _section(result: Result) -> str:
-    lines = [f"## ({result.name}) {result.title}", "", result.method, "", *_table(result.rows), ""]
-    if result.targets:
-        lines += ["| figure | value | goal | reached |", "| --- | --- | --- | --- |"]
-        lines += [
-            f"| {v.what} | {v.value:.2f} | {'≥' if v.at_least else '≤'} {v.limit:g} "
-            f"| {'yes' if v.reached else '**no**'} |"
-            for v in result.targets
-        ]
+    lines = [f"## ({result.name}) {result.title}", "", result.method, "", *_table(result), ""]
+    whole = [target for target in result.targets if not target.case]
+    if whole:
+        lines += ["| figure | value | goal |", "| --- | --- | --- |"]
+        lines += [f"| {v.what} | {_value(v)} | {_goal(v)} |" for v in whole]
         lines.append("")
     return "\n".join([*lines, f"![plot](benchmarks/{result.name}.png)", ""])
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
-    variants = list(dict.fromkeys(name for row in rows for name in row.seconds))
-    head = ["| case | " + " | ".join(variants) + " |", "| --- |" + " --- |" * len(variants)]
-    return head + [f"| {row.case} | " + " | ".join(_cell(row, name) for name in variants) + " |" for row in rows]
+def _table(result: Result) -> list[str]:
+    """A row per case: its variants, then the figures that are held against a goal."""
+    variants = list(dict.fromkeys(name for row in result.rows for name in row.seconds))
+    values = {(v.case, f"{v.what} {_goal(v)}"): _value(v) for v in result.targets if v.case}
+    goals = list(dict.fromkeys(goal for _, goal in values))
+    lines = [["case", *variants, *goals], ["---"] * (1 + len(variants) + len(goals))]
+    for row in result.rows:
+        cells = [_cell(row, name) for name in variants]
+        lines.append([row.case, *cells, *(values.get((row.case, goal), "") for goal in goals)])
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def _value(target: Target) -> str:
+    return f"{target.value:.2f}" if target.reached else f"**{target.value:.2f}**"
+
+
+def _goal(target: Target) -> str:
+    return f"{'≥' if target.at_least else '≤'} {target.limit:g}"
 
 
 def _cell(row: Row, variant: str) -> str:
