@@ -294,7 +294,7 @@ def slice_sizes(world: World, rounds: int, records: int) -> Result:
 
 
 def _seconds_a_slice(world: World, stream: Any, records: int) -> float:
-    """How long a slice takes where tables are there, as a mean of several."""
+    """Mean seconds of several slices where the tables are there."""
     bed = world.fresh(stream)
     first, *others = last_slices(world, bed, 1 + MICRO_BATCHES, records)
     _take(world, bed, [first])
@@ -307,7 +307,7 @@ def _seconds_a_slice(world: World, stream: Any, records: int) -> float:
 
 
 def _seconds_a_micro_batch(world: World, stream: Any, records: int) -> float:
-    """How long a micro-batch of the peer takes from its beginning to the next one's, as a mean of several."""
+    """Mean seconds from the beginning of the peer's micro-batch to that of the next one."""
     bed = world.fresh(stream)
     begins: list[float] = []
     some_slices = last_slices(world, bed, 2 + MICRO_BATCHES, records)

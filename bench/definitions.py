@@ -26,7 +26,7 @@ STREAMS = [replace(STREAM, name=f"orders_{{n:03}}", topic=f"orders.{{n:03}}", pu
 
 @dataclass
 class Snapshot:
-    """What Dagster makes of the definitions of some streams.
+    """The repository snapshot that Dagster makes of the definitions of some streams.
 
     Args:
         streams: how many streams are declared.

@@ -35,7 +35,7 @@ class Row:
         return statistics.fmean(self.seconds[variant])
 
     def ratio(self, variant: str, peer: str) -> float:
-        """How many times as fast the variant was as its peer: the median of the ratios, round by round."""
+        """The speed of the variant relative to its peer: the median of the ratios, round by round."""
         pairs = zip(self.seconds[variant], self.seconds[peer], strict=True)
         return statistics.median(theirs / ours for ours, theirs in pairs)
 

@@ -32,7 +32,7 @@ Send = Callable[[str, str, int, bytes], "Took"]
 
 
 class Settings(NamedTuple):
-    """What is set for brokers that are far away, by the advice of docs/producers.md."""
+    """The producer's settings for brokers that are far away, by the advice of docs/producers.md."""
 
     clients: int
     linger: float

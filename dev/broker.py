@@ -39,7 +39,7 @@ class Node:
 
     @property
     def voter(self) -> str:
-        """How the other members name it."""
+        """The broker's entry in the list of voters."""
         return f"{self.id}@{LOOPBACK}:{self.controller_port}"
 
 

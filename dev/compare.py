@@ -23,7 +23,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Shape:
-    """What the comparison knows of a stream: the declaration said a second time."""
+    """The comparison's own knowledge of a stream: the declaration said a second time."""
 
     stream: str
     version: str
@@ -66,7 +66,7 @@ SHAPES: Mapping[str, Shape] = {
 
 @dataclass
 class Comparison:
-    """What a comparison covered, and what it found.
+    """The scope and the findings of a comparison.
 
     Args:
         stream: the stream.
@@ -347,7 +347,7 @@ def _ensure_each_try(place: Place, rejects: Sequence[Row], events: Sequence[Row]
 
 
 def _try(row: Row) -> tuple[int, int]:
-    """How often the record was reclaimed before a try, and how often it was tried since."""
+    """The number of reclaims of the record before a try, and of tries since then."""
     return int(row.get("reclaims") or 0), int(row["retries"])
 
 

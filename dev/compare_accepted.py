@@ -77,7 +77,7 @@ def _sent_of(record: TopicRecord, diff: Differences) -> Sent | None:
 
 
 def _in_order(sent: Iterable[Sent], main_topic: str, diff: Differences) -> None:
-    """What came in time is in the order of its origins, partition by partition."""
+    """Records that came in time are in the order of their origins, partition by partition."""
     before: dict[int, Origin] = {}
     for one in sorted(sent, key=lambda one: one.record.place):
         if one.late or one.revision or one.origin[0] != main_topic:

@@ -16,7 +16,7 @@ from dev.readings import Row
 
 @dataclass(frozen=True)
 class Measures:
-    """What the comparison knows of a stream's metrics: the declaration said a second time."""
+    """The comparison's own knowledge of a stream's metrics: the declaration said a second time."""
 
     status: str
     values: tuple[str, ...]

@@ -21,7 +21,7 @@ NUMBERS = {CONTENTS: "conflicts", TRANSITIONS: "not_allowed", MISSING: "missing"
 
 @dataclass
 class Wrong:
-    """What is wrong in the sense of one check: how much, and the slices of the events that show it."""
+    """The expected findings of one check: their number, and the slices of the events that show them."""
 
     count: int = 0
     slices: set[str] = field(default_factory=set)
@@ -94,7 +94,7 @@ def _may_follow(machine: Transitions, before: Row | None, row: Row) -> bool:
 def compare_versions(
     expected: Mapping[str, Wrong], counts: Mapping[str, int], red: Mapping[str, Iterable[str]]
 ) -> list[str]:
-    """What the checks say too much or too little, in sentences.
+    """Findings that the checks report too often or too rarely, in sentences.
 
     Args:
         expected: from `wrong_versions`.

@@ -184,7 +184,7 @@ class Demo:
         return comparisons
 
     def _ends(self, stream: str) -> Ends:
-        """How the origins ended as `highwater audit` counts them."""
+        """The ends of the origins as `highwater audit` counts them."""
         declared = {**load_streams(), SHIPMENTS.name: SHIPMENTS}
         return count_ends(Ledger(self._here.ledger_url), Lake(self._here.lake), declared[stream])
 

@@ -22,7 +22,7 @@ RECORDS = 1_200
 
 @dataclass
 class BurstFigures:
-    """What became of the burst.
+    """The outcome of the burst.
 
     Args:
         records: how many were written.
@@ -54,12 +54,12 @@ class BurstFigures:
 
     @property
     def seconds(self) -> float:
-        """How long the breaker was not closed."""
+        """The seconds during which the breaker was not closed."""
         return (self.closed - self.opened).total_seconds() if self.closed and self.opened else 0.0
 
     @property
     def wrong(self) -> list[str]:
-        """What went otherwise than it must."""
+        """Differences from the outcome that the burst must have."""
         expected = Counter({"reject (malformed)": self.records})
         found = []
         if self.published:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Figures:
-    """What the report gives beside the comparison."""
+    """The figures that the report gives beside the comparison."""
 
     written: list[Summary] = field(default_factory=list)
     phases: list[tuple[str, float]] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Figures:
 
     @property
     def wrong(self) -> list[str]:
-        """What does not agree in the ends of the origins, and what went otherwise with the burst."""
+        """Disagreements in the ends of the origins, and differences in the outcome of the burst."""
         return [*(f"{stream}: {ends.error}" for stream, ends in self.ends.items() if ends.error), *self.burst.wrong]
 
 
@@ -81,7 +81,7 @@ def report(console: Console, figures: Figures, comparisons: Sequence[Comparison]
 
 
 def _burst_rows(burst: BurstFigures) -> list[tuple[str, str]]:
-    """How the breaker opened and closed, and what became of the records that opened it."""
+    """The times at which the breaker opened and closed, and the end of the records that opened it."""
     when = f"{burst.opened:%H:%M:%S} UTC: {burst.why}; " if burst.opened else ""
     opened = (
         f"{when}{burst.records:,} records of {STREAM} that nobody can read: the breaker opened at {burst.slice_key} "
@@ -101,7 +101,7 @@ def _burst_rows(burst: BurstFigures) -> list[tuple[str, str]]:
 
 
 def _schemas(figures: Figures, comparisons: Sequence[Comparison]) -> str:
-    """What a second schema changed, or why there was no schema registry."""
+    """The changes of a second schema, or the reason why there was no schema registry."""
     if figures.no_registry:
         return f"not shown: {figures.no_registry}"
     added = sum(c.numbers[WITH_ADDED] for c in comparisons)
@@ -112,7 +112,7 @@ def _schemas(figures: Figures, comparisons: Sequence[Comparison]) -> str:
 
 
 def _ends_table(figures: Figures) -> Table:
-    """How every record of the main topics ended."""
+    """The ends of all records of the main topics."""
     from rich.table import Table
 
     table = Table("end", *figures.ends, title="how the records ended (highwater audit)", title_justify="left")

@@ -12,7 +12,7 @@ SAMPLES = 5
 
 @dataclass
 class Differences:
-    """What was found to differ: exact counts by kind, and a few samples of each."""
+    """The differences that were found: exact counts by kind, and a few samples of each."""
 
     counts: Counter[str] = field(default_factory=Counter)
     samples: dict[str, list[str]] = field(default_factory=dict)

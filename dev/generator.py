@@ -66,7 +66,7 @@ class Target:
 
 @dataclass
 class Summary:
-    """What a run of the generator wrote."""
+    """The result of a run of the generator."""
 
     records: int = 0
     seconds: float = 0.0
@@ -336,7 +336,7 @@ def create_topic(target: Target, topic: str, partitions: int) -> None:
 
 
 def _partitions(admin: AdminClient, topic: str) -> int:
-    """How many partitions a topic has, once each has a leader: for a moment a new topic shows none at all.
+    """The number of partitions of a topic, once each has a leader: for a moment a new topic shows none at all.
 
     Raises:
         DependencyAwayError: there is a partition without a leader.

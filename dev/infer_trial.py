@@ -41,7 +41,7 @@ SHOWN_ROWS = 3
 
 @dataclass
 class Outcome:
-    """How a trial went.
+    """The result of a trial.
 
     Args:
         name: the trial.
@@ -168,7 +168,7 @@ class Trial:
         (self.home / "jars" / "spark").symlink_to(paths.TOOLS / "jars" / "spark")
 
     def _call(self, folder: Path, *command: str, fails: bool = False) -> str:
-        """What a command prints; with `fails` whatever its exit status is."""
+        """The command and its output; with `fails` whatever its exit status is."""
         done = subprocess.run(
             command, cwd=folder, env=self.environment, capture_output=True, text=True, timeout=120, check=False
         )
@@ -219,7 +219,7 @@ class Trial:
         ]
 
     def _differences(self, account: Account, records: int) -> list[str]:
-        """What DuckDB reads otherwise than the account says."""
+        """Values that DuckDB reads otherwise than the account says."""
         tables = [name for name in TABLES if self._table(name).is_dir()]
         connection = _connected()
         for name in tables:

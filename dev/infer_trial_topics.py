@@ -29,7 +29,7 @@ class Sent(NamedTuple):
 
 @dataclass
 class Account:
-    """What the tables must hold.
+    """The expected contents of the tables.
 
     Args:
         events: rows of events, deletes among them.

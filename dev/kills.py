@@ -28,7 +28,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class Victim(StrEnum):
-    """What is killed with SIGKILL, and started again where nobody else does."""
+    """A process that is killed with SIGKILL, and started again where nobody else does."""
 
     WORKER = "worker of a run"
     DAEMON = "daemon with its code servers and workers"

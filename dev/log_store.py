@@ -22,7 +22,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def manifest(source: str) -> str:
-    """What the jar says of itself: the checksum of its source, by which an outdated jar is found without a JDK."""
+    """The jar's manifest with the checksum of its source, by which an outdated jar is found without a JDK."""
     digest = hashlib.sha256(source.encode()).hexdigest()
     # A line of a manifest has 72 bytes at the most.
     return f"Manifest-Version: 1.0\nHighwater-Source-1: {digest[:32]}\nHighwater-Source-2: {digest[32:]}\n\n"

@@ -74,7 +74,7 @@ class ObjectStore(Server):
         return [one["Key"] for page in pages for one in page.get("Contents", ())]
 
     def writes(self, part: str) -> dict[str, int]:
-        """How many PUTs of each key that holds `part` succeeded; a key begins with its bucket."""
+        """The number of successful PUTs of each key that holds `part`; a key begins with its bucket."""
         found: dict[str, int] = self._ask("writes")
         return {key: count for key, count in found.items() if part in key}
 

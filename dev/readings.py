@@ -164,7 +164,7 @@ def read_tables(lake: str, stream: str) -> Tables:
 
 
 def _proofs(path: str) -> list[Row]:
-    """What the newest commit of each slice in a table says of it, by `_commits` and the entries of the table's log."""
+    """The newest commit record of each slice in a table, from `_commits` and the entries of the table's log."""
     from deltalake import DeltaTable
 
     if not DeltaTable.is_deltatable(path):

@@ -19,7 +19,7 @@ OF_SEVERAL = frozenset({"out_of_order"})
 
 @dataclass(frozen=True)
 class Script:
-    """What is to be written to one topic.
+    """The records to write to one topic.
 
     Args:
         source: the stream.
@@ -58,7 +58,7 @@ class Script:
 
     @property
     def prefix(self) -> str:
-        """What ids of this run begin with."""
+        """The prefix of this run's ids."""
         return f"{self.seed}-{self.run}"
 
     def life(self, number: int) -> list[Intended]:

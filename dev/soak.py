@@ -94,7 +94,7 @@ class Ordeal:
 
 @dataclass
 class SoakResult:
-    """What came of it: `wrong` is empty when every record is accounted for."""
+    """The result of the soak test: `wrong` is empty when every record is accounted for."""
 
     comparisons: list[Comparison] = field(default_factory=list)
     killed: Mapping[str, int] = field(default_factory=dict)
@@ -205,7 +205,7 @@ class Soak:
             time.sleep(POLL_SECONDS)
 
     def _left(self, ask: Ask, bootstrap: str) -> list[str]:
-        """What is not done yet, of the slices that were planned and of the topics."""
+        """The work that is not done yet, of the slices that were planned and of the topics."""
         try:
             known = slice_states(ask, [(stream, table) for stream, tables in STREAMS.items() for table in tables])
         except (OSError, DagsterRefusedError) as error:
@@ -223,7 +223,7 @@ class Soak:
             self._report(f"{one.text}: let go on")
 
     def _unsent(self) -> list[str]:
-        """What waits to be sent to the topics of accepted events."""
+        """The events that wait to be sent to the topics of accepted events."""
         lake = Lake(self.lake)
         found = [behind(self._ledger, lake, load_streams()[stream]) for stream in STREAMS]
         return [one.line for one in found if one is not None and one.waits]

@@ -216,7 +216,7 @@ class Stack(Service):
         (self.home / "env").write_text("".join(lines))
 
     def kill(self) -> None:
-        """What did start is ended in good order."""
+        """Services that did start are ended in good order."""
         self.stop()
 
     def stop(self) -> None:

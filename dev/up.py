@@ -62,7 +62,7 @@ def generates(arguments: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 
 def writers(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Callable[[Stack], None] | None:
-    """What starts the generators when the broker answers; None where none runs.
+    """The command that starts the generators when the broker answers; None where none runs.
 
     Raises:
         ConfigurationError: a burst is asked for, and no generator runs that could write it.
@@ -109,13 +109,13 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def examined(stack: Stack) -> list[list[str]]:
-    """What the doctor finds before anything is started; what fails is reported and keeps nothing from starting."""
+    """The doctor's findings before anything is started; a failure is reported and keeps nothing from starting."""
     found = Settings.from_environment(stack.env)
     return [one.row for one in examine(Deployment(found), found, stack.env, not_started(stack))]
 
 
 def not_started(stack: Stack) -> set[str]:
-    """What the stack is to start yet: asking a port where nobody listens would take seconds, and show nothing."""
+    """The services that the stack starts later: asking a port where nobody listens takes seconds, and shows nothing."""
     embedded = {"Kafka": stack.broker, "Spark": stack.spark, "schema registry": stack.registry}
     return {"Dagster", *(name for name, part in embedded.items() if part is not None)}
 
@@ -132,7 +132,7 @@ def start_generators(stack: Stack, burst: Mapping[str, int]) -> None:
 
 
 def welcome(stack: Stack) -> str:
-    """What a person wants to know of a running stack."""
+    """The addresses and facts of a running stack, for a person."""
     lines = [
         f"Dagster   {stack.webserver_url}",
         f"Kafka     {stack.bootstrap}" + ("" if stack.broker else "  (configured)"),

@@ -26,7 +26,7 @@ LONGEST_PROBE = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt at a slice went.
+    """The counted result of an attempt at a slice.
 
     Args:
         key: the slice.

@@ -145,7 +145,7 @@ def replaces_table(text: str | None) -> bool:
 
 
 def _plain(text: str | None) -> dict[str, Any] | None:
-    """What we wrote into `userMetadata`; None where the text is not ours."""
+    """Our JSON in `userMetadata`; None where the text is not ours."""
     try:
         plain: dict[str, Any] = json.loads(text or "")["highwater"]
         written = plain["format"]

@@ -253,7 +253,7 @@ class Stream:
 
     @property
     def delays(self) -> dict[str, timedelta]:
-        """How long records wait on each topic whose records are retried: the tiers, then those of other systems."""
+        """The delay of each topic whose records are retried: the tiers, then those of other systems."""
         tiers = dict(zip(self.tier_topics, self.tiers, strict=True))
         return {**tiers, **{one.topic: one.delay for one in self.foreign}}
 

@@ -161,7 +161,7 @@ class Deletes:
 
 @dataclass(frozen=True)
 class UnknownFields:
-    """What happens to members of a record that no field is taken from; a field with the source `Rest` collects them.
+    """The rule for members of a record that no field is taken from; a field with the source `Rest` collects them.
 
     Args:
         policy: `ignore` leaves them in raw alone. `reject` makes the record a reject with the reason `schema`. `add`
@@ -212,7 +212,7 @@ class Transitions:
 
 @dataclass(frozen=True)
 class Limits:
-    """How a backlog is cut.
+    """The limits by which a backlog is cut.
 
     Args:
         most_records: offsets in one slice at the most, over all partitions.
@@ -356,7 +356,7 @@ class Upkeep:
 
 @dataclass(frozen=True)
 class Retention:
-    """How long rows are kept, by table; None keeps them forever.
+    """The age at which rows are removed, by table; None keeps them forever.
 
     Args:
         raw: rows of slices go once their newest record and their plan are both older than this; a day at least.
@@ -450,7 +450,7 @@ SHORTEST_RETENTION = timedelta(days=1)
 
 @dataclass(frozen=True)
 class Answers:
-    """What the stream's owners answered to the three questions; shown on the assets' pages."""
+    """The answers of the stream's owners to the three questions; shown on the assets' pages."""
 
     does_order_matter: str
     what_about_duplicates: str

@@ -83,7 +83,7 @@ def problems(stream: Stream) -> list[str]:
 
 
 def _unknown_field_problems(stream: Stream) -> list[str]:
-    """What contradicts itself in how unknown members are handled."""
+    """Contradictions in the declared rule for unknown members."""
     found = []
     policy, rests = stream.unknown_fields.policy, _rests(stream)
     for name, within in rests:
@@ -185,7 +185,7 @@ def _key_problems(stream: Stream) -> list[str]:
 
 
 def _append_only_problems(stream: Stream) -> list[str]:
-    """What needs versions, of a stream without."""
+    """Declared features that need versions, of a stream without."""
     needs = {
         "transitions": stream.transitions,
         "metrics": stream.metrics,

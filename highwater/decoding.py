@@ -486,7 +486,7 @@ _WRAPPERS = frozenset(
 
 
 def _said(message: Any) -> Any:
-    """What a message says, with the parts that JSON has: bytes are base64, and times are ISO 8601."""
+    """The contents of a message, in the types that JSON has: bytes are base64, and times are ISO 8601."""
     package, _, name = message.DESCRIPTOR.full_name.rpartition(".")
     known = name if package == "google.protobuf" else ""
     if known == "Timestamp":
@@ -503,7 +503,7 @@ def _said(message: Any) -> Any:
 
 
 def _said_of(message: Any, name: str) -> Any:
-    """What one field of a message says."""
+    """The contents of one field of a message."""
     field, value = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         inner = field.message_type.fields_by_name["value"]

@@ -78,7 +78,7 @@ ORIGIN_TYPES = tuple(zip(ORIGIN, ("string", "int32", "int32", "int64"), strict=T
 
 @dataclass(frozen=True)
 class Reference:
-    """What the headers of a reference say beside the envelope.
+    """The headers of a reference beside the envelope.
 
     Args:
         left_out: the parts of the record that are not in it: the value, and perhaps its own headers and its key.
@@ -104,7 +104,7 @@ class Reference:
 
     @classmethod
     def of(cls, text: Mapping[str, str]) -> Self | None:
-        """What headers say, as text by name; None unless they are whole."""
+        """The headers as text by name; None unless they are whole."""
         parts = tuple(text.get(LEFT_OUT, "").split(","))
         try:
             generation, partition, offset, size = (

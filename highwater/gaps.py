@@ -20,7 +20,7 @@ FORBIDDEN = "unknown"
 
 @dataclass(frozen=True)
 class Gaps:
-    """What explained the gaps of a slice when it was first looked at; also that there were none.
+    """The explanation of the gaps of a slice when it was first looked at; also that there were none.
 
     Args:
         digest: of the places, so that a gap that comes later is distinguished from those that were there.
@@ -70,7 +70,7 @@ def compacts(cleanup_policy: str | None) -> bool:
 
 
 def missing(planned: Mapping[int, OffsetRange], held: Ranges) -> dict[int, list[OffsetRange]]:
-    """What of the planned ranges no held range covers, in ascending order."""
+    """The offsets of the planned ranges that no held range covers, in ascending order."""
     found = {p: list(_between(offsets, sorted(held.get(p, ())))) for p, offsets in sorted(planned.items())}
     return {p: gaps for p, gaps in found.items() if gaps}
 
@@ -86,7 +86,7 @@ def _between(planned: OffsetRange, held: Iterable[OffsetRange]) -> Iterator[Offs
 
 
 def within(gaps: Ranges, bounds: Mapping[int, OffsetRange]) -> dict[int, list[OffsetRange]]:
-    """What of the gaps lies within the bounds; of a partition that has none, nothing does."""
+    """The gaps within the bounds; a partition that has none has no gaps within them."""
     found = {
         p: [
             OffsetRange(max(gap.start, bounds[p].start), min(gap.end, bounds[p].end))
@@ -100,7 +100,7 @@ def within(gaps: Ranges, bounds: Mapping[int, OffsetRange]) -> dict[int, list[Of
 
 
 def offsets_in(gaps: Ranges) -> int:
-    """How many offsets the gaps are."""
+    """The number of offsets in the gaps."""
     return sum(len(gap) for ranges in gaps.values() for gap in ranges)
 
 

@@ -62,7 +62,7 @@ def _part(content: bytes | None) -> bytes:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was recorded of a partition when offsets of it were planned.
+    """The facts that were recorded of a partition when offsets of it were planned.
 
     Args:
         end: the planned end.
@@ -86,7 +86,7 @@ class SeenRecord:
 
 @dataclass(frozen=True)
 class History:
-    """How what Kafka holds compares with what was recorded.
+    """The comparison of the contents of Kafka with what was recorded.
 
     Args:
         diverged: partitions whose records were replaced before the planned end, with the offset where that begins.

@@ -20,7 +20,7 @@ LONGEST_DETAIL = 200
 
 @dataclass(frozen=True)
 class Found:
-    """What holds a slice, as an attempt found it.
+    """The records that hold a slice, as an attempt found them.
 
     Args:
         records: how many records hold it.
@@ -41,7 +41,7 @@ class Found:
 
     @property
     def many(self) -> str:
-        """How many records, in words."""
+        """The number of records, in words."""
         return f"{self.records:,} record{'' if self.records == 1 else 's'}"
 
 

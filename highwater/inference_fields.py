@@ -89,7 +89,7 @@ _LEAST_SCALE = 2
 
 @dataclass(frozen=True)
 class Hints:
-    """What the format says of all values.
+    """The facts that the format gives for all values.
 
     Args:
         textual: the format has texts alone, such as CSV.
@@ -102,7 +102,7 @@ class Hints:
 
 @dataclass
 class Seen:
-    """What a sample has at one place of its values."""
+    """The values of a sample at one place."""
 
     times: int = 0
     nulls: int = 0

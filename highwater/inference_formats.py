@@ -26,7 +26,7 @@ WHOLE_LINE = r"(?P<line>[\s\S]*)"
 
 @dataclass(frozen=True)
 class Recognised:
-    """What the values of a sample are.
+    """The format of the values of a sample.
 
     Args:
         format: the format.

@@ -83,7 +83,7 @@ def _is_version(path: Sequence[str]) -> bool:
 
 
 def _rising(at: int, positions: Sequence[int], evidence: Sequence[Evidence]) -> str | None:
-    """How a column rises with the offsets of each key; None if it falls, or is equal for different values."""
+    """The rise of a column along the offsets of each key; None if it falls, or is equal for different values."""
     last: dict[tuple[Any, ...], Evidence] = {}
     pairs = 0
     for one in sorted(evidence, key=lambda e: (e.record.partition, e.record.offset)):

@@ -28,7 +28,7 @@ RECALLED_FOR = timedelta(days=7)
 
 @dataclass(frozen=True)
 class Horizon:
-    """What the age of a file that is removed must exceed.
+    """The least age of a file that is removed.
 
     Args:
         run: how long a run may go on, or the oldest one has gone on already.
@@ -47,7 +47,7 @@ class Horizon:
 
     @property
     def arithmetic(self) -> str:
-        """How `least` comes about."""
+        """The arithmetic of `least`, in words."""
         return (
             f"{hours(self.run)} of the longest run x (1 + {self.retries} retries) + {hours(self.leases)} of waiting "
             f"for leases = {hours(self.least)}"

@@ -51,7 +51,7 @@ class MirrorMark:
 
 @dataclass(frozen=True)
 class GroupOffset:
-    """What a group holds of one partition: an offset, and our mark beside it if it was us who committed it."""
+    """The group's offset of one partition, with our mark beside it if it was us who committed it."""
 
     offset: int
     mark: MirrorMark | None

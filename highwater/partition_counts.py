@@ -34,7 +34,7 @@ class Era:
 
     @property
     def text(self) -> str:
-        """What began with it, in words."""
+        """The event that began the era, in words."""
         if self.added:
             return f"{self.added:,} partitions were added"
         return f"generation {self.generation} began"

@@ -41,7 +41,7 @@ def fnv1a(key: bytes) -> int:
 
 
 class Partitioner(Enum):
-    """How clients choose the partition of a key: the clients that do so by default."""
+    """The default partitioners of clients: the choice of a partition for a key."""
 
     MURMUR2 = "murmur2"
     """Java's clients, and librdkafka's `murmur2` and `murmur2_random`."""
@@ -92,7 +92,7 @@ class Place:
 
 
 def choices(place: Place, counts: Collection[int]) -> list[Choice]:
-    """What may have chosen a place: records may be older than the partitions that their slice knows of."""
+    """The partitioners that may have chosen a place: records may be older than the partitions that the slice knows."""
     return [Choice(one, count) for one in Partitioner for count in sorted(counts) if count <= place.partitions]
 
 
@@ -145,7 +145,7 @@ def tallied(found: Iterable[tuple[bytes, Place]], counts: Collection[int]) -> Ta
 
 
 def shares(tally: Tally) -> dict[Choice | None, float]:
-    """What shares of the records the choices made, the greatest first; None for those of no known partitioner.
+    """Each partitioner's share of the records, the greatest first; None for those of no known partitioner.
 
     A place that one partitioner chose is by chance that of another one in every n-th case, so counting would find
     fleets that are not there. This is the estimate of maximum likelihood of a mixture: a choice that explains a place

@@ -101,7 +101,7 @@ def _inconsistent(what: str, found: str) -> InconsistentRecordError:
 
 @dataclass(frozen=True)
 class Planned:
-    """How far a topic is planned.
+    """The end of a topic's plans.
 
     Args:
         generation: the newest one.
@@ -194,7 +194,7 @@ def starts_from_plain(plain: Mapping[str, int | None]) -> dict[int, int | None]:
 
 @dataclass(frozen=True)
 class Publication:
-    """What was published of a slice's rejects.
+    """The published part of a slice's rejects.
 
     Args:
         attempt: of the decision that they belong to.

@@ -44,7 +44,7 @@ def cut(items: Iterable[T], size: Callable[[T], int], most: int, most_bytes: int
 
 
 def cuts(sizes: Iterable[int], most: int, most_bytes: int) -> Iterator[tuple[int, int]]:
-    """What `cut` cuts, of items whose sizes are known before they are made: the half-open ranges of the portions.
+    """The half-open ranges of the batches that `cut` makes, of items whose sizes are known before they are made.
 
     Args:
         sizes: of the items, in bytes.

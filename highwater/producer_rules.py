@@ -132,11 +132,11 @@ class ProducerFacts:
         object.__setattr__(self, "_named", named)
 
     def set(self, name: str) -> str | None:
-        """What a property is set to; None if it is not set."""
+        """The value that a property is set to; None if it is not set."""
         return self._named.get(name)
 
     def value(self, name: str) -> Value:
-        """What a property is, set or by default."""
+        """The value of a property, set or by default."""
         given = self.set(name)
         if given is not None:
             return Value(given, "set")

@@ -16,7 +16,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Proof:
-    """What a commit says of one slice.
+    """The facts of one slice in its commit.
 
     Args:
         slice_: the slice as it was planned.

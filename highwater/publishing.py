@@ -45,7 +45,7 @@ class Late(str, Enum):
 
 
 class Known(NamedTuple):
-    """What an earlier publication recorded of an origin.
+    """The outcome that an earlier publication recorded of an origin.
 
     Args:
         state: what became of it last.

@@ -35,7 +35,7 @@ class Reclaim:
 
 
 def numbers(reclaims: Iterable[Reclaim]) -> dict[Origin, int]:
-    """How often each origin was reclaimed; those that never were are left out."""
+    """The number of reclaims of each origin; those that never were reclaimed are left out."""
     found: dict[Origin, int] = {}
     for one in reclaims:
         found[one.origin] = max(found.get(one.origin, 0), one.number)

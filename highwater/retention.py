@@ -20,12 +20,12 @@ MOST_SLICES = 2_000
 
 
 def aged(proof: Proof) -> int:
-    """How many rows of a slice's records in raw went by their age; 0 where they are there."""
+    """The number of rows of a slice's records in raw that went by their age; 0 where they are there."""
     return proof.counts.get(AGED, 0)
 
 
 def records(proof: Proof) -> int:
-    """How many records a slice has in raw: rows that are there, and those that went by their age."""
+    """The number of records of a slice in raw: rows that are there, and those that went by their age."""
     return (proof.rows or 0) + aged(proof)
 
 

@@ -91,7 +91,7 @@ def on_tier(stream: Stream, topic: str) -> Stream:
 
 
 def due_after(delay: timedelta, slice_key: str) -> timedelta:
-    """How long the records of a tier's slice wait: the delay, and up to a fifth more by the slice's key.
+    """The wait of the records of a tier's slice: the delay, and up to a fifth more by the slice's key.
 
     All records of a slice wait alike, so the records that are due are one range of offsets, found by one question to
     the broker.

@@ -57,7 +57,7 @@ class SampleCounts:
 
     @property
     def rejected(self) -> int:
-        """How many records are rejects."""
+        """The number of rejects."""
         return sum(group.count for group in self.rejects)
 
     def to_plain(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ REPEATS_A_KEY = 3
 
 
 def shares(sizes: Mapping[int, int], count: int) -> dict[int, int]:
-    """How many records each partition gives, so that the smallest shares are as large as possible.
+    """The number of records that each partition gives, so that the smallest shares are as large as possible.
 
     Args:
         sizes: the offsets of each partition.
@@ -39,7 +39,7 @@ def shares(sizes: Mapping[int, int], count: int) -> dict[int, int]:
 
 
 def halves(share: int) -> dict[Part, int]:
-    """How many records of a share are from the beginning and from the end."""
+    """The numbers of records of a share from the beginning and from the end."""
     return {"beginning": share - share // 2, "end": share // 2}
 
 

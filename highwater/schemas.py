@@ -250,7 +250,7 @@ class _Inlining:
 
 
 def _parts(node: Mapping[str, Any]) -> list[Any]:
-    """What may hold further types below a node."""
+    """The parts of a node that may hold further types."""
     nested = [node[name] for name in ("items", "values") if name in node]
     inner = [node["type"]] if isinstance(node.get("type"), dict | list) else []
     return [*nested, *inner, *(field["type"] for field in node.get("fields", ()))]

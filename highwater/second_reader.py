@@ -79,7 +79,7 @@ class Infinite:
 
 @dataclass(frozen=True)
 class Beyond:
-    """What was decoded, and is beyond every type: a number with a huge exponent, or a time with a huge year."""
+    """A decoded value beyond every type: a number with a huge exponent, or a time with a huge year."""
 
     text: str
 
@@ -148,7 +148,7 @@ def _read(field: Field, found: Any) -> Any:
 
 
 def _found(field: Field, record: Record, document: Any, key: Any) -> Any:
-    """What the first source has that has something."""
+    """The value of the first source that has one."""
     for source in field.sources:
         found = _from(source, record, document, key)
         if isinstance(found, Whole) and field.type == "string":
@@ -341,7 +341,7 @@ def _iso(found: Any) -> tuple[re.Match[str], datetime]:
 
 
 def _offset(written: re.Match[str]) -> timedelta:
-    """How far a zone is ahead of UTC."""
+    """The offset of a zone from UTC."""
     if written["sign"] is None:
         return timedelta()
     offset = timedelta(hours=int(written["hours"]), minutes=int(written["minutes"]))
@@ -438,7 +438,7 @@ def _struct(field: Field, found: Any) -> dict[str, Any]:
 
 
 def _first(field: Field, around: Any) -> Any:
-    """What the first path has that has something."""
+    """The value of the first path that has one."""
     found = (_at(around, source) for source in field.sources if isinstance(source, tuple))
     return next((one for one in found if one is not MISSING), MISSING)
 

@@ -183,7 +183,7 @@ def parse_catalog(text: str) -> str | None:
 
 
 def log_format(environment: Mapping[str, str]) -> str:
-    """How log lines are written: `text` or `json`.
+    """The form of log lines: `text` or `json`.
 
     Raises:
         ConfigurationError: the variable has another value.

@@ -207,7 +207,7 @@ class _Models:
 
 
 def _tag_of(classes: list[type], *, texts: bool) -> Callable[[Any], str | None]:
-    """How the member of a union is found: by the only name in an object, or by a bare name where texts mean nothing."""
+    """The name that finds the member of a union: the only name in an object, or a bare one where texts mean nothing."""
     names = [_snake(one) for one in classes]
 
     def tag(given: Any) -> str | None:

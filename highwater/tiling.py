@@ -75,7 +75,7 @@ def _seams(slice_: Slice, ends: dict[int, int | None], holes: Sequence[Loss]) ->
 
 
 def _beyond(end: int, lost: Sequence[OffsetRange]) -> int:
-    """How far losses carry the end of a plan."""
+    """The end of a plan after the losses that carry it on."""
     for offsets in sorted(lost):
         if offsets.start <= end:
             end = max(end, offsets.end)

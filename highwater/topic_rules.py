@@ -29,7 +29,7 @@ AUTO_CREATION = "auto.create.topics.enable"
 
 
 class Level(Enum):
-    """How much a finding matters."""
+    """The weight of a finding."""
 
     OK = "ok"
     UNKNOWN = "unknown"
@@ -150,7 +150,7 @@ def check_room(facts: TopicFacts, main: TopicFacts) -> Finding:
 
 
 def endurance(facts: TopicFacts) -> str:
-    """How many brokers may fail now, how many once all replicas are in sync, and what follows beyond that."""
+    """The number of brokers that may fail now, that once all replicas are in sync, and the effects beyond it."""
     least = facts.least_in_sync
     if least is None:
         return "how many brokers may fail is unknown: min.insync.replicas is not readable"
@@ -165,7 +165,7 @@ def endurance(facts: TopicFacts) -> str:
 
 
 def _bears(facts: TopicFacts, in_sync: Mapping[int, int], least: int) -> tuple[int, int]:
-    """How many brokers may fail, whichever they are, with writes and with reads going on, with these in sync."""
+    """The number of brokers that may fail, whichever they are, while writes and reads go on, with these in sync."""
     return min(facts.spare(in_sync, least).values(), default=0), min(in_sync.values(), default=1) - 1
 
 
@@ -189,7 +189,7 @@ def _setting(facts: TopicFacts, name: str) -> Setting | None:
 
 
 def _unreadable(facts: TopicFacts, rule: str, resource: str | None = None) -> Finding:
-    """What an ACL forbids to be read of the topic, or of another resource as `kafka-acls` takes it."""
+    """The finding for a setting of the topic, or of another resource, that an ACL forbids to read."""
     command = (
         f"kafka-acls --bootstrap-server {facts.bootstrap} --add --allow-principal User:NAME --operation "
         f"DescribeConfigs {resource or f'--topic {facts.topic}'}, with this user's name"
@@ -259,7 +259,7 @@ def _in_sync_minimum(facts: TopicFacts) -> Finding:
 
 
 def _spare_replica(facts: TopicFacts, least: int) -> str:
-    """What makes two replicas needed, and one more there: without a third the setting alone would stop writes."""
+    """The remedy for too few replicas: a third one before two must be in sync, or the setting would stop writes."""
     steps = [_more_replicas(facts)] if facts.factor <= SAFE_IN_SYNC else []
     if facts.brokers >= SAFE_REPLICAS and least != SAFE_IN_SYNC:
         steps.append(_configure(facts, f"min.insync.replicas={SAFE_IN_SYNC}"))
@@ -295,7 +295,7 @@ def together(brokers: Mapping[int, Mapping[str, Setting] | None]) -> Mapping[str
 
 
 def retention(settings: Mapping[str, Setting] | None) -> timedelta | None:
-    """How long a topic with these settings keeps records; None for ever, or where that cannot be read."""
+    """The time for which a topic with these settings keeps records; None for ever, or where that cannot be read."""
     found = (settings or {}).get("retention.ms")
     if found is None or not 0 <= int(found.value) <= LONGEST_MS:
         return None

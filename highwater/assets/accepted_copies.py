@@ -77,7 +77,7 @@ def schema() -> pa.Schema:
 
 @dataclass(frozen=True)
 class Copy:
-    """What a record of the topic says.
+    """One record of the topic of accepted events.
 
     Args:
         origin: of the event.
@@ -107,7 +107,7 @@ class Copy:
 
 
 def read(headers: Iterable[Header], value: bytes | None) -> Copy:
-    """What a record says; of several headers of one name the last counts.
+    """The fields of a record; of several headers of one name the last counts.
 
     Raises:
         ValueError: it is none that was sent here: a header is missing or cannot be read, or it has no value.
@@ -147,7 +147,7 @@ def write(lake: Lake, stream: str, portions: Iterable[Sequence[Mapping[str, Any]
 
 
 def opened(lake: Lake, stream: Stream) -> Before | None:
-    """What had been sent; None of a stream that was never restarted, or publishes nothing.
+    """The copies of events that had been sent; None of a stream that was never restarted, or publishes nothing.
 
     Raises:
         DependencyAwayError: the lake could not be read.
@@ -206,7 +206,7 @@ def _known(row: Mapping[str, Any]) -> Known:
 
 
 def refused(work: Work, keys: Sequence[str], rejected: DataFrame) -> list[Row]:
-    """What had been sent and is rejected now by slices: the slice, the origin, and when it was sent (I6).
+    """Events that had been sent and are rejected now by slices: the slice, the origin, and when it was sent (I6).
 
     Args:
         work: the connections.

@@ -28,7 +28,7 @@ class _CachedRows:
 
 @dataclass
 class Classified:
-    """What the stages of one run share, so that a record is classified once.
+    """The rows that the stages of one run share, so that a record is classified once.
 
     A stage that finds nothing here classifies the records again, from the same versions of the tables: after a crash,
     or where another run decided.

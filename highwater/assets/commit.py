@@ -88,7 +88,7 @@ class Batch(Protocol):
         """Data files at the most, when these slices are committed together."""
 
     def tasks(self, keys: Sequence[str]) -> int:
-        """How many tasks read the rows of these slices; 1 where Spark holds them."""
+        """The number of tasks that read the rows of these slices; 1 where Spark holds them."""
 
     def refused(self, slice_: Slice, committed: Proof | None) -> str | None:
         """Why the slice keeps its committed rows, or None if its new rows may replace them."""
@@ -386,7 +386,7 @@ _COST = {
 
 
 def write_cost(work: Work, table: str, version: int) -> dict[str, float]:
-    """What the commit of a version wrote, for all of its slices together; empty where Delta does not say."""
+    """The files and bytes that the commit of a version wrote for all its slices; empty where Delta does not say."""
     said = commit_info(work.lake.table_at(work.stream.name, table), version) or {}
     metrics = said.get("operationMetrics") or {}
     return {name: float(metrics[key]) for name, keys in _COST.items() for key in keys if key in metrics}
@@ -395,7 +395,7 @@ def write_cost(work: Work, table: str, version: int) -> dict[str, float]:
 def report_of(
     slice_: Slice, proof: Proof, rows: int | None, version: int, clock: Clock, notes: Mapping[str, str]
 ) -> SliceReport:
-    """What the commit record says of a slice, with the rows that the table has; those of the record if None."""
+    """The report of a slice: its commit record, with the rows that the table has; those of the record if None."""
     return SliceReport(
         slice_=slice_,
         attempt=proof.attempt,

@@ -162,7 +162,7 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
 
 
 def _freshness(decided: Proof) -> dict[str, float]:
-    """How old the newest event of a slice is as `current` gets it, in seconds; empty without events."""
+    """The age in seconds of the newest event of a slice as `current` gets it; empty without events."""
     last = decided.counts.get("last_event_us")
     return {} if last is None else {"freshness_seconds": time.time() - last / 1_000_000}
 

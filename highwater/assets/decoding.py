@@ -260,7 +260,7 @@ def schemas_named(work: Work, raw: DataFrame) -> list[Schema]:
 
 
 def schemas_of(work: Work) -> Callable[[int | str], Schema | None]:
-    """How the schemas of a stream are found, by number or GUID.
+    """The finder of a stream's schemas, by number or GUID.
 
     Raises:
         ConfigurationError: no registry is configured.

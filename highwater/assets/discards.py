@@ -28,7 +28,7 @@ SEEN = "discards_seen"
 
 
 def seen_now(work: Work) -> dict[str, int]:
-    """What was discarded so far, as a decision keeps it; from here on a ledger that is rebuilt knows it too."""
+    """The time of the last discard, as a decision keeps it; from here on a ledger that is rebuilt knows it too."""
     discards_table.keep(work.ledger, work.lake, work.stream.name)
     last = work.ledger.discarded_until(work.stream.name)
     return {} if last is None else {SEEN: microseconds(last)}

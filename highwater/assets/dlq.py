@@ -199,7 +199,7 @@ def _record_sent(work: Work, slice_: Slice, decision: Proof, sent: int) -> None:
 
 
 def _sent(work: Work, slice_: Slice, decision: Proof, mark: PublicationMark | None) -> int:
-    """How many were sent already, by Kafka's mark or, where that expired, by the ledger's copy of it.
+    """The number of copies already sent, by Kafka's mark or, where that expired, by the ledger's copy of it.
 
     Raises:
         ConfigurationError: the mark is of another plan under the same key.
@@ -251,7 +251,7 @@ class _Waiting:
         self._first: Ahead[list[Reject]] | None = self._begun(0)
 
     def __len__(self) -> int:
-        """How many they are."""
+        """The number of copies."""
         return len(self._open)
 
     @property

@@ -209,7 +209,7 @@ def _place(declared: Field, document: str, root: str) -> _Place:
 
 
 def _first_of(stream: Stream, declared: Field, document: str, root: str) -> Column:
-    """What the first source has that has something."""
+    """The value of the first source that has one."""
     from pyspark.sql import functions as F
 
     return F.coalesce(

@@ -215,7 +215,7 @@ def _unknown_members(stream: Stream, path: tuple[str, ...]) -> Column:
 
 
 def _rest_of(stream: Stream, path: tuple[str, ...]) -> Column:
-    """What no field is taken from of the object at a path, as a variant; null where that is nothing."""
+    """The members of the object at a path that no field is taken from, as a variant; null where there are none."""
     from pyspark.sql import functions as F
 
     unknown = _unknown_members(stream, path)
@@ -242,7 +242,7 @@ def unknown_problem(stream: Stream) -> Column:
 
 
 def from_source(stream: Stream, source: Key | Header | Meta | Rest | Reference | tuple[str, ...]) -> Column:
-    """What a source has, as a variant; null where it has nothing."""
+    """The value of a source, as a variant; null where it has none."""
     from pyspark.sql import functions as F
 
     if isinstance(source, Rest):

@@ -36,7 +36,7 @@ PUBLISHED = "published_reclaims"
 
 
 def seen_now(work: Work) -> dict[str, int]:
-    """What a decision of a foreign topic's slice rests on, beside the events of others."""
+    """The inputs of the decision of a foreign topic's slice, beside the events of others."""
     published = work.lake.table(work.stream.name, "dlq")
     where = (work.stream.name, work.stream.topic)
     return {
@@ -47,7 +47,7 @@ def seen_now(work: Work) -> dict[str, int]:
 
 
 def main_log(ledger: Ledger, stream: Stream, seen: Mapping[str, int] | None = None) -> foreign.MainLog:
-    """What slices of the main topic read, as it was seen; as it is now if that is None."""
+    """The main topic's log, with the generations and losses that were seen; all of today if that is None."""
     generations = ledger.generations(stream.name, stream.topic)
     losses = ledger.losses(stream.name, stream.topic)
     if seen is not None:

@@ -219,7 +219,7 @@ class _Computation:
         return {m: weights.get(m, 0) + (stored[m].events if m in stored else 0) for m in minutes}
 
     def _values(self, affected: Collection[int], weights: Mapping[int, int]) -> dict[int, Minute]:
-        """What the minutes hold now; those without events are left out."""
+        """The present values of the minutes; those without events are left out."""
         found: dict[int, Minute] = {}
         for part in batches(self._weighed(affected, weights), self._links, MOST_EVENTS):
             sums: defaultdict[int, dict[str | None, Sums]] = defaultdict(dict)

@@ -63,7 +63,7 @@ def schema(stream: Stream) -> pa.Schema:
 
 
 def described(stream: Stream) -> str:
-    """What the rows rest on beside events; a table of another description is recreated."""
+    """The description of the rows' inputs beside events; a table of another description is recreated."""
     metrics = declared(stream)
     return (
         f"{metrics.amount} by {metrics.status} ({', '.join(statuses_of(stream))}), {scale_of(stream)} digits; "

@@ -31,7 +31,7 @@ def holding(stream: Stream) -> Column:
 
 
 def counted_holds(alive: Column) -> tuple[Column, Column]:
-    """How many records of a slice hold it, and the first of them."""
+    """The number of records that hold a slice, and the first of them."""
     from pyspark.sql import functions as F
 
     that = alive & F.col(HOLDS)

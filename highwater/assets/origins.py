@@ -44,7 +44,7 @@ def tier_slices(work: Work, slices: Sequence[Slice]) -> list[Slice]:
 
 
 def seen_now(work: Work, slice_: Slice, events_version: int) -> dict[str, int]:
-    """What the decision of a slice rests on beside the slice itself; for one of the main topic what was reclaimed."""
+    """The inputs of a slice's decision beside the slice itself; for one of the main topic the reclaimed records."""
     reclaims_seen = reclaims.seen_now(work)
     if slice_.topic == work.stream.topic:
         return reclaims_seen

@@ -74,7 +74,7 @@ def place_of(lake: Lake, stream: Stream, envelope: Envelope, wanted: Original) -
 
 
 def came_as(found: Original) -> Reference | None:
-    """What a record from a tier refers to that is a reference itself: somebody sent one there as it was."""
+    """The reference that a record from a tier carries where it is one itself: somebody sent it there as it was."""
     if found.value:
         return None
     return Reference.of({name: (value or b"").decode(errors="replace") for name, value in found.headers})

@@ -216,7 +216,7 @@ def _sortable(declared: Field) -> Column:
 
 
 def key_source(stream: Stream) -> str:
-    """What the record's key must be, for a person."""
+    """The expected key of a record, for a person."""
     names = stream.key_separator.join(stream.key)
     return names if len(stream.key) == 1 else rf"{names} with \ before each \ and {stream.key_separator[0]} of a field"
 

@@ -110,7 +110,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _writer(descriptor: Any, writers: dict[str, _Writer]) -> _Writer:
-    """What writes a message of one type as JSON: found once, since each field takes several questions.
+    """The writer of a message of one type as JSON: found once, since each field takes several questions.
 
     Args:
         descriptor: the type.
@@ -145,7 +145,7 @@ def _writer(descriptor: Any, writers: dict[str, _Writer]) -> _Writer:
 
 
 def _writer_of_field(field: Any, writers: dict[str, _Writer]) -> _Writer:
-    """What writes the value of a field."""
+    """The writer of a field's value."""
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         inner = _writer_of_one(field.message_type.fields_by_name["value"], writers)
         return lambda value: "{" + ", ".join(f"{_quoted(_map_key(key))}: {inner(value[key])}" for key in value) + "}"
@@ -158,7 +158,7 @@ def _map_key(key: object) -> str:
 
 
 def _writer_of_one(field: Any, writers: dict[str, _Writer]) -> _Writer:
-    """What writes one value of a field."""
+    """The writer of one value of a field."""
     if field.type in {field.TYPE_MESSAGE, field.TYPE_GROUP}:
         return _writer(field.message_type, writers)
     if field.type == field.TYPE_STRING:
@@ -180,7 +180,7 @@ def _plain(field: Any) -> Callable[[Any], str] | None:
 
 
 def _known(descriptor: Any) -> Callable[[Any], Any] | None:
-    """How a message of Protobuf's own package is written, if it is one."""
+    """The writer of a message of Protobuf's own package, if it is one."""
     package, _, kind = descriptor.full_name.rpartition(".")
     if package != "google.protobuf":
         return None

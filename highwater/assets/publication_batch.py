@@ -209,7 +209,7 @@ class Batch:
 
     @cached_property
     def _known(self) -> dict[Origin, Known]:
-        """What became before of the origins in slices that were published, and in any slice of those that moved."""
+        """Earlier outcomes of the origins in slices that were published, and in any slice of those that moved."""
         found = self.book.known(slice_is_one_of(self._committed)) if self._committed else {}
         if where := self._moved():
             theirs = f"SELECT DISTINCT {_ORIGIN} FROM e WHERE ({' OR '.join(where)})"
@@ -256,11 +256,11 @@ class Batch:
 
     @cached_property
     def _left_out(self) -> set[tuple[str, Origin]]:
-        """What was left out of the slices before as second deliveries."""
+        """Second deliveries that were left out of the slices before."""
         return self.book.left_out([key for key, one in self._committed.items() if one.counts.get("second_deliveries")])
 
     def _gone(self, seen: set[Origin], missing: set[tuple[str, Origin]]) -> Window:
-        """What was sent, or left out, of the slices and is no event of them any more."""
+        """Origins that were sent or left out of the slices, and are no events of them any more."""
         import pyarrow as pa
 
         rows: list[dict[str, Any]] = [

@@ -262,7 +262,7 @@ def _last_settled(table: DeltaTable) -> int:
 
 @dataclass(frozen=True)
 class _Settled:
-    """What a batch leaves that ended, or broke off: proofs of slices, the rows of these, and its number."""
+    """The remainder of a batch that ended or broke off: proofs of slices, their rows, and its number."""
 
     proofs: Mapping[str, Proof]
     rows: Sequence[pa.Table]

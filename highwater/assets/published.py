@@ -306,7 +306,7 @@ class Outgoing(Iterable[Record]):
 
 
 def _run(run: Window, partitions: int) -> tuple[Sequence[Header], int, Window]:
-    """What records of a partition and a slice have in common, made once for all of them, and these records."""
+    """The common values of records of a partition and a slice, made once for all of them, and these records."""
     slice_key, topic, generation, partition = (run.rows[name][0].as_py() for name in RUN)
     shared = _shared_headers(slice_key, topic, generation, partition)
     # As many partitions as the main topic has: only a foreign envelope may name one that there is not.

@@ -24,7 +24,7 @@ _TAKEN = "highest_reclaim"
 
 
 def seen_now(work: Work) -> dict[str, int]:
-    """What was reclaimed so far, as a decision keeps it."""
+    """The number of reclaims so far, as a decision keeps it."""
     acts = work.ledger.reclaims.acts(work.stream.name)
     return {SEEN: acts} if acts else {}
 

@@ -102,7 +102,7 @@ def _as_record(schema: str) -> str:
 
 
 def _as_records(find: Callable[[int | str], Schema | None]) -> Callable[[int | str], Schema | None]:
-    """How schemas of keys are found, each as a record."""
+    """The finder of schemas of keys, each as a record."""
 
     def found(one: int | str) -> Schema | None:
         schema = find(one)

@@ -237,7 +237,7 @@ def _left_over(
 
 
 def _next_topic(stream: Stream, parked: Sequence[str] = ()) -> Column:
-    """What `highwater.routing.destination` says of each reason and each number of retries.
+    """The topic that `highwater.routing.destination` gives for each reason and each number of retries.
 
     Args:
         stream: its declaration.

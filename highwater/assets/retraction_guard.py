@@ -56,7 +56,7 @@ def ensure_no_retraction(work: Work, keys: Sequence[str], accepted: DataFrame, r
 
 
 def _gone(work: Work, keys: Sequence[str], accepted: DataFrame) -> list[Row]:
-    """What was sent of slices and is not accepted of them now: the slice, the origin, and when it was sent."""
+    """Events that were sent of slices and are not accepted of them now: the slice, the origin, and when it was sent."""
     from pyspark.sql import functions as F
 
     if not keys:

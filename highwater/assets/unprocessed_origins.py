@@ -33,7 +33,7 @@ _SPAN = "in_slice STRING, in_generation INT, in_partition INT, from_offset BIGIN
 
 
 def _undecided(work: Work, seen: Mapping[str, int]) -> Undecided | None:
-    """What was not decided in what a decision saw; None where it saw nothing of it: an older Highwater made it.
+    """Origins that were not decided in the state that a decision saw; None where an older Highwater recorded no state.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.

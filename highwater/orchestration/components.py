@@ -37,7 +37,7 @@ class StreamComponent(dg.Component):
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
-        """What `dg list components` shows."""
+        """The summary that `dg list components` shows."""
         return dg.ComponentTypeSpec(
             description="A Kafka topic, ingested into Delta tables slice by slice.",
             produces=["asset", "asset_check", "job", "schedule", "sensor", "resource"],

@@ -94,7 +94,7 @@ def dagster_instance() -> Iterator[dg.DagsterInstance | None]:
 
 
 def answer(opened: Opened, question: Callable[[dg.DagsterInstance], T]) -> tuple[T | None, HighwaterError | None]:
-    """What the instance answers, and why it could not be asked; neither where there is none to ask."""
+    """The answer of the instance, and the reason why it could not be asked; neither where there is none to ask."""
     try:
         with translate_errors("Dagster could not be asked"), opened() as instance:
             return None if instance is None else question(instance), None

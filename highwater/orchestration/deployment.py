@@ -99,5 +99,5 @@ class Deployment:
         return Work(stream, [], *opened, log, schemas=self.schemas())
 
     def schemas(self) -> Callable[[int | str], Schema | None] | None:
-        """How schemas of the configured registry are found; None without one."""
+        """The finder of schemas in the configured registry; None without one."""
         return schema_finder(self.settings.schema_registry_url, self.settings.schema_registry_config)

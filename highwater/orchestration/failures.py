@@ -22,7 +22,7 @@ NOT_TRIED_AGAIN = (PermanentError, BreakerOpenError, SliceHeldError, OutOfTurnEr
 
 
 def wait_seconds(tries_so_far: int) -> float:
-    """How long the next try waits, in seconds.
+    """The wait before the next try, in seconds.
 
     Doubled each time, and moved by up to half, so that runs that failed together do not come back together.
     """

@@ -91,7 +91,7 @@ def _of_dagster(_logger: object, _method: str, line: Line) -> Line:
 
 
 def _of_event(event: dg.DagsterEvent) -> Iterator[tuple[str, Any]]:
-    """What an event of Dagster's says beyond its text: its kind, its error, and of a slice its numbers."""
+    """The facts of an event of Dagster's beyond its text: its kind, its error, and of a slice its numbers."""
     import dagster as dg
 
     yield "dagster_event", event.event_type_value

@@ -130,7 +130,7 @@ def of_breaker(circuit: Circuit) -> Metadata:
 
 
 def of_holds(stream: Stream, holds: Sequence[Hold]) -> Metadata:
-    """What holds the stream, where it may be held."""
+    """Metadata of the records that hold the stream, where it may be held."""
     if not stream.ordered:
         return {}
     return {"held": dg.MetadataValue.text("; ".join(hold.text for hold in holds) or "nothing is held")}

@@ -42,7 +42,7 @@ def known_secrets() -> frozenset[str]:
 
 
 def schemas() -> "Callable[[int | str], Schema | None] | None":
-    """How schemas of the registry of `HIGHWATER_SCHEMA_REGISTRY_URL` are found, by number or GUID; None without one."""
+    """The finder of schemas in the registry of `HIGHWATER_SCHEMA_REGISTRY_URL`, by number or GUID; None without one."""
     from highwater.resources.schema_registry import schema_finder
 
     found = settings()
@@ -162,7 +162,7 @@ class SparkResource(dg.ConfigurableResource["SparkSession"]):
 
     @property
     def classified(self) -> Classified:
-        """What the steps of the run share of records that Spark holds for the session."""
+        """The classified rows that Spark holds for the session, shared by the steps of the run."""
         return self._classified
 
     def session(self) -> "SparkSession":

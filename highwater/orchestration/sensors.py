@@ -85,7 +85,7 @@ class Ticking:
 
     @property
     def status(self) -> dg.DefaultSensorStatus:
-        """How they start."""
+        """The default status of the sensors."""
         return dg.DefaultSensorStatus.RUNNING if self.running else dg.DefaultSensorStatus.STOPPED
 
     def seconds(self, usual: int) -> int:

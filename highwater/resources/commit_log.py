@@ -178,7 +178,7 @@ def _is_by_slice(opened: DeltaTable) -> bool:
 
 
 def proofs_of(found: Committed) -> dict[str, Proof]:
-    """What the commits recorded of the slices, by slice key; `sized` counts the rows that no record has.
+    """The commit records of the slices, by slice key; `sized` counts the rows that no record has.
 
     A commit of rows that Spark counts while it writes them says nothing of their number; the record of it does.
     """
@@ -190,7 +190,7 @@ def proofs_of(found: Committed) -> dict[str, Proof]:
 
 
 def proofs_in(table: DeltaTable, keys: Collection[str] | None = None) -> dict[str, Proof]:
-    """What the commits recorded of slices of a table as it was opened, by slice key; of all when `keys` is None."""
+    """The commit records of slices of a table as it was opened, by slice key; of all when `keys` is None."""
     return proofs_of(committed_in(table, keys)) if keys is None or keys else {}
 
 

@@ -26,7 +26,7 @@ TO_BE_MADE = "one that is given when it is made"
 
 
 def state_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> TopicState:
-    """What a topic of the stream holds now.
+    """The state of a topic of the stream now.
 
     A broker that has just started may not know a topic yet: a topic is called gone after two looks.
 
@@ -166,7 +166,7 @@ def is_there(kafka: Kafka, topic: str) -> bool:
 
 
 def as_made(kafka: Kafka, stream: Stream, topic: str) -> TopicState:
-    """What a tier will hold that is to be recreated: as many partitions as the main topic has, and nothing."""
+    """The future state of a tier that is to be recreated: as many partitions as the main topic has, and nothing."""
     partitions = kafka.topic_state(stream.topic).partitions
     return TopicState(topic, TO_BE_MADE, {p: PartitionState(0, 0, 0, None) for p in partitions})
 

@@ -22,7 +22,7 @@ class End(Enum):
 
 
 class Kind(Enum):
-    """What helps against an error."""
+    """The kind of an error, by the remedy that helps."""
 
     LOCAL = "local"
     """The client refused the record before it was sent."""
@@ -109,17 +109,17 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
 
 
 def remedy_of(error: str) -> str:
-    """What to do about a record that the client refused with an error, by librdkafka's name of it."""
+    """The remedy for a record that the client refused with an error, by librdkafka's name of it."""
     return _REMEDIES.get(error, "fix what the error names, in the record or the configuration; then send it again")
 
 
 def kind_of(error: str) -> Kind:
-    """What helps against an error, by librdkafka's name of it; one that is not in the table is uncertain."""
+    """The kind of an error, by librdkafka's name of it; one that is not in the table is uncertain."""
     return next((kind for kind, names in KINDS.items() if error in names), Kind.UNCERTAIN)
 
 
 def end_of(error: str | None) -> End:
-    """How a record ended whose delivery report carries an error, None for none.
+    """The outcome of a record by the error of its delivery report, None for none.
 
     Only a refusal that every attempt meets is sure. `_PURGE_QUEUE` is none: a record whose answer was lost goes back
     into the client's queue. An error that is temporary in itself comes as a record's last word when time ran out, and

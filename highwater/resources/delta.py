@@ -48,7 +48,7 @@ def open_table(path: str, version: int | None = None) -> DeltaTable | None:
 
 
 def commit_info(table: DeltaTable, version: int) -> dict[str, Any] | None:
-    """What one commit says of itself in the table's log; None where Delta has cleaned the entry away.
+    """The description of a commit in the table's log; None where Delta has cleaned the entry away.
 
     Not from `DeltaTable.history`, which counts versions down from the one that was opened. After another commit, or
     for a commit that says nothing of itself, its numbers are those of other commits.
@@ -166,7 +166,7 @@ def add_actions(table: DeltaTable) -> pa.Table:
 
 
 def in_columns(stream: Any) -> pa.Table:
-    """What deltalake answers, as a table of Arrow's; `pa.table` would load pandas first, for half a second."""
+    """An answer of deltalake, as a table of Arrow's; `pa.table` would load pandas first, for half a second."""
     import pyarrow as pa
 
     return pa.RecordBatchReader.from_stream(stream).read_all()

@@ -31,7 +31,7 @@ ROOM = "max.message.bytes"
 
 @dataclass(frozen=True)
 class Shape:
-    """How a topic is set up.
+    """The partitions, replicas and settings of a topic.
 
     Args:
         partitions: how many.
@@ -194,7 +194,7 @@ def _rooms(kafka: Kafka, wanted: Mapping[str, Shape], found: Mapping[str, Shape]
 
 
 def _grown(kafka: Kafka, stream: Stream, main: Shape, topics: Collection[str]) -> dict[str, Shape]:
-    """How those of the topics are set up that are there, each with as many partitions as the main topic.
+    """The shapes of those of the topics that are there, each with as many partitions as the main topic.
 
     Raises:
         As `add_partitions`.
@@ -311,7 +311,7 @@ def _wanted(stream: Stream, main: Shape, others: Iterable[Shape] = ()) -> dict[s
 
 
 def _there(kafka: Kafka, topics: Iterable[str]) -> dict[str, Shape]:
-    """How those of the topics are set up that are there."""
+    """The shapes of those of the topics that are there."""
     found = {}
     for topic in topics:
         with suppress(TopicAbsentError):

@@ -37,7 +37,7 @@ def fingerprints(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) ->
 
 
 def look_back(kafka: Kafka, state: TopicState, planned: Planned, *, seconds: float = COMPARE_SECONDS) -> History:
-    """How a planned topic compares with its plan; one that was recreated is another topic, and is not compared."""
+    """Compare a planned topic with its plan; one that was recreated is another topic, and is not compared."""
     if state.topic_id != planned.generation.topic_id:
         return SOUND
     return compare(kafka, state, planned.recorded, seconds=seconds)

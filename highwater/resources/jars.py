@@ -366,7 +366,7 @@ def partial_bytes(cache: Path) -> int:
 
 
 def progress(line: str) -> str | None:
-    """What of a line of Ivy is shown: the end of each jar's download, without the address."""
+    """The part of a line of Ivy that is shown: the end of each jar's download, without the address."""
     done = re.search(r"\[SUCCESSFUL \] (\S+)#(\S+?);(\S+?)!", line)
     return f"  {done[1]}:{done[2]}:{done[3]}" if done else None
 

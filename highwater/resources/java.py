@@ -49,7 +49,7 @@ class Java:
         return self.home / "bin" / "java"
 
     def environment(self) -> dict[str, str]:
-        """What child processes need so that Spark's scripts take this Java."""
+        """The environment that makes Spark's scripts take this Java in child processes."""
         return {"JAVA_HOME": str(self.home)}
 
 

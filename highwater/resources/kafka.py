@@ -94,7 +94,7 @@ class TopicState:
         return [p for p, seen in sorted(self.partitions.items()) if not seen.known]
 
     def log(self) -> dict[int, OffsetRange]:
-        """What each partition holds, up to its last stable offset.
+        """The offsets of each partition, up to its last stable offset.
 
         Raises:
             DependencyAwayError: a partition could not be asked.
@@ -200,7 +200,7 @@ class Kafka:
         )
 
     def topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
-        """What topics hold now, with the same five requests for any number of topics.
+        """The states of topics now, with the same five requests for any number of topics.
 
         Topics that do not exist, may not be read, or were replaced during the look are left out. A partition whose
         broker did not answer in time is unknown, as a partition without a leader is: a broker that hangs costs its own
@@ -259,7 +259,7 @@ class Kafka:
     def _offsets(
         self, places: Sequence[tuple[str, int]], *looks: Look
     ) -> tuple[list[dict[tuple[str, int], Any]], set[str]]:
-        """What `list_offsets` answers for partitions of any topics, and the topics for which it was refused.
+        """The answers of `list_offsets` for partitions of any topics, and the topics for which it was refused.
 
         A partition without a leader, or whose broker did not answer in time, has no answer.
 
@@ -360,7 +360,7 @@ class Kafka:
             raise self.away(f"{topic} gave nothing for {seconds:g} s")
 
     def _fetch_waits(self, seconds: float) -> list[tuple[Mapping[str, Any], float]]:
-        """How long the broker holds a fetch, and after how many seconds without a record the next wait is tried."""
+        """The broker's hold of a fetch, and the seconds without a record after which the next wait is tried."""
         if LONGEST_WAIT in self._config:
             return [({}, seconds)]
         # A range that ends with a marker ends only after a whole wait, so three of them fit into the patience.
@@ -429,7 +429,7 @@ class Kafka:
         )
 
     def _looks(self, topic: str, partitions: list[int], *looks: Look | int) -> list[dict[int, Any]]:
-        """What `list_offsets` answers to several questions at once; a partition that could not be asked is left out."""
+        """The answers of `list_offsets` to several queries at once; a partition that could not be asked is left out."""
         if not partitions:
             return [{} for _ in looks]
         from confluent_kafka import TopicPartition
@@ -627,7 +627,7 @@ def _slow(errors: Any) -> set[int]:
 
 
 def _without_leader(errors: Any) -> set[int]:
-    """What `list_offsets` answers for a partition that nobody leads, or whose new leader is not sure yet.
+    """The answer of `list_offsets` for a partition that nobody leads, or whose new leader is not sure yet.
 
     Code 78 is OFFSET_NOT_AVAILABLE (KIP-207), which the Python client does not name: a leader that was just elected
     gives it until its high watermark is sure.

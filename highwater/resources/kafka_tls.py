@@ -110,7 +110,7 @@ def _key_alone(text: str) -> bytes:
 
 
 def file_versions(config: Mapping[str, Any]) -> tuple[tuple[str, int, int, int] | None, ...]:
-    """What changes when a file that the configuration names is replaced: clients read it once, when they are made."""
+    """The versions of the files that the configuration names: clients read them once, when they are made."""
     places = [str(value) for name, value in sorted(config.items()) if name.endswith((".location", ".keytab"))]
     return tuple(map(_version_of, places))
 

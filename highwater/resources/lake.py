@@ -90,7 +90,7 @@ class Lake:
         return Committed() if opened is None else committed_in(opened, keys)
 
     def committed(self, stream: str, table: str, keys: Sequence[str] | None = None) -> dict[str, Proof]:
-        """What the commits of the slices in a table recorded, by slice key; all of them when `keys` is None.
+        """The commit records of the slices in a table, by slice key; all of them when `keys` is None.
 
         Of the slices that are named, the rows are counted in the table where no record of the commit has them.
 

@@ -60,7 +60,7 @@ def live_producer(name: str, properties: Mapping[str, str]) -> ProducerFacts:
 
 
 class _Lines(logging.Handler):
-    """What of the log names a property."""
+    """The lines of the log that name a property."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -103,7 +103,7 @@ class Outbox:
         return [(record_id, record) for portion in self._behind(0) for _, record_id, record in portion]
 
     def _behind(self, number: int) -> Iterator[list[tuple[int, str, Record]]]:
-        """What waits behind a record, in portions; ticks may be written between them."""
+        """The records behind a record, in batches; ticks may be written between them."""
         query = (
             'SELECT number, id, topic, key, value, headers, fixed, time FROM outbox WHERE "offset" IS NULL '
             "AND number > ? ORDER BY number LIMIT ?"
@@ -174,7 +174,7 @@ class Outbox:
         return len(found)
 
     def _windows(self, state: TopicState) -> dict[int, _Window]:
-        """What of each partition is read to find out what arrived."""
+        """The offsets of each partition that are read to find out what arrived."""
         topic = state.topic
         began: dict[int, int] = {}
         if self._topic_ids[topic] in {state.topic_id, None}:  # else it was recreated, and all of it is read

@@ -90,7 +90,7 @@ class Record(NamedTuple):
 
 
 class OnFailure(Enum):
-    """What happens to the later records of a key when one of them was not delivered, or perhaps not."""
+    """The rule for later records of a key when one of them was not delivered, or perhaps not."""
 
     STOP_KEY = "stop the key"
     """Those that were not under way yet are reclaimed, and no more are taken; other keys go on."""
@@ -100,7 +100,7 @@ class OnFailure(Enum):
 
 @dataclass
 class Counts:
-    """How many records ended how, so far; of those that were not delivered, which.
+    """The numbers of records by their outcome so far; of those that were not delivered, the records.
 
     `sent` = `delivered` + `not delivered` + `unknown` + `outstanding`, at any time.
     """
@@ -239,7 +239,7 @@ class _Raised:
 
 
 def _key(topic: str, key: bytes | None) -> Key | None:
-    """What a record's order is kept by; without a key there is no order."""
+    """The key that decides a record's order; without a key there is no order."""
     return None if key is None else (topic, key)
 
 

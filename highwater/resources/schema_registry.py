@@ -196,7 +196,7 @@ class SchemaRegistry:
         )
 
     def _text_of(self, fault: Exception) -> str:
-        """What a fault says, without what the registry or a login server answered."""
+        """The text of a fault, without the answer of the registry or a login server."""
         from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
 
         if isinstance(fault, SchemaRegistryError):
@@ -249,7 +249,7 @@ def open_registry(settings: Settings) -> SchemaRegistry | None:
 
 
 def schema_finder(url: str | None, config: Mapping[str, Plain]) -> Callable[[int | str], Schema | None] | None:
-    """How schemas are found by ID or GUID.
+    """The finder of schemas by ID or GUID.
 
     A process has one client for a registry, which caches schemas until its login or a file of its keys changes.
 

@@ -1,4 +1,4 @@
-"""What the tables need of a Spark session: versions, settings, Delta, the lake's file system, Kafka, an executor."""
+"""The tables' needs of a Spark session: versions, settings, Delta, the lake's file system, Kafka, an executor."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def _jar_of(name: str) -> str:
 
 
 def jar_remedy(settings: Settings) -> str:
-    """How a missing jar gets on the class path of the configured Spark."""
+    """The remedy for a missing jar on the class path of the configured Spark."""
     if settings.spark_remote is not None:
         return (
             "run highwater jars --to FOLDER, copy jars/spark to the Connect server, name the jars in "

@@ -56,7 +56,7 @@ def link_to(name: str) -> dg.MetadataValue[str]:
 
 @dataclass(frozen=True)
 class Sources:
-    """What checks ask; schemas by number or GUID, or None where no registry is configured."""
+    """The sources that checks read; schemas by number or GUID, or None where no registry is configured."""
 
     ledger: "Ledger"
     kafka: "Kafka"

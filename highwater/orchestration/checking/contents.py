@@ -50,7 +50,7 @@ class _EventColumn(NamedTuple):
 
 
 class _Reader(NamedTuple):
-    """What records are read by."""
+    """The declaration and the schemas by which records are read."""
 
     stream: Stream
     schemas: Schemas | None
@@ -113,7 +113,7 @@ def _result(events: int, unlike: Sequence[_Unlike]) -> CheckResult:
 def _of_main(
     raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_EventColumn], slice_: Slice
 ) -> tuple[int, list[_Unlike]]:
-    """How many events of a slice were compared, and those that differ; a batch at a time."""
+    """The number of compared events of a slice, and those that differ; a batch at a time."""
     mine = {f"{name}_slices": slice_is_one_of([slice_.key], f"{name}.slice") for name in "er"}
     chosen = _chosen(columns) + _versions(reader.stream) + _deleted(reader.stream, events)
     sql = _PAIRS.format(chosen=chosen, tombstone=tombstone_in_sql(reader.stream, "r.value"), **mine)

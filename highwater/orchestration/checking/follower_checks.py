@@ -156,7 +156,7 @@ def _revived(lake: Lake, stream: Stream, tables: Mapping[str, DeltaTable], keys:
 
 
 def _event_columns(stream: Stream, tables: Mapping[str, DeltaTable]) -> str:
-    """What `current` has of an event; of a field that was added to the stream as soon as both tables have it."""
+    """The columns of an event in `current`; a field that was added to the stream counts once both tables have it."""
     fields = field_columns(stream_of(stream, tables["e"]))
     names = ["key", "version", "event_time", *[f.name for f in fields], *ORIGIN, "origin_timestamp_ms"]
     return ", ".join(columns_in_all(tables.values(), names))

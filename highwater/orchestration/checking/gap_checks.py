@@ -98,7 +98,7 @@ def _but_erased(
     recorded: Gaps | None,
     erased: Sequence[Erased],
 ) -> CheckResult:
-    """What explains the gaps beside those that an erasure left, or rows that went by their age: the ledger has both."""
+    """The recorded gaps without those that an erasure left, or rows that went by their age: the ledger has both."""
     everything = missing(slice_.ranges, rows.held)
     # Of rows that are there again a record explains nothing.
     old = [one for one in erased if one.by_age] if aged(proof) else []

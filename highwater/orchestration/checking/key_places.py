@@ -197,7 +197,7 @@ class _KeyQueries:
         self._portions = list(key_ranges(raw, sampled, parts, _binary)) if parts > 1 else ["true"]
 
     def totals(self) -> tuple[int, int]:
-        """How many keys there are, and how many of them are in several partitions."""
+        """The number of keys, and of those that are in several partitions."""
         keys = several = 0
         for portion in self._portions:
             sql = (
@@ -224,7 +224,7 @@ class _KeyQueries:
         yield from self._grouped(self._sampled(RECORDS_SAMPLED), None)
 
     def shares(self) -> dict[str, Any]:
-        """What explains a sample of the records, and from how many that is."""
+        """The explanations of a sample of the records, and the size of the sample."""
         tally: Tally = Counter()
         for (generation, key), rows in self.sample():
             tally.update(tallied([(key, _place(row)) for row in rows], self.counts[generation]))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def compare(ledger: Ledger, lake: Lake, stream: Stream) -> list[str]:
-    """What the ledger lacks, or holds otherwise than the commits of a stream's tables say, in sentences.
+    """Rows that the ledger lacks, or holds otherwise than the commits of a stream's tables say, in sentences.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.

@@ -107,7 +107,7 @@ def _result(touched: Collection[int], compared: _Compared, problem: str | None) 
 
 @dataclass(frozen=True)
 class _Made:
-    """What metrics say of a slice: the commit that they follow, and the minutes that its events had then."""
+    """The metrics of a slice: the commit that they follow, and the minutes that its events had then."""
 
     proof: Proof
     minutes: set[int]

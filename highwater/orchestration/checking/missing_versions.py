@@ -81,7 +81,7 @@ class Reject:
 
     @property
     def kind(self) -> str:
-        """What it is counted as."""
+        """The class that it is counted as."""
         if self.is_reclaimed:
             return "may be reclaimed" if self.version is None else "is reclaimed"
         kinds = {
@@ -104,7 +104,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a partition of the main topic is decided.
+    """The decided part of a partition of the main topic.
 
     Args:
         hole: the end of its last offsets that are in no decided slice, below those that are; 0 if there are none.
@@ -121,7 +121,7 @@ Reaches = Mapping[tuple[str, int, int], Reach]
 
 
 def reaches(decided: Iterable[Proof], topic: str) -> dict[tuple[str, int, int], Reach]:
-    """How far each partition of the main topic, by the topic, generation and number, is decided."""
+    """The decided part of each partition of the main topic, by topic, generation and number."""
     ranges: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
     for proof in decided:
         if proof.slice_.topic == topic:
@@ -141,7 +141,7 @@ def _reach(ordered: Sequence[tuple[int, int]]) -> Reach:
 
 
 def otherwise(gap: Gap, known: Reaches) -> str:
-    """What a version is that is not among the rejects."""
+    """The class of a missing version that is not among the rejects."""
     # Later records of another system's topic are unknown.
     reach = known.get((gap.topic, gap.generation, gap.partition))
     if reach is None or reach.hole > gap.after + 1:
@@ -213,7 +213,7 @@ def _above(gap: Gap) -> str:
 
 
 def _reaches(tables: Mapping[str, DeltaTable], stream: Stream, since: str | None) -> Reaches:
-    """How far the main topic is decided, by the slices from one on or by all: a table may have 100,000 of them."""
+    """The decided parts of the main topic, by the slices from one on or by all: a table may have 100,000 of them."""
     events, rejects = (
         proofs_from(tables[name], stream.topic, since or "") if name in tables else {} for name in ("events", "rejects")
     )

@@ -276,7 +276,7 @@ def _copy_of(stream: Stream, slice_: Slice, row: Mapping[str, Any], early: Colle
 
 
 def enveloped(stream: Stream, slice_: Slice, row: Mapping[str, Any]) -> tuple[Origin, int, int, int]:
-    """What a row of raw, of a tier's slice, is a copy of: of itself if it has no envelope.
+    """The origin of a row of raw, of a tier's slice: its own place if it has no envelope.
 
     Returns:
         The record's identity, how often it had been reclaimed from the DLQ when this copy was published, how often it

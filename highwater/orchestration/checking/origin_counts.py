@@ -38,7 +38,7 @@ ROWS_AT_ONCE = 5_000_000
 
 @dataclass(frozen=True)
 class Ends:
-    """How the origins of a stream's main topic ended.
+    """The ends of the origins of a stream's main topic.
 
     Args:
         produced: records of the main topic that are in raw, or were in raw until they expired by age.

@@ -37,7 +37,7 @@ def slices_there(lake: Lake, stream: Stream) -> dict[str, set[str]]:
 
 
 def orphan_slices(there: Mapping[str, Collection[str]], planned: Collection[str], stream: str) -> list[str]:
-    """What the tables hold of slices that were never planned, in sentences.
+    """Rows that the tables hold of slices that were never planned, in sentences.
 
     Args:
         there: from `slices_there`, looked at before the plan: whatever is committed was planned before.

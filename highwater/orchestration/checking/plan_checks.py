@@ -113,7 +113,7 @@ def _as_planned(slice_: Slice, proof: Proof, rows: Rows) -> CheckResult:
 
 
 def another_plan(slice_: Slice, proof: Proof, table: str) -> str | None:
-    """How a commit's offsets differ from the plan, in a sentence; None if they do not."""
+    """The difference of a commit's offsets from the plan, in a sentence; None if there is none."""
     planned = (slice_.topic_id, slice_.generation, dict(slice_.ranges))
     committed = (proof.slice_.topic_id, proof.slice_.generation, dict(proof.slice_.ranges))
     if planned == committed:
@@ -124,7 +124,7 @@ def another_plan(slice_: Slice, proof: Proof, table: str) -> str | None:
 
 
 def another_commit(slice_: Slice, proof: Proof, table: str, rows: int | None) -> str | None:
-    """How a commit's offsets or its number of rows differ from what they must be, in a sentence; None if they do not.
+    """The difference of a commit's offsets or rows from the expected ones, in a sentence; None if there is none.
 
     Args:
         slice_: the plan.

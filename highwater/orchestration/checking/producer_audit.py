@@ -51,7 +51,7 @@ def check_producers(
 
 
 def _times(facts: TopicFacts | None) -> tuple[int, int]:
-    """How long brokers wait for a replica, and how long a transaction may last, in milliseconds."""
+    """The brokers' wait for a replica and their longest transaction, in milliseconds."""
     settings = (facts.broker_settings if facts else None) or {}
     lag, longest = settings.get("replica.lag.time.max.ms"), settings.get("transaction.max.timeout.ms")
     return int(lag.value) if lag else REPLICA_LAG_MS, int(longest.value) if longest else LONGEST_TRANSACTION_MS

@@ -125,7 +125,7 @@ def _without_commit(published: DeltaTable, bare: Sequence[str]) -> dict[str, str
 
 
 def _unlike_commit(slice_: Slice, sent: Proof, there: Mapping[str, int]) -> list[str]:
-    """What the commit of a slice says otherwise than its plan or its rows; a number that it does not name is none.
+    """Differences of the commit of a slice from its plan or its rows; a number that it does not name is none.
 
     A row keeps the attempt under which it was decided while its event stays the same: only a later one is wrong.
     """
@@ -196,7 +196,7 @@ def _settled(
 
 
 def publication_line(lake: Lake, stream: Stream) -> str:
-    """How far a stream is published, in a sentence; empty for one that publishes nothing.
+    """The offset up to which a stream is published, in a sentence; empty for one that publishes nothing.
 
     Raises:
         DependencyAwayError: the lake could not be read.

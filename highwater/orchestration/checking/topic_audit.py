@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def check_published_topics(
     kafka: Kafka, stream: Stream, gone: Gone = lambda _: None, main: TopicFacts | None = None
 ) -> tuple[dict[str, list[Finding]], list[HighwaterError]]:
-    """What the rules say of each of the topics that is there; and what kept one from being looked at.
+    """Check each of the topics that is there; the errors say why one could not be looked at.
 
     After the first that could not be, none is asked: a broker that is away is waited for once.
 

@@ -124,7 +124,7 @@ def _sent(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> dict[str, dict
 
 
 def _accepted(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> dict[Copy, datetime]:
-    """What the table published says: of each origin the record that was sent last."""
+    """The outcomes in the table published: of each origin the record that was sent last."""
     table = lake.table(stream.name, publication_log.TABLE) if stream.publishes else None
     if table is None:
         return {}

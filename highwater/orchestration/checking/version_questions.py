@@ -89,7 +89,7 @@ class Scope:
 
 @dataclass
 class Found:
-    """What was found of one slice, or of the stream: exact counts by class, and a few examples."""
+    """The findings of one slice, or of the stream: exact counts by class, and a few examples."""
 
     counts: Counter[str] = field(default_factory=Counter)
     samples: list[Mapping[str, Any]] = field(default_factory=list)

@@ -39,7 +39,7 @@ def _slice_keys(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """What each of the commands takes; what chooses records comes to it as one `Choice`."""
+    """Add the common options of the commands; those that choose records are passed as one `Choice`."""
 
     @wraps(command)
     def chosen(

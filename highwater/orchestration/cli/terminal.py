@@ -51,7 +51,7 @@ by_option = click.option(
 
 
 def with_dry_run_note(lines: Sequence[str], *, sure: bool) -> list[str]:
-    """What was found and done of a decision; of one that was not to be recorded, also how it is."""
+    """The findings and actions of a decision, with a note if it was a dry run."""
     return [*lines] if sure else [*lines, "a dry run: nothing was recorded; add --yes --by NAME"]
 
 

@@ -219,7 +219,7 @@ def _is_unplanned(case: _Case, loss: Loss) -> bool:
 
 
 def _unread(case: _Case, partitions: Partitions, cut_off: Mapping[int, int], removed: Collection[int]) -> list[Loss]:
-    """What slices that were never read cannot take any more.
+    """Losses of slices that were never read.
 
     Those of earlier generations of the same topic are among them: what was left of them may be lost too.
     """

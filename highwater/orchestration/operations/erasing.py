@@ -196,7 +196,7 @@ def _erased(
 
 
 def _begun(erasures: Erasures, stream: Stream, digest: str) -> dict[str, Erased]:
-    """What an erasure of the key began to take from slices, and did not finish."""
+    """Erasures of the key that took rows from slices and did not finish."""
     newest = {key: all_[-1] for key, all_ in erasures.of_key(stream.name, digest).items()}
     return {key: one for key, one in newest.items() if one.done_at is None}
 

@@ -210,7 +210,7 @@ def _registered(work: Work, found: Sequence[TableReport], *, sure: bool) -> str:
 
 
 def horizon_rule(instance: dg.DagsterInstance | None, now: datetime) -> Horizon:
-    """What the horizon must exceed, by Dagster's settings and the age of the oldest run that goes on."""
+    """The least horizon, by Dagster's settings and the age of the oldest run that goes on."""
     if instance is None:
         return Horizon()
     from dagster import RunsFilter

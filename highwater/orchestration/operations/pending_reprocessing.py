@@ -72,7 +72,7 @@ def waiting(ledger: Ledger, lake: Lake, stream: Stream) -> list[ReclaimedRecords
 
 
 def _seen(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, int]:
-    """How many acts the decisions of slices saw that are in events."""
+    """The number of reclaims that each slice's decision in events saw."""
     table = lake.table(stream.name, EVENTS)
     if table is None:
         return {}

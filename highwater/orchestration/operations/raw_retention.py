@@ -121,7 +121,7 @@ def retain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, su
 
 
 def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetime) -> Retained:
-    """What would go, and what keeps the rest."""
+    """The slices whose rows would go, and the reasons that keep the others."""
     stream, table = work.stream, work.lake.table(work.stream.name, RAW)
     if table is None:
         return Retained(age)
@@ -151,7 +151,7 @@ def _newest(table: DeltaTable, keys: Sequence[str]) -> tuple[dict[str, int], dic
 
 
 def _needed(work: Work, instance: dg.DagsterInstance, now: datetime) -> Needed:
-    """What keeps rows now, but for the DLQ and slices that are not whole."""
+    """The slices whose rows are needed now, but for the DLQ and slices that are not whole."""
     ledger, lake, stream = work.ledger, work.lake, work.stream
     live = list(instance.get_dynamic_partitions(stream.partitions_name))
     return Needed(
@@ -211,7 +211,7 @@ def _done(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
 
 
 def _recorded(work: Work, keys: Sequence[str]) -> dict[str, Erased]:
-    """What each of the slices loses: all that it holds. The question sorts rows, so it is asked of few at a time."""
+    """The removed rows of each slice: all of its rows. The query sorts rows, so it covers few slices at a time."""
     table = work.lake.table(work.stream.name, RAW)
     assert table is not None, "the slices' rows were just read there"
     found: dict[str, Erased] = {}

@@ -46,7 +46,7 @@ BY = "rebuild_ledger"
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What the lake says of a stream's plans.
+    """The plans of a stream by the lake.
 
     Args:
         generations: of each topic.
@@ -260,7 +260,7 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
 
 
 def _erasures(lake: Lake, stream: Stream, slices: Collection[str]) -> list[Recorded]:
-    """What was erased, as the lake keeps it; of slices that are not known any more there is nothing to account for."""
+    """The erasures that the lake keeps; of slices that are not known any more there is nothing to account for."""
     found = erasures_table.read(lake, stream.name)
     return [replace(one, slices={key: it for key, it in one.slices.items() if key in slices}) for one in found]
 
@@ -283,7 +283,7 @@ def _retired(
 
 
 def _reclaims(lake: Lake, stream: Stream) -> list[Reclaim]:
-    """What was reclaimed, by what its slices of the main topic decided since: by whom and why is not known."""
+    """The reclaims that the decisions of the main topic's slices saw: by whom and why is not known."""
     topic = stream.topic.replace("'", "''")
     found: dict[Origin, Reclaim] = {}
     for name in ("events", "rejects"):

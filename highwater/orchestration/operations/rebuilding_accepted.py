@@ -32,7 +32,7 @@ ROWS_A_PORTION = 50_000
 
 @dataclass
 class OnAccepted:
-    """What was seen while the topic was read; the records themselves are not held.
+    """The facts that were noted while the topic was read; the records themselves are not held.
 
     Args:
         log: what the topic holds, by partition; empty of a stream that publishes nothing, or publishes all again.

@@ -44,7 +44,7 @@ COPIES_A_PORTION = 10_000
 
 @dataclass
 class Copies:
-    """What was seen while topics were read; the copies themselves are not held.
+    """The facts that were noted while topics were read; the copies themselves are not held.
 
     Args:
         count: copies by the topic that holds them.
@@ -74,7 +74,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Begun:
-    """How a stream begins again.
+    """The new beginning of a stream.
 
     Args:
         generations: one for each topic that is there.

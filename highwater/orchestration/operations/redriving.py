@@ -39,7 +39,7 @@ class _Back(NamedTuple):
 
 @dataclass
 class _Stay:
-    """What could not be sent back: of a record its name and size, of one that raw lacks its name and place."""
+    """Records that could not be sent back: one too large by name and size, one that raw lacks by name and place."""
 
     large: list[tuple[str, int]] = field(default_factory=list)
     lost: list[tuple[str, Place]] = field(default_factory=list)

@@ -66,7 +66,7 @@ class StreamInputs:
 
     @cached_property
     def parked(self) -> int:
-        """How many records wait for a person, counted once.
+        """The number of records that wait for a person, counted once.
 
         Raises:
             DependencyAwayError: the lake is away.
@@ -313,7 +313,7 @@ def _late_retries(inputs: StreamInputs) -> Measure | None:
 
 
 def _lateness(inputs: StreamInputs, topic: str) -> tuple[timedelta, bool]:
-    """How long after its due time a tier's oldest record still is not in raw; and whether all could be asked.
+    """The time for which a tier's oldest due record is not in raw; and whether all partitions could be asked.
 
     Raises:
         TopicVanishedError: the tier is not there any more.
@@ -334,7 +334,7 @@ def _lateness(inputs: StreamInputs, topic: str) -> tuple[timedelta, bool]:
 
 @dataclass(frozen=True)
 class _Left:
-    """How long a topic still keeps its oldest unread record.
+    """The time for which a topic still keeps its oldest unread record.
 
     Args:
         topic: its name.

@@ -258,7 +258,7 @@ class Audit:
 
     @property
     def _versions(self) -> list[tuple[str, list[str], Rows]]:
-        """What the checks of versions say of the whole stream, and examples of each."""
+        """Results of the checks of versions over the whole stream, and examples of each."""
         lines = [[name, one.result, one.check.text] for name, one in self.versions.items()]
         examples = {name: one.check.samples for name, one in self.versions.items() if one.check.samples}
         return [
@@ -510,7 +510,7 @@ def outcome(pages: Sequence[Audit], remedy: str) -> HighwaterError | None:
 
 
 def _by_text(errors: Iterable[HighwaterError]) -> dict[str, HighwaterError]:
-    """What keeps several looks from succeeding is reported once, also where each client has its own words for it."""
+    """A failure of several looks is reported once, also where each client has its own words for it."""
     distinct: dict[tuple[type, str], HighwaterError] = {}
     for error in errors:
         same = error.problem if isinstance(error, DependencyAwayError) else str(error)
@@ -525,7 +525,7 @@ def _of_dagster(unasked: HighwaterError | None) -> dict[str, HighwaterError]:
 def _failing(
     ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, keys: Sequence[str]
 ) -> tuple[list[str], dict[str, HighwaterError]]:
-    """What the checks of slices say of the tables as they are now, warnings left out; and what could not be asked."""
+    """Failing checks of slices in the tables as they are now, warnings left out; and checks that could not be made."""
     from highwater.orchestration.checking.checks import CHECKS, Sources, failures
 
     found: list[str] = []
@@ -604,7 +604,7 @@ def _lost(losses: Sequence[Loss], topic: str) -> Counter[int]:
 
 
 def _ages(ledger: Ledger, kafka: Kafka, stream: Stream, status: StreamStatus, read: Collection[str]) -> Ages:
-    """How old what waits is; what keeps it from being asked is in the status."""
+    """The ages of waiting records; the reason why they could not be asked is in the status."""
     nothing = Ages({}, sure=False)
     try:
         # A broker that is away is waited for once.

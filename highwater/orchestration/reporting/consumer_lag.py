@@ -41,7 +41,7 @@ SLICES_ASKED = 1_000
 
 @dataclass(frozen=True)
 class HeldBack:
-    """What an open transaction holds back in a partition.
+    """The records that an open transaction holds back in a partition.
 
     Args:
         offset: of the first record of the transaction.
@@ -56,7 +56,7 @@ class HeldBack:
 
 @dataclass(frozen=True)
 class Ages:
-    """How old the oldest unread records are.
+    """The ages of the oldest unread records.
 
     Args:
         by_partition: those that are known. Of a partition whose lag is markers of transactions alone there is none.
@@ -135,7 +135,7 @@ def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: 
 
 
 def _held_back(kafka: Kafka, state: TopicState) -> dict[int, HeldBack]:
-    """What open transactions hold back, read by one consumer: the first record is at the last stable offset."""
+    """The records that open transactions hold back, read by one consumer: the first is at the last stable offset."""
     held = {p: seen for p, seen in state.partitions.items() if seen.last_stable is not None and seen.held_back}
     firsts = {p: OffsetRange(seen.last_stable or 0, (seen.last_stable or 0) + 1) for p, seen in held.items()}
     ages: dict[int | None, timedelta] = {}
@@ -223,7 +223,7 @@ def _oldest(kafka: Kafka, state: TopicState, waiting: Mapping[int, OffsetRange])
 
 
 def age_of(message: Message) -> timedelta | None:
-    """How long ago a record's timestamp is; 0 for one in the future, which a producer's clock may name.
+    """The age of a record's timestamp; 0 for one in the future, which a producer's clock may name.
 
     None for a record without a timestamp, which Kafka reports as -1.
     """

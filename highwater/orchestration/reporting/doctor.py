@@ -132,7 +132,7 @@ def _registry(settings: Settings) -> str:
 
 
 def _translated(deployment: Deployment) -> str:
-    """How many properties Spark's client is given; not which values, some of which are secrets."""
+    """The number of properties that Spark's client gets; not their values, since some are secrets."""
     return f"{len(deployment.kafka().spark_options())} properties"
 
 
@@ -315,7 +315,7 @@ def _reading(deployment: Deployment, topic: str) -> str:
 
 
 def _permissions(deployment: Deployment, stream: Stream) -> str:
-    """What the brokers allow with the stream's topics; those that are not there yet are reported.
+    """The brokers' permissions on the stream's topics; those that are not there yet are reported.
 
     Raises:
         ConfigurationError: something that is needed is not allowed.

@@ -188,7 +188,7 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, partiti
 
 
 def _aged(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, here: Origin, why: Erasure) -> Located:
-    """How a record ended whose row of raw went by its age; on the main topic its place is its origin."""
+    """The end of a record whose row of raw went by its age; on the main topic its place is its origin."""
     fact = f"its row of raw went by its age, by {why.erased_by} at {why.erased_at}: {why.reason}"
     if slice_.topic == stream.topic:
         found = _ended(ledger, lake, stream, here, slice_, None)
@@ -241,7 +241,7 @@ def _ended(
     *,
     tombstone: bool = False,
 ) -> Located:
-    """How an origin ended: its last known event."""
+    """The end of an origin: its last known event."""
     published = {(found["slice"], found[NUMBER]): found for found in _rows_of(lake, stream, "dlq", origin)}
     found = _rows_of(lake, stream, "rejects", origin)
     rejects = sorted(found, key=lambda row: _when(row, published.get(_copy(row))))

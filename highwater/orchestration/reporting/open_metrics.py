@@ -218,7 +218,7 @@ def _planned(found: Metrics, ledger: Ledger, view: Stream) -> Planned | None:
 def _plans(
     found: Metrics, view: Stream, planned: Planned | None, slices: Sequence[Slice] | None, committed: Attempts | None
 ) -> None:
-    """How far the topic is planned and committed."""
+    """Measure the planned and committed offsets of the topic."""
     if planned is None:
         return
     for partition, end in planned.ends.items():
@@ -238,7 +238,7 @@ def _topic(
     *,
     expected: bool,
 ) -> None:
-    """How far the topic reaches, and what keeps it from being planned."""
+    """Measure the end offsets of the topic, and count the errors that keep it from being planned."""
     if "kafka" in found.away:
         return
     status = topic_status(kafka, view, planned)

@@ -41,7 +41,7 @@ MOST_OPENED = 50
 
 @dataclass(frozen=True)
 class Behind:
-    """How far publication is behind the decisions.
+    """The lag of publication behind the decisions.
 
     Args:
         topic: where accepted events are sent.

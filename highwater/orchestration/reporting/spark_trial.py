@@ -161,7 +161,7 @@ def secrets_of(settings: Settings) -> frozenset[str]:
 def _reported(
     steps: Sequence[Step], reports: BinaryIO, log: BinaryIO, secrets: frozenset[str]
 ) -> Generator[Tried, None, bool]:
-    """What the process reports of each step; returns whether it answered to the end."""
+    """The process's report of each step; returns whether it answered to the end."""
     rest = b""
     for step in steps:
         line, rest = _line(reports, rest, step.seconds)

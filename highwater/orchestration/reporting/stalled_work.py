@@ -71,7 +71,7 @@ def retries_stopped(inputs: StreamInputs) -> Measure:
 
 
 def _faults(tick: Tick) -> list[tuple[str, str]]:
-    """What keeps partitions from being planned, with what to do."""
+    """The errors that keep partitions from being planned, with their remedies."""
     skipped = [
         (f"{tick.state.topic} partition {p}: {why}", "see that every partition has a leader")
         for p, why in tick.skipped.items()
@@ -85,7 +85,7 @@ def _fault(error: PermanentError) -> tuple[str, str]:
 
 
 class _Texts(NamedTuple):
-    """What an alert says of some faults."""
+    """The texts of an alert about some faults."""
 
     value: str
     over: bool
@@ -155,7 +155,7 @@ def slices_expired(inputs: StreamInputs) -> Measure:
 
 
 def slices_waiting(inputs: StreamInputs) -> Measure | None:
-    """How long the oldest planned slice has waited to be read, by its plan: for example because the run queue is stuck.
+    """The wait of the oldest planned slice to be read, since its plan: for example because the run queue is stuck.
 
     None while the lake cannot be asked.
     """

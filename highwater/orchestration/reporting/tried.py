@@ -1,4 +1,4 @@
-"""What the doctor reports of one thing that it tried."""
+"""The result of one thing that the doctor tried."""
 
 from __future__ import annotations
 

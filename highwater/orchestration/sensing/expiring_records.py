@@ -21,7 +21,7 @@ MOST_OF_RETENTION = 0.75
 
 
 def margin(stream: Stream, retained_for: timedelta) -> timedelta:
-    """How long before retention takes them unread records come first; never later than the alert."""
+    """The time before retention takes them at which unread records come first; never later than the alert."""
     return min(max(stream.limits.retention_margin, stream.alerts.retention_left), retained_for * MOST_OF_RETENTION)
 
 

@@ -60,7 +60,7 @@ class Looked:
 
 @dataclass(frozen=True)
 class Progress:
-    """What the group shall hold of a topic.
+    """The offsets that the group shall hold of a topic.
 
     Args:
         offsets: by partition; those that cannot be judged now are left out.
@@ -174,7 +174,7 @@ def _last_known(ledger: Ledger, one: Looked, has: Offsets) -> Slice | None:
 
 
 def leading(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> int:
-    """How many slices from the first one on are done."""
+    """The number of slices that are done, from the first one on without a gap."""
     count, width = 0, FIRST_LOOK
     while count < len(slices):
         keys = [slice_.key for slice_ in slices[count : count + width]]

@@ -61,7 +61,7 @@ def ensure_in_turn(work: Work, table: str) -> None:
 
 @dataclass(frozen=True)
 class Turn:
-    """What repair asks for of an ordered stream's main topic.
+    """The next requests of repair for an ordered stream's main topic.
 
     Args:
         keys: slices that go on now, in one run; none while the first one is worked on, or its next attempt not due.
@@ -196,12 +196,12 @@ def released(ledger: Ledger, lacking: Collection[str]) -> dict[str, datetime]:
 
 
 def hold_lines(holds: Sequence[Hold]) -> list[str]:
-    """What a tick says of slices that are held."""
+    """Lines of a tick about slices that are held."""
     return [f"{hold.text}. Slices behind it are taken into raw, and wait there" for hold in holds]
 
 
 def turn_lines(turn: Turn, holds: Sequence[Hold]) -> list[str]:
-    """What repair did not ask for because slices follow each other, for the tick's log."""
+    """Lines of a tick about slices that repair did not request because slices follow each other."""
     asked = [f"{len(turn.keys)} requested in their turn, from {turn.keys[0]} on"] if turn.keys else []
     waiting = [f"{len(turn.waiting)} wait for their turn"] if turn.waiting else []
     due = [] if turn.due_at is None else [f"the next is asked for at {turn.due_at:%H:%M:%S} UTC"]

@@ -102,7 +102,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Gate:
-    """What keeps slices from being decided, and whom it lets through.
+    """The states that keep slices from being decided, and the slices that pass all the same.
 
     Args:
         breaker: the stream's.
@@ -379,7 +379,7 @@ def put_first(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str]
 
 
 def urgent_lines(urgent: Collection[str], first: Sequence[str]) -> list[str]:
-    """What repair did for records that retention is about to take, for the tick's log."""
+    """Lines of a tick about requests for records that retention is about to take."""
     read = [f"{len(urgent)} are read first, before retention takes them: {_some(sorted(urgent))}"] if urgent else []
     return [*read, *([f"{len(first)} queued runs of these were put first"] if first else [])]
 
@@ -396,7 +396,7 @@ def repair_lines(
     strange: Sequence[str],
     left: Sequence[str],
 ) -> list[str]:
-    """What repair did, for the tick's log."""
+    """Lines of a tick about requests of repair."""
     keys_by_state = {
         "keys added again": lost,
         "requested again": list(found.due),
@@ -412,7 +412,7 @@ def repair_lines(
 
 
 def stopped_lines(breaker: Circuit, stopped: Stopped, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
-    """What repair did not ask for because of the breaker, for the tick's log."""
+    """Lines of a tick about slices that repair did not request because of the breaker."""
     probe = [] if stopped.probe is None else [f"requested as the breaker's probe: {stopped.probe}"]
     waiting = [f"{len(stopped.waiting)} wait for the breaker"] if stopped.waiting else []
     return [*breaker_lines(breaker, rests), *probe, *waiting]

@@ -35,7 +35,7 @@ MOST_RUNS = 100
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What a round works on.
+    """The streams of a round, and their clients.
 
     Args:
         instance: Dagster's.
@@ -53,7 +53,7 @@ class RoundContext:
 
 
 class Round(Protocol):
-    """What a sensor asks once for all streams, and its work for each of them.
+    """The facts that a sensor asks once for all streams, and its work for each of them.
 
     Args:
         lines: sentences for the tick's message that concern no single stream.
@@ -194,7 +194,7 @@ def _visit(round_: Round, stream: Stream, lefts: dict[str, str], found: Visits) 
 
 
 def remedy_of(error: Exception, sensor: str) -> str:
-    """What a person does about a fault."""
+    """The remedy of a fault, for a person."""
     if isinstance(error, HighwaterError):
         return error.remedy
     return f"report this as a defect of Highwater, with the log of the sensor {sensor}'s last tick"

@@ -133,7 +133,7 @@ class PastRun:
 
 @dataclass(frozen=True)
 class RepairRules:
-    """How often and how soon repair asks again.
+    """The number and the waits of repair's requests.
 
     Args:
         attempts: runs in a day that may leave a slice undone before it is exhausted. With the waits below the sixth
@@ -154,14 +154,14 @@ class RepairRules:
     slices_a_tick: int = 200
 
     def wait(self, ended: int) -> timedelta:
-        """How long the next attempt waits after this many runs."""
+        """The wait before the next attempt after this many runs."""
         doublings = min(max(ended - 1, 0), 20)  # beyond that a timedelta overflows
         return min(self.first_wait * float(2**doublings), self.longest_wait)
 
 
 @dataclass(frozen=True)
 class Repair:
-    """What repair decided of the slices that are not done.
+    """Repair's plan for the slices that are not done.
 
     Args:
         due: slices to ask for now, with the attempt.
@@ -228,7 +228,7 @@ def decide_repair(
 
 
 def histories(keys: Iterable[str], runs: Iterable[PastRun]) -> dict[str, History]:
-    """What runs made of slices."""
+    """The histories of slices in runs."""
     found = {key: History() for key in keys}
     for run in runs:
         for key in run.keys & found.keys():
@@ -288,7 +288,7 @@ def forgiven(runs: Iterable[PastRun], floor: datetime | None, accepted: Mapping[
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a breaker that is not closed makes of the slices that are not done.
+    """The slices that are not done, split by a breaker that is not closed.
 
     Args:
         waiting: slices that are in raw and wait for their decision.

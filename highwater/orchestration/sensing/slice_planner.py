@@ -29,7 +29,7 @@ NOTHING: Mapping[int, int] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class PlanResult:
-    """What one look at a topic comes to.
+    """The result of one look at a topic.
 
     Args:
         slices: the new slices, in their order.

@@ -41,7 +41,7 @@ OBSERVE_EVERY = timedelta(minutes=1)
 
 @dataclass(frozen=True)
 class Tick:
-    """What a tick came to.
+    """The result of a tick.
 
     Args:
         keys: slice keys that Dagster does not hold yet, in the order of their plan.
@@ -153,7 +153,7 @@ def together(errors: Sequence[PermanentError]) -> PermanentError:
 
 
 def breaker_lines(breaker: Circuit, rests: bool) -> list[str]:  # noqa: FBT001 - a value, no mode
-    """What a tick says of a breaker that is not closed, and of a reference table that is left alone."""
+    """Lines of a tick about a breaker that is not closed, and a reference table that is left alone."""
     reasons = [] if breaker.closed else [f"the breaker is {breaker.text}"]
     reasons += ["the breaker of the reference table is open"] if rests else []
     return [f"{' and '.join(reasons)}. Slices are taken into raw, and wait there"] if reasons else []

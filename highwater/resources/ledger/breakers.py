@@ -25,7 +25,7 @@ TRIES = 20
 
 @dataclass(frozen=True)
 class Judgement:
-    """How a slice of the main topic was judged.
+    """The breaker's judgement of a slice of the main topic.
 
     Args:
         slice_key: the slice.
@@ -207,7 +207,7 @@ class Breakers(LedgerPart):
         )
 
     def judgements(self, keys: Sequence[str]) -> dict[str, Judgement]:
-        """How slices were judged the last time; those that never were are left out."""
+        """The last judgement of each slice; those that never had one are left out."""
         with self._database.reading() as connection:
             return _judgements(connection, keys)
 

@@ -82,7 +82,7 @@ class Erasures(LedgerPart):
         return found
 
     def of_key(self, stream: str, digest: str) -> dict[str, list[Erased]]:
-        """What every erasure of a key took, by slice."""
+        """The records that every erasure of a key took, by slice."""
         mine = _SLICES.c.erasure == _KEYS.c.id
         query = select(_SLICES).join(_KEYS, mine).where(_KEYS.c.stream == stream, _KEYS.c.digest == digest)
         found: dict[str, list[Erased]] = {}

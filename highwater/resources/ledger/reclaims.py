@@ -26,7 +26,7 @@ ROWS_A_STATEMENT = 1_000
 
 
 class Act(NamedTuple):
-    """What one command reclaimed of one slice.
+    """The records that one command reclaimed of one slice.
 
     Args:
         number: the act, 1 or more.
@@ -66,7 +66,7 @@ class Reclaims(LedgerPart):
     def of(
         self, stream: str, *, acts: int | None = None, after: int = 0, slice_key: str | None = None
     ) -> list[Reclaim]:
-        """What was reclaimed of a stream, in the order in which it was.
+        """The reclaims of a stream, in the order in which they were made.
 
         Args:
             stream: the stream's name.

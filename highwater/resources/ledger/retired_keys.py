@@ -28,7 +28,7 @@ class RetiredKeys(LedgerPart):
             return {row.slice_key for row in rows_of(connection, _TABLE, keys) if row.recalled_at is None}
 
     def count(self, stream: str) -> int:
-        """How many keys of a stream are retired now."""
+        """The number of keys of a stream that are retired now."""
         query = select(func.count()).where(_TABLE.c.stream == stream, _TABLE.c.recalled_at.is_(None))
         with self._database.reading() as connection:
             return int(connection.execute(query).scalar_one())

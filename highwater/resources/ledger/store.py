@@ -299,7 +299,7 @@ class Ledger:
     # Topics
 
     def planned(self, stream: str, topic: str) -> Planned | None:
-        """How far a topic is planned, or None if it never was; costs the same after any number of slices."""
+        """The end of a topic's plans, or None if it was never planned; costs the same after any number of slices."""
         with self.database.reading() as connection:
             generation = _generation(connection, stream, topic)
             if generation is None:
@@ -312,7 +312,7 @@ class Ledger:
             return Planned.of(generation, last, [loss_of(row) for row in connection.execute(query)])
 
     def all_planned(self) -> dict[tuple[str, str], Planned]:
-        """How far each planned topic of each stream is planned, by stream and topic, with three queries for all."""
+        """The end of the plans of each planned topic of each stream, by stream and topic, by three queries for all."""
         with self.database.reading() as connection:
             newest = {(one.stream, one.topic): one for one in _newest_generations(connection)}
             last = {(slice_.stream, slice_.topic): slice_ for slice_ in _newest_slices(connection)}
@@ -451,7 +451,7 @@ class Ledger:
             ).scalar()
 
     def discards_reported(self, stream: str) -> tuple[int, datetime | None]:
-        """How many records of a stream were discarded, and when the last was, in UTC."""
+        """The number of discarded records of a stream, and when the last was, in UTC."""
         table = schema.discards
         totals = select(func.count(), func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
         with self.database.reading() as connection:
@@ -529,7 +529,7 @@ class Ledger:
     # Gaps
 
     def gaps(self, keys: Sequence[str]) -> dict[str, Gaps]:
-        """What explained the gaps of these slices when they were first looked at; those that were not are left out."""
+        """The explanation of the gaps of these slices at the first look; slices never looked at are absent."""
         with self.database.reading() as connection:
             return {row.slice_key: gaps_of(row) for row in rows_of(connection, schema.gaps, keys)}
 
@@ -567,7 +567,7 @@ class Ledger:
                 connection.execute(insert(table), [vars(alert) for alert in open_.values()])
 
     def watched(self) -> dict[str, datetime]:
-        """What alerts are about, by name, and when somebody last watched over it, in UTC."""
+        """The watched names of alerts, and when somebody last watched over each, in UTC."""
         with self.database.reading() as connection:
             return {row.name: row.at for row in connection.execute(select(schema.watched))}
 
@@ -623,7 +623,7 @@ class Ledger:
 
     @property
     def paused(self) -> PausedTopics:
-        """What a person paused of all streams: sensors, and topics whose records are retried."""
+        """The pauses of all streams: sensors, and topics whose records are retried."""
         return PausedTopics(self.database)
 
     # Faults of sensors
