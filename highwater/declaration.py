@@ -22,6 +22,7 @@ from highwater.declaration_parts import (
     Foreign,
     Limits,
     Lookup,
+    Maintenance,
     Metrics,
     OnReject,
     Retention,
@@ -29,7 +30,6 @@ from highwater.declaration_parts import (
     Start,
     Transitions,
     UnknownFields,
-    Upkeep,
 )
 from highwater.declaration_rules import problems
 from highwater.errors import DeclarationError
@@ -47,6 +47,7 @@ __all__ = [
     "Foreign",
     "Limits",
     "Lookup",
+    "Maintenance",
     "Metrics",
     "OnReject",
     "Retention",
@@ -55,7 +56,6 @@ __all__ = [
     "Stream",
     "Transitions",
     "UnknownFields",
-    "Upkeep",
 ]
 
 
@@ -88,7 +88,7 @@ class Stream:
         checks: for each check that shall have another severity than in `CHECKS` which one.
         breaker: when slices are no longer decided.
         publishes: where accepted events are sent to; None if nowhere.
-        upkeep: what maintenance keeps.
+        maintenance: what maintenance keeps.
         retention: how long rows are kept.
         value: the format of record values.
         key_format: the format of record keys, which fields with the source `Key` are taken from.
@@ -131,7 +131,7 @@ class Stream:
     checks: Mapping[str, Severity] = field(default_factory=lambda: CHECKS)
     breaker: Breaker = field(default_factory=Breaker)
     publishes: Accepted | None = None
-    upkeep: Upkeep = field(default_factory=Upkeep)
+    maintenance: Maintenance = field(default_factory=Maintenance)
     retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:

@@ -335,7 +335,7 @@ LEAST_RUNS_FOR = timedelta(days=2)
 
 
 @dataclass(frozen=True)
-class Upkeep:
+class Maintenance:
     """The limits that maintenance keeps for a stream.
 
     Args:

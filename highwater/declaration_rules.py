@@ -25,11 +25,11 @@ from highwater.declaration_parts import (
     Alerts,
     Breaker,
     Limits,
+    Maintenance,
     OnReject,
     Retention,
     Severity,
     Start,
-    Upkeep,
 )
 from highwater.field_rules import CONTAINERS, NAME, TYPE, field_problems
 from highwater.format_rules import format_problems, key_format_problems
@@ -72,7 +72,7 @@ def problems(stream: Stream) -> list[str]:
     found += _alert_problems(stream.alerts)
     found += _breaker_problems(stream.breaker)
     found += _accepted_problems(stream)
-    found += _upkeep_problems(stream.upkeep)
+    found += _maintenance_problems(stream.maintenance)
     found += _cluster_problems(stream)
     found += _retention_problems(stream.retention)
     if not found:
@@ -223,7 +223,7 @@ def _expression_problems(stream: Stream) -> list[str]:
     for f in stream.fields:
         if f.expression is not None and (f.source is not None or f.optional or f.default is not None):
             found.append(f"field {f.name!r}: an expression has no source, is not optional and has no default")
-    used = {"metrics": [], "transitions": [], "upkeep: cluster_by": list(stream.upkeep.cluster_by)}
+    used = {"metrics": [], "transitions": [], "maintenance: cluster_by": list(stream.maintenance.cluster_by)}
     used["metrics"] = [stream.metrics.status, stream.metrics.amount] if stream.metrics else []
     used["transitions"] = [stream.transitions.field] if stream.transitions else []
     unstored = {f.name for f in stream.fields if not f.stored}
@@ -360,19 +360,19 @@ _CLUSTERED = frozenset({"key", "version", "event_time", "origin_partition", "ori
 
 def _cluster_problems(stream: Stream) -> list[str]:
     known = {field.name for field in stream.fields} | _CLUSTERED
-    unknown = [name for name in stream.upkeep.cluster_by if name not in known]
-    found = [f"upkeep: cluster_by names {', '.join(unknown)}, which events do not have"] if unknown else []
-    return found if stream.upkeep.cluster_by else ["upkeep: cluster_by must name a column or more"]
+    unknown = [name for name in stream.maintenance.cluster_by if name not in known]
+    found = [f"maintenance: cluster_by names {', '.join(unknown)}, which events do not have"] if unknown else []
+    return found if stream.maintenance.cluster_by else ["maintenance: cluster_by must name a column or more"]
 
 
-def _upkeep_problems(upkeep: Upkeep) -> list[str]:
-    found = ["upkeep: live_slices must be 1 or more"] if upkeep.live_slices < 1 else []
-    if upkeep.live_for is not None and upkeep.live_for <= timedelta(0):
-        found.append("upkeep: live_for must be longer than nothing")
-    if not timedelta(0) < upkeep.horizon <= LONGEST_HORIZON:
-        found.append("upkeep: the horizon must be longer than nothing, and seven days at the most")
-    if upkeep.runs_for is not None and upkeep.runs_for < LEAST_RUNS_FOR:
-        found.append("upkeep: runs_for must be two days or more: repair goes by the runs of the last one")
+def _maintenance_problems(maintenance: Maintenance) -> list[str]:
+    found = ["maintenance: live_slices must be 1 or more"] if maintenance.live_slices < 1 else []
+    if maintenance.live_for is not None and maintenance.live_for <= timedelta(0):
+        found.append("maintenance: live_for must be longer than nothing")
+    if not timedelta(0) < maintenance.horizon <= LONGEST_HORIZON:
+        found.append("maintenance: the horizon must be longer than nothing, and seven days at the most")
+    if maintenance.runs_for is not None and maintenance.runs_for < LEAST_RUNS_FOR:
+        found.append("maintenance: runs_for must be two days or more: repair goes by the runs of the last one")
     return found
 
 

@@ -64,7 +64,8 @@ class Horizon:
                 "the horizon of maintenance is shorter than what a run may need",
                 stored=hours(horizon),
                 found=self.arithmetic,
-                remedy="declare a longer horizon in the stream's Upkeep, or shorten run_monitoring.max_runtime_seconds",
+                remedy="declare a longer horizon in the stream's Maintenance, or shorten "
+                "run_monitoring.max_runtime_seconds",
             )
 
     def outlived(self, horizon: timedelta, read: Mapping[str, datetime | None], now: datetime) -> dict[str, str]:

@@ -53,7 +53,7 @@ def option_for(stream: Stream, topic: str) -> str:
     return f" --topic {topic}" if topic in stream.foreign_topics or _TIER.search(topic) else ""
 
 
-def named(stream: Stream, topic: str | None) -> Stream:
+def stream_of_topic(stream: Stream, topic: str | None) -> Stream:
     """The stream as the planner sees it when it plans this topic of its.
 
     Raises:
@@ -70,7 +70,7 @@ def named(stream: Stream, topic: str | None) -> Stream:
     return on_tier(stream, topic)
 
 
-def reads(stream: Stream, topic: str) -> bool:
+def is_stream_topic(stream: Stream, topic: str) -> bool:
     """Whether slices of this topic are the stream's to materialise, as it is declared now.
 
     A tier that was taken out of the declaration is one of ours: its records carry our envelope, so its planned slices

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Seam:
+class TilingFault:
     """Where a slice does not begin as the plan before it ends.
 
     Args:
@@ -37,9 +37,9 @@ class Seam:
         return f"{self.slice_key}: partition {self.partition} [{low}, {high}) is {what}"
 
 
-def seams(
+def tiling_faults(
     slices: Sequence[Slice], generation: Generation, losses: Iterable[Loss], before: Slice | None = None
-) -> list[Seam]:
+) -> list[TilingFault]:
     """The places where slices do not tile.
 
     Args:
@@ -56,14 +56,14 @@ def seams(
     # A partition that is not named joined later: at 0. One whose start was left open may begin anywhere.
     ends: dict[int, int | None] = dict(generation.starts)
     ends.update({p: offsets.end for p, offsets in before.ranges.items()} if before else {})
-    found: list[Seam] = []
+    found: list[TilingFault] = []
     for slice_ in slices:
-        found += _seams(slice_, ends, holes)
+        found += _faults(slice_, ends, holes)
         ends.update({p: offsets.end for p, offsets in slice_.ranges.items()})
     return found
 
 
-def _seams(slice_: Slice, ends: dict[int, int | None], holes: Sequence[Loss]) -> Iterator[Seam]:
+def _faults(slice_: Slice, ends: dict[int, int | None], holes: Sequence[Loss]) -> Iterator[TilingFault]:
     for partition, offsets in sorted(slice_.ranges.items()):
         end = ends.get(partition, 0)
         if end is None or end == offsets.start:
@@ -71,7 +71,7 @@ def _seams(slice_: Slice, ends: dict[int, int | None], holes: Sequence[Loss]) ->
         lost = [hole.offsets for hole in holes if hole.partition == partition]
         reached = _beyond(end, lost)
         if offsets.start < end or reached < offsets.start:
-            yield Seam(slice_.key, partition, end if offsets.start < end else reached, offsets.start)
+            yield TilingFault(slice_.key, partition, end if offsets.start < end else reached, offsets.start)
 
 
 def _beyond(end: int, lost: Sequence[OffsetRange]) -> int:

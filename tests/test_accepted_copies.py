@@ -128,7 +128,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)
     monkeypatch.setattr(published, "_topic_id", lambda *_: "T" * 22)
     monkeypatch.setattr(rebuilding_accepted, "topic_settings", lambda *_: None)
-    monkeypatch.setattr(rebuilding_accepted, "ROWS_A_PORTION", 2)
+    monkeypatch.setattr(rebuilding_accepted, "ROWS_A_BATCH", 2)
     return log
 
 

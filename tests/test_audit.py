@@ -139,7 +139,7 @@ def test_what_was_abandoned_while_a_copy_of_it_was_under_way_has_that_end(writte
     assert count_parked(written.ledger, written.lake, STREAM) == 1
 
 
-def test_origins_are_counted_in_portions(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_origins_are_counted_in_ranges(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origin_counts, "ROWS_AT_ONCE", 2)
     assert written.ends() == SOUND
     written.rows["events"] += [row for row in written.rows["events"] if row.get("origin_offset") == 3]

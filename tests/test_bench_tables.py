@@ -14,7 +14,7 @@ from highwater.orchestration.checking import contents, follower_checks, origin_c
 from highwater.orchestration.checking.key_places import key_places
 from highwater.orchestration.checking.offset_queries import in_raw
 from highwater.orchestration.checking.origin_counts import count_ends
-from highwater.orchestration.checking.plan_checks import all_seams, offsets_as_planned
+from highwater.orchestration.checking.plan_checks import all_tiling_faults, offsets_as_planned
 from highwater.orchestration.checking.slice_status import attempts
 from highwater.orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
 from highwater.partition_counts import eras
@@ -52,7 +52,7 @@ def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: p
 
     slices = ledger.slices(STREAM.name)
     committed = attempts(lake, STREAM)
-    assert all_seams(ledger, STREAM, slices) == []
+    assert all_tiling_faults(ledger, STREAM, slices) == []
     assert [slice_.key for slice_ in slices if committed.lacking(slice_.key)] == []
     keys = [slice_.key for slice_ in slices if slice_.topic == STREAM.topic]
     checks = {

@@ -29,7 +29,7 @@ from highwater.orchestration.reporting.locating import locate
 from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.plans import Discard, Generation
-from highwater.routing import due_after, named, reads
+from highwater.routing import due_after, is_stream_topic, stream_of_topic
 from tests.support import Bench, Message, customers, order_message
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def test_a_slice_of_a_tier_that_is_declared_no_more_is_decided_as_it_would_have_
     bench.materialise(bench.plan(0, p0=(0, 2)))
     [slice_] = due(bench)
     bench.stream = replace(bench.stream, tiers=())
-    assert reads(bench.stream, slice_.topic)
+    assert is_stream_topic(bench.stream, slice_.topic)
     customers(bench.lake, ["c1", "late"])
     bench.materialise(slice_)
     assert ends(bench, "events") == Counter({(slice_.key, 0): 1})
@@ -390,8 +390,8 @@ def test_a_copy_of_what_is_not_decided_yet_is_none(retried: Bench) -> None:
     bench.materialise(slice_)
     waiting = bench.plan(1, p0=(1, 2), p1=(0, 0), p2=(0, 0))
     [(_, _, _, headers)] = published(bench.bootstrap, tier)
-    named = {"offset": [b"1", b"2"], "generation": [b"1"], "partition": [b"1", b"7"]}
-    garbled = [{f"highwater.origin.{part}": value} for part, values in named.items() for value in values]
+    stream_of_topic = {"offset": [b"1", b"2"], "generation": [b"1"], "partition": [b"1", b"7"]}
+    garbled = [{f"highwater.origin.{part}": value} for part, values in stream_of_topic.items() for value in values]
     sound = order_message("o2", 1).value
     at = replace(bench, stream=replace(bench.stream, topic=tier))
     at.send(*[Message(b"o2", sound, 1, [*{**dict(headers), **changes}.items()]) for changes in garbled])
@@ -448,12 +448,12 @@ def test_status_and_acceptance_know_the_tiers(retried: Bench) -> None:
         bench.materialise(slice_)
     assert f"highwater accept-loss orders --topic {tier} --partition 0" in caught.value.remedy
     unread = never_read(bench.lake, bench.stream)
-    asked = named(bench.stream, tier)
+    asked = stream_of_topic(bench.stream, tier)
     accepted = accept_loss(bench.ledger, bench.kafka, asked, unread, by="ann", now=datetime.now(UTC), dry=False)
     assert [(loss.topic, len(loss.offsets)) for loss in accepted.losses] == [(tier, 2)]
     bench.materialise(slice_)
     with pytest.raises(ConfigurationError, match="no topic that is planned"):
-        named(bench.stream, bench.stream.parked_topic)
+        stream_of_topic(bench.stream, bench.stream.parked_topic)
 
 
 @pytest.mark.long

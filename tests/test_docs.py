@@ -43,7 +43,7 @@ DECLARED = (
     declaration.Metrics,
     declaration.Breaker,
     declaration.Accepted,
-    declaration.Upkeep,
+    declaration.Maintenance,
     declaration.Retention,
     declaration.Answers,
 )

@@ -15,7 +15,7 @@ from dev.planted import plant
 from highwater.assets import erasures_table, publication_log, raw
 from highwater.assets.erasures_table import keep, read
 from highwater.assets.work import Work
-from highwater.declaration import Accepted, Stream, Upkeep
+from highwater.declaration import Accepted, Maintenance, Stream
 from highwater.erasing import BY_AGE, Erased, Erasure, Recorded, digest_of
 from highwater.errors import DependencyAwayError, TemporaryError
 from highwater.orchestration.checking import gap_checks
@@ -209,7 +209,7 @@ def test_keys_that_dagster_does_not_hold_are_retired_as_maintenance_would(tmp_pa
     """Without it repair adds every key that was ever retired."""
     world = World(tmp_path, copies=4)
     world.write()
-    stream = replace(STREAM, upkeep=Upkeep(live_slices=2))
+    stream = replace(STREAM, maintenance=Maintenance(live_slices=2))
     newest = {RETRIED.key, world.second.key}  # by the time of their plan, then by key
     old = [key for key in world.keys if key not in newest]
     del world.proofs["rejects"][old[1]]
@@ -233,7 +233,7 @@ def test_a_stream_that_has_published_can_be_rebuilt(tmp_path: Path) -> None:
     batch = publication_log.Sending(3, "orders.accepted", "id", 0, {FIRST.key: 2})
     rows = pa.Table.from_pylist([{"batch": batch.to_json()}], publication_log.sending_schema())
     write_deltalake(world.lake.path("orders", publication_log.SENDING), rows)
-    publishing = replace(STREAM, publishes=Accepted("orders.accepted"), upkeep=Upkeep(live_slices=1))
+    publishing = replace(STREAM, publishes=Accepted("orders.accepted"), maintenance=Maintenance(live_slices=1))
     assert rebuilding.look(world.lake, KAFKA, publishing, []).retired == []
 
 

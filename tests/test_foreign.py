@@ -35,7 +35,7 @@ from highwater.plans import Generation, Loss
 from highwater.resources.dlq_topics import ensure
 from highwater.resources.ledger import Ledger
 from highwater.routing import destination, on_tier, option_for, tier_of
-from highwater.routing import named as asked
+from highwater.routing import stream_of_topic as asked
 from highwater.slices import OffsetRange, Slice
 from highwater.stream_files import load_streams
 from tests.conftest import create_topic

@@ -18,7 +18,7 @@ from highwater.orchestration.checking.offset_queries import in_raw
 from highwater.plans import Generation, Loss
 from highwater.resources.lake import Lake
 from highwater.slices import OffsetRange, Slice
-from highwater.tiling import seams
+from highwater.tiling import tiling_faults
 from tests.conftest import create_topic
 from tests.scene import Scene
 from tests.test_completeness import store
@@ -109,13 +109,13 @@ TILED: dict[str, tuple[list[Slice], list[Loss], list[tuple[int, int]]]] = {
 @pytest.mark.parametrize("name", TILED)
 def test_slices_tile_or_the_seam_is_named(name: str) -> None:
     slices, losses, expected = TILED[name]
-    assert [(seam.expected, seam.found) for seam in seams(slices, OPENED, losses)] == expected
+    assert [(fault.expected, fault.found) for fault in tiling_faults(slices, OPENED, losses)] == expected
 
 
 def test_a_slice_is_held_against_the_one_before_it() -> None:
     before = a_slice(0, 5, 9)
-    assert seams([a_slice(1, 9, 12)], OPENED, [], before) == []
-    assert "[9, 10) is in no slice" in seams([a_slice(1, 10, 12)], OPENED, [], before)[0].text
+    assert tiling_faults([a_slice(1, 9, 12)], OPENED, [], before) == []
+    assert "[9, 10) is in no slice" in tiling_faults([a_slice(1, 10, 12)], OPENED, [], before)[0].text
 
 
 # A real broker

@@ -133,15 +133,15 @@ def test_a_key_of_another_generation_is_another_key(tmp_path: Path) -> None:
     assert (found.keys, found.several) == (200, 0)
 
 
-def test_portions_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_ranges_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = Raw(tmp_path)
     raw.send(a_slice(0, 12), MURMUR2, keys(0, 300))
     raw.send(a_slice(1, 12), CRC32, keys(0, 50))
     whole = raw.ask()
     monkeypatch.setattr(module, "RECORDS_AT_ONCE", 60)
-    portioned = raw.ask()
-    assert replace(portioned, samples=()) == replace(whole, samples=())
-    assert {row["key"] for row in portioned.samples} <= {key.decode() for key in keys(0, 50)}
+    in_ranges = raw.ask()
+    assert replace(in_ranges, samples=()) == replace(whole, samples=())
+    assert {row["key"] for row in in_ranges.samples} <= {key.decode() for key in keys(0, 50)}
 
 
 def test_a_key_that_is_no_text_is_shown(tmp_path: Path) -> None:

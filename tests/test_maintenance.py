@@ -19,7 +19,7 @@ from highwater.assets import erasures_table, events, publication_log, published
 from highwater.assets.origins import SEEN
 from highwater.assets.raw_expiry import put_back
 from highwater.assets.work import Work
-from highwater.declaration import Retention, Upkeep
+from highwater.declaration import Maintenance, Retention
 from highwater.erasing import Erased, Erasure
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.maintenance import FEWEST_FILES, LONGEST_RUN, File, Horizon
@@ -68,7 +68,7 @@ def test_a_dry_run_reports_what_each_table_takes_and_changes_nothing(world: Worl
 
 def test_a_horizon_that_a_run_may_outlast_is_refused(world: World) -> None:
     with pytest.raises(ConfigurationError, match="the longest run"):
-        maintain(work_of(world, upkeep=Upkeep(horizon=timedelta(hours=12))), None, NOW, sure=True)
+        maintain(work_of(world, maintenance=Maintenance(horizon=timedelta(hours=12))), None, NOW, sure=True)
 
 
 def test_runs_that_go_on_lengthen_what_the_horizon_must_exceed() -> None:

@@ -16,6 +16,7 @@ from dev.planted import plant
 from highwater import envelope as names
 from highwater.assets.dlq_sending import Reject, Sending
 from highwater.assets.parked_references import Original, came_as, original, original_of, originals_of, place_of
+from highwater.batching import batch_ranges, batched_by_size
 from highwater.envelope import MOST_BYTES, MOST_DETAIL, Envelope, Header, Origin, Place, Reference, opened, wrapped
 from highwater.errors import (
     DependencyAwayError,
@@ -25,7 +26,6 @@ from highwater.errors import (
 )
 from highwater.message_size import Limits, size_of
 from highwater.orchestration.operations import redriving
-from highwater.portions import cut, cuts
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
@@ -118,19 +118,19 @@ def test_the_longest_envelope_of_a_reference_has_room() -> None:
     assert size_of(None, b"", longest.headers()) < MOST_BYTES
 
 
-def test_portions_are_cut_by_number_and_by_size() -> None:
+def test_batches_are_cut_by_number_and_by_size() -> None:
     sizes = [1, 1, 1, 9, 1, 2, 2]
-    assert [*cut(sizes, lambda one: one, most=2, most_bytes=4)] == [[1, 1], [1], [9], [1, 2], [2]]
-    assert [*cuts(sizes, most=2, most_bytes=4)] == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7)]
-    assert [*cuts([], most=2, most_bytes=4)] == []
+    assert [*batched_by_size(sizes, lambda one: one, most=2, most_bytes=4)] == [[1, 1], [1], [9], [1, 2], [2]]
+    assert [*batch_ranges(sizes, most=2, most_bytes=4)] == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7)]
+    assert [*batch_ranges([], most=2, most_bytes=4)] == []
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(1, 4), st.integers(1, 20))
 def test_one_rule_cuts_what_comes_one_by_one_and_what_only_sizes_are_known_of(
     sizes: list[int], most: int, most_bytes: int
 ) -> None:
-    ranges = cuts(sizes, most, most_bytes)
-    assert [*cut(sizes, lambda one: one, most, most_bytes)] == [sizes[start:end] for start, end in ranges]
+    ranges = batch_ranges(sizes, most, most_bytes)
+    assert [*batched_by_size(sizes, lambda one: one, most, most_bytes)] == [sizes[start:end] for start, end in ranges]
 
 
 @given(OWN, OWN, HEADERS, st.integers(0, 2**62), st.integers(-(10**13), 10**14), st.text(max_size=9))
@@ -231,12 +231,12 @@ def test_what_the_broker_refuses_ends_as_what_is_known_to_be_too_large(tmp_path:
     sizes = {1: 10, 2: 30_000, 3: 60_000}
     found = {offset: Original(b"k%d" % offset, os.urandom(size), [("own", b"1")]) for offset, size in sizes.items()}
     a_raw(lake, [("orders@0000000", PLACE._replace(offset=offset), one) for offset, one in found.items()])
-    portion = [Reject.of(an_envelope(offset=offset), TIER, one) for offset, one in found.items()]
+    batch = [Reject.of(an_envelope(offset=offset), TIER, one) for offset, one in found.items()]
     by_answer = Refusing({TIER: 20_000, PARKED: 40_000})
     by_size = Refusing({TIER: 20_000, PARKED: 20_000}, compresses=False)
     for transactions, room in ((by_answer, 20_000), (by_size, 20_000)):
         sending = a_sending(lake, transactions, room)
-        sending.send(portion, BEFORE, AFTER)
+        sending.send(batch, BEFORE, AFTER)
         moved = [origin.offset for notes in sending.__dict__["moved"] for origin in notes]
         assert sorted(moved) == [2, 3]
         *fences, (records, mark) = transactions.committed
@@ -252,9 +252,9 @@ def test_what_the_broker_refuses_ends_as_what_is_known_to_be_too_large(tmp_path:
         assert (records[2].key, records[2].value, records[2].headers[0]) == (b"k3", b"", ("own", b"1"))
         assert last.reference is not None
         assert (last.reference.left_out, last.reference.place) == (("value",), PLACE._replace(offset=3))
-        assert 60_000 < portion[2].size < last.reference.size < 61_000
+        assert 60_000 < batch[2].size < last.reference.size < 61_000
         assert (last.origin, last.reason, last.attempt) == (Origin("orders", 0, 2, 3), "unresolved", 1)
-        assert last.detail.startswith(f"too large for {TIER}, {portion[2].size:,} bytes; why")
+        assert last.detail.startswith(f"too large for {TIER}, {batch[2].size:,} bytes; why")
 
 
 def test_a_reference_that_is_refused_ends_it(tmp_path: Path) -> None:
@@ -282,13 +282,13 @@ def test_a_reference_that_somebody_sent_to_a_tier_is_parked_as_what_it_was(tmp_p
 def test_what_a_tier_refuses_stays_parked_and_the_rest_is_sent_back() -> None:
     transactions, stay = Refusing({TIER: 1_000}), redriving._Stay()
     found = [Original(b"k%d" % n, b"v" * size, []) for n, size in enumerate([10, 5_000, 20])]
-    portion = [redriving._back(f"orders[0]@{n}", TIER, an_envelope(), one, 2) for n, one in enumerate(found)]
-    assert redriving._sent(cast("Any", transactions), portion, stay, before=7) == 2
+    batch = [redriving._back(f"orders[0]@{n}", TIER, an_envelope(), one, 2) for n, one in enumerate(found)]
+    assert redriving._sent(cast("Any", transactions), batch, stay, before=7) == 2
     [(records, mark)] = transactions.committed
     assert ([record.key for record in records], mark) == ([b"k0", b"k2"], PublicationMark(1, 9))
     with pytest.raises(RecordTooLargeError, match="1 records stay parked") as caught:
         stay.raise_for("orders", TIER, 1_000_000, "broker:9092")
-    assert f"orders[0]@1: {portion[1].size:,} bytes" in str(caught.value.found)
+    assert f"orders[0]@1: {batch[1].size:,} bytes" in str(caught.value.found)
     assert f"--entity-name {TIER} --add-config max.message.bytes={MOST_BYTES}" in caught.value.remedy
 
 

@@ -163,7 +163,7 @@ def die_amid(file: Path, log: Log, names: list[str], arrived: list[str]) -> None
 
 
 def a_box(file: Path, monkeypatch: pytest.MonkeyPatch) -> Outbox:
-    monkeypatch.setattr("highwater.resources.outbox.PORTION", 3)
+    monkeypatch.setattr("highwater.resources.outbox.BATCH", 3)
     monkeypatch.setattr("highwater.resources.outbox.TICKS", 2)
     box = Outbox(file, NOBODY)
     monkeypatch.setattr(box, "_begin", lambda topics: None)
@@ -171,7 +171,7 @@ def a_box(file: Path, monkeypatch: pytest.MonkeyPatch) -> Outbox:
 
 
 def test_each_record_is_handed_over_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In portions, with ticks written between them, and with records that stay behind."""
+    """In batches, with ticks written between them, and with records that stay behind."""
     box = a_box(tmp_path / "outbox.sqlite", monkeypatch)
     receiver: Any = Receiver()
     names = [*"abcd", "stays", *"efghij"]

@@ -758,7 +758,7 @@ def test_of_many_a_callback_that_raises_keeps_no_other_from_being_reported(clien
 def test_of_many_that_the_client_never_reports_those_that_it_reported_are_as_unknown(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It counts the delivered ones of a portion only: to call one delivered that is not would lose it."""
+    """It counts the delivered ones of a batch only: to call one delivered that is not would lose it."""
     monkeypatch.setattr(highwater.resources.producer, "PURGE_SECONDS", 0.0)
     client.silent, client.room = True, 4
     client.ends = [None, fault("INVALID_MSG")]
@@ -799,7 +799,7 @@ def test_an_interrupt_before_any_was_sent_leaves_none_unknown(
     assert producer.close(0).delivered == len(client.sent)
 
 
-def test_what_an_interrupt_takes_away_between_two_portions_was_delivered_all_the_same(client: Client) -> None:
+def test_what_an_interrupt_takes_away_between_two_batches_was_delivered_all_the_same(client: Client) -> None:
     client.room, client.ends = 2, [None, None]
     producer = producing()
     producer.send_all("t", pairs(2))
@@ -809,7 +809,7 @@ def test_what_an_interrupt_takes_away_between_two_portions_was_delivered_all_the
     assert producer.close(0).delivered == 2
 
 
-def test_a_stuck_record_of_each_portion_keeps_only_so_many_keys(client: Client) -> None:
+def test_a_stuck_record_of_each_batch_keeps_only_so_many_keys(client: Client) -> None:
     """Each kept those of all that were sent with it, whatever had become of them."""
     client.room = 1_000
     producer = producing()

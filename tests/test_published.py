@@ -561,7 +561,7 @@ RESTARTED, HELD = 0, 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("point", "portion", "held"),
+    ("point", "window", "held"),
     [
         *((point, 3, RESTARTED) for point in ("handed over 1", *POINTS, "written down", "settling")),
         ("committed 2", 100, HELD),
@@ -569,11 +569,11 @@ RESTARTED, HELD = 0, 1 << 20
     ],
 )
 def test_wherever_a_run_breaks_off_each_event_goes_out_once_and_in_order(
-    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch, point: str, portion: int, held: int
+    tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch, point: str, window: int, held: int
 ) -> None:
-    """Two slices of seven events in one batch, one a second delivery; read in portions, each once or again."""
+    """Two slices of seven events in one batch, one a second delivery; read in windows, each once or again."""
     monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 3)
-    monkeypatch.setattr(event_records, "WINDOW", portion)
+    monkeypatch.setattr(event_records, "WINDOW", window)
     monkeypatch.setattr(publication_batch, "HELD_BYTES", held)
     asked = count_reads(monkeypatch)
     slices = [tables.plan(0, p0=(0, 4), p1=(0, 3)), tables.plan(1, p0=(4, 9), p1=(3, 5))]
@@ -658,7 +658,7 @@ def test_what_the_batch_before_has_sent_is_not_sent_again(
 
 
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, str]]:
-    """How often each batch reads each of its portions."""
+    """How often each batch reads each of its windows."""
     found: Counter[tuple[int, str]] = Counter()
     stored: list[event_records.EventRecords] = []
     read = event_records.EventRecords._read

@@ -15,7 +15,7 @@ from highwater.declaration import OnReject, Start
 from highwater.declaration_parts import ON_REJECT
 from highwater.envelope import MOST_BYTES, PREFIX, Envelope, unwrapped, wrapped
 from highwater.errors import DeclarationError
-from highwater.routing import JITTER, destination, due_after, named, on_tier, option_for, tier_of
+from highwater.routing import JITTER, destination, due_after, on_tier, option_for, stream_of_topic, tier_of
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_a_tier_is_planned_from_its_beginning_and_at_once() -> None:
     assert (tier.topic, tier.start, tier.limits.fewest_records) == ("orders.dlq.2", Start.EARLIEST, 1)
     assert tier.publishes is None, "what the stream has published is no sign that the tier was planned before"
     assert [tier_of(ORDERS, topic) for topic in ("orders", *ORDERS.tier_topics)] == [0, 1, 2, 3]
-    assert named(ORDERS, "orders.dlq.2").topic == "orders.dlq.2"
-    assert named(ORDERS, None) is named(ORDERS, "orders") is ORDERS
+    assert stream_of_topic(ORDERS, "orders.dlq.2").topic == "orders.dlq.2"
+    assert stream_of_topic(ORDERS, None) is stream_of_topic(ORDERS, "orders") is ORDERS
     assert (option_for(ORDERS, "orders"), option_for(tier, "orders.dlq.2")) == ("", " --topic orders.dlq.2")
 
 

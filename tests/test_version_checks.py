@@ -407,22 +407,22 @@ def test_records_of_slices_that_cannot_matter_are_not_read(
     assert everything == [whole for whole in proofs_of for _ in ("events", "rejects")]
 
 
-def test_portions_of_keys_find_the_same(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_of_keys_find_the_same(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is bounded by looking at some keys at a time; nothing may be counted twice or lost for it."""
     for number, rows in enumerate([*EXPLAINED.values(), [event(4, 2), event(25, 1, **LATER)], [event(5, 3)]]):
         planted.events += [{**row, "key": f"x{number}"} for row in rows]
     at_once = planted.results()
     assert set(red(ORDERS, at_once)) == {ALONG_OFFSETS, ONE_CONTENT, MISSING}
     monkeypatch.setattr(version_questions, "EVENTS_AT_ONCE", 4)
-    in_portions = planted.results()
+    in_ranges = planted.results()
     for check, by_slice in at_once.items():
         for key, result in by_slice.items():
-            assert (in_portions[check][key].numbers, in_portions[check][key].text) == (result.numbers, result.text)
+            assert (in_ranges[check][key].numbers, in_ranges[check][key].text) == (result.numbers, result.text)
 
 
 @pytest.mark.parametrize("at_once", [version_questions.EVENTS_AT_ONCE, 20])
 def test_samples_are_few_and_counts_exact(planted: Planted, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    """Each portion of keys brought as many: of a large stream with many wrong keys hundreds were shown."""
+    """Each range of keys brought as many: of a large stream with many wrong keys hundreds were shown."""
     monkeypatch.setattr(version_questions, "EVENTS_AT_ONCE", at_once)
     planted.events += [event(4, 1, f"x{n}", status="paid") for n in range(50)]
     planted.events += [event(5, 3, f"y{n}") for n in range(50)]

@@ -131,19 +131,19 @@ def read(headers: Iterable[Header], value: bytes | None) -> Copy:
     )
 
 
-def write(lake: Lake, stream: str, portions: Iterable[Sequence[Mapping[str, Any]]], ends: Ends) -> None:
-    """Write the table again, portion by portion; one that was written in part is begun again.
+def write(lake: Lake, stream: str, batches: Iterable[Sequence[Mapping[str, Any]]], ends: Ends) -> None:
+    """Write the table again, batch by batch; one that was written in part is begun again.
 
     Args:
         lake: the tables.
         stream: the stream's name.
-        portions: rows; one portion is held at a time.
+        batches: rows; one batch is held at a time.
         ends: of the main topic: no event that lies behind them was sent then.
 
     Raises:
         DependencyAwayError: the storage is away.
     """
-    rewrite_table(lake.path(stream, TABLE), schema(), portions, json.dumps(ends))
+    rewrite_table(lake.path(stream, TABLE), schema(), batches, json.dumps(ends))
 
 
 def opened(lake: Lake, stream: Stream) -> Before | None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # The folder of these tables, in that of the stream.
 FOLDER = "_client_reads"
 # So much is held in memory at a time: one record of Kafka's largest default size, or many small ones.
-BYTES_A_PORTION = 32 * 1024 * 1024
-RECORDS_A_PORTION = 50_000
+BYTES_A_BATCH = 32 * 1024 * 1024
+RECORDS_A_BATCH = 50_000
 # A run is long over by then: what it left was killed with it.
 LEFT_OVER = timedelta(days=1)
 # Each of these tables has the moment of its read in its name.
@@ -40,7 +40,7 @@ def stage(work: Work, topic: str, ranges: Mapping[int, OffsetRange]) -> str:
     """
     name = f"{datetime.now(UTC):{_MOMENT}}-{uuid.uuid4().hex}"
     path = work.lake.path(work.stream.name, f"{FOLDER}/{name}")
-    rewrite_table(path, _schema(), _portions(work.kafka, topic, ranges), f"ranges of {topic}, while a run reads them")
+    rewrite_table(path, _schema(), _batches(work.kafka, topic, ranges), f"ranges of {topic}, while a run reads them")
     return path
 
 
@@ -91,15 +91,15 @@ def _schema() -> pa.Schema:
     )
 
 
-def _portions(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> Iterator[list[dict[str, Any]]]:
-    portion: list[dict[str, Any]] = []
+def _batches(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
     size = 0
     for message in kafka.read(topic, ranges):
         kind, timestamp_ms = message.timestamp()
         key: Any = message.key()
         value: Any = message.value()
         headers: Any = message.headers()
-        portion.append(
+        batch.append(
             {
                 "topic": topic,
                 "partition": message.partition(),
@@ -113,8 +113,8 @@ def _portions(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> It
             }
         )
         size += sum(len(part) for part in (key, value, *(content for _, content in headers or ())) if part)
-        if size >= BYTES_A_PORTION or len(portion) >= RECORDS_A_PORTION:
-            yield portion
-            portion, size = [], 0
-    if portion:
-        yield portion
+        if size >= BYTES_A_BATCH or len(batch) >= RECORDS_A_BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -34,7 +34,7 @@ _CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 def cluster_columns(stream: Stream, table: str) -> tuple[str, ...]:
     """The columns by which the rows of a table are ordered where its files are joined."""
     if table == "events":
-        return stream.upkeep.cluster_by
+        return stream.maintenance.cluster_by
     return ("partition", "offset") if table == "raw" else ("origin_partition", "origin_offset")
 
 

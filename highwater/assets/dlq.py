@@ -1,6 +1,6 @@
 """Dlq: what was rejected is published to the tiers and to the parked topic, each record once (I7)."""
 
-# The order is: the decision stays in events and rejects; its rejects are published, portion by portion, each with a
+# The order is: the decision stays in events and rejects; its rejects are published, batch by batch, each with a
 # mark that counts them; the ledger keeps the last mark; the table keeps the origins; the mark is deleted. Once the
 # table has them, the slice may be reprocessed, and what was published is left to the DLQ, until a person reclaims it
 # (`highwater.orchestration.operations.reclaiming`).
@@ -32,10 +32,10 @@ from highwater.assets.origins import MILLISECONDS, TIMESTAMP, covering
 from highwater.assets.parked_references import came_as, originals_of
 from highwater.assets.reclaims import NUMBER, counted
 from highwater.assets.work import SliceReport, Work, uncollected
+from highwater.batching import Ahead, batch_ranges
 from highwater.envelope import MOST_COUNT, MOST_DETAIL, ORIGIN, Envelope, Reference
 from highwater.errors import ConfigurationError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
-from highwater.portions import Ahead, cuts
 from highwater.resources.commit_log import proofs_in
 from highwater.resources.deleted_topics import vanished
 from highwater.resources.delta import count_in, has_column, query_arrow, slice_is_one_of
@@ -127,7 +127,7 @@ def _publish(work: Work, slice_: Slice, decision: Proof, topics: Mapping[str, Sh
     name, group = f"{PREFIX}{slice_.key}", group_name(slice_.key, decision.attempt)
     least = min(topic.room for topic in topics.values())
     parked = work.stream.parked_topic
-    # The next portion is read in parallel: first while Kafka is waited for, then while a portion goes out.
+    # The next batch is read in parallel: first while Kafka is waited for, then while a batch goes out.
     with uncollected(), ThreadPoolExecutor(1, "rejects") as beside:
         likely = beside.submit(_Waiting, work, slice_, decision)
         with Transactions(work.kafka, name, parked, most_bytes=least, group=group) as transactions:
@@ -142,11 +142,11 @@ def _publish(work: Work, slice_: Slice, decision: Proof, topics: Mapping[str, Sh
             if sent < total:
                 work.log(f"{slice_.key}: publishing {total - sent:,} of {total:,} rejects")
             sending = Sending(work, decision, waiting.version, topics, transactions)
-            ahead = waiting.portions(sent)
-            for portion in ahead:
+            ahead = waiting.batches(sent)
+            for batch in ahead:
                 following = beside.submit(ahead.prepare)
-                before, sent = PublicationMark(decision.attempt, sent, slice_.identity), sent + len(portion)
-                sending.send(portion, before, replace(before, sent=sent))
+                before, sent = PublicationMark(decision.attempt, sent, slice_.identity), sent + len(batch)
+                sending.send(batch, before, replace(before, sent=sent))
                 _record_sent(work, slice_, decision, sent)
                 work.log(f"{slice_.key}: {sent:,} of {total:,} rejects published")
                 following.result()
@@ -265,8 +265,8 @@ class _Waiting:
         now = [lake.table(stream, rejects.TABLE), lake.table(stream, TABLE)]
         return [_identity(one) for one in now] == [_identity(one) for one in (self._table, self._held_by)]
 
-    def portions(self, sent: int) -> Ahead[list[Reject]]:
-        """The rejects behind the first `sent` ones, in portions for a transaction each; the first of them is read.
+    def batches(self, sent: int) -> Ahead[list[Reject]]:
+        """The rejects behind the first `sent` ones, in batches for a transaction each; the first of them is read.
 
         Value sizes bound a read; sizes of whole records bound a transaction.
         """
@@ -274,17 +274,17 @@ class _Waiting:
         return self._begun(sent) if sent or first is None else first
 
     def _begun(self, sent: int) -> Ahead[list[Reject]]:
-        ahead = Ahead(self._portions(sent))
+        ahead = Ahead(self._batches(sent))
         ahead.prepare()
         return ahead
 
-    def _portions(self, sent: int) -> Iterator[list[Reject]]:
+    def _batches(self, sent: int) -> Iterator[list[Reject]]:
         left = self._open.slice(sent)
-        for start, end in cuts(left["bytes"].to_pylist(), RECORDS_A_READ, BYTES_A_TRANSACTION):
+        for start, end in batch_ranges(left["bytes"].to_pylist(), RECORDS_A_READ, BYTES_A_TRANSACTION):
             rows = self._read(left.slice(start, end - start))
             for at in range(0, len(rows), RECORDS_A_TRANSACTION):
                 found = _rejects_of(rows.slice(at, RECORDS_A_TRANSACTION))
-                for one in cuts([reject.size for reject in found], RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
+                for one in batch_ranges([reject.size for reject in found], RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
                     yield found[slice(*one)]
 
     def _read(self, places: pa.Table) -> pa.Table:

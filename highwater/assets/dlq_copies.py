@@ -54,19 +54,19 @@ def schema() -> pa.Schema:
     )
 
 
-def write(lake: Lake, stream: str, portions: Iterable[Sequence[Mapping[str, Any]]], ends: Ends) -> None:
-    """Write the table again, portion by portion; one that was written in part is begun again.
+def write(lake: Lake, stream: str, batches: Iterable[Sequence[Mapping[str, Any]]], ends: Ends) -> None:
+    """Write the table again, batch by batch; one that was written in part is begun again.
 
     Args:
         lake: the tables.
         stream: the stream's name.
-        portions: rows; one portion is held at a time.
+        batches: rows; one batch is held at a time.
         ends: of the topics that were read, and of the main topic: what lies behind them has no copy.
 
     Raises:
         DependencyAwayError: the storage is away.
     """
-    rewrite_table(lake.path(stream, TABLE), schema(), portions, json.dumps(ends))
+    rewrite_table(lake.path(stream, TABLE), schema(), batches, json.dumps(ends))
 
 
 def concerned(slices: Sequence[Slice], ends: Mapping[str, Mapping[str, int]]) -> bool:

@@ -127,11 +127,11 @@ class Sending:
     transactions: Transactions
     _refused: set[tuple[Origin, str]] = field(default_factory=set)
 
-    def send(self, portion: Sequence[Reject], before: PublicationMark, after: PublicationMark) -> None:
-        """Send a portion in one transaction. What broker or client do not take goes another way, in another one.
+    def send(self, batch: Sequence[Reject], before: PublicationMark, after: PublicationMark) -> None:
+        """Send a batch in one transaction. What broker or client do not take goes another way, in another one.
 
         Args:
-            portion: rejects in the order of their origins.
+            batch: rejects in the order of their origins.
             before: the committed mark.
             after: the mark that counts these too.
 
@@ -140,15 +140,15 @@ class Sending:
             As `Transactions.commit`.
         """
         while True:
-            portion = self._reroute_oversized(portion, before)
-            records = self._records(portion)
+            batch = self._reroute_oversized(batch, before)
+            records = self._records(batch)
             try:
                 return self.transactions.commit(records, after)
             except RecordTooLargeError as error:
                 refused_ids = {id(record) for record in error.refused}
                 refused = {
                     (one.envelope.origin, one.topic)
-                    for one, record in zip(portion, records, strict=True)
+                    for one, record in zip(batch, records, strict=True)
                     if id(record) in refused_ids
                 }
                 if refused <= self._refused:  # a reference of it was what was sent
@@ -165,17 +165,17 @@ class Sending:
             return False
         return self._limits.admits(one.topic, one.size)
 
-    def _reroute_oversized(self, portion: Sequence[Reject], before: PublicationMark) -> Sequence[Reject]:
-        """The portion, with what its tier does not take on the parked topic; the table of rejects knows it first."""
+    def _reroute_oversized(self, batch: Sequence[Reject], before: PublicationMark) -> Sequence[Reject]:
+        """The batch, with what its tier does not take on the parked topic; the table of rejects knows it first."""
         parked = self.work.stream.parked_topic
-        moved = [one for one in portion if one.topic != parked and not self._fits(one)]
+        moved = [one for one in batch if one.topic != parked and not self._fits(one)]
         if not moved:
-            return portion
+            return batch
         self.transactions.commit([], before)  # a fenced producer fails here, before the table changes
         notes = {one.envelope.origin: f"too large for {one.topic}, {one.size:,} bytes; " for one in moved}
         self._record_parked(notes)
         self.work.log(f"{self.decision.key}: {len(moved):,} records are too large for their tier, and are parked")
-        return [_parked(one, parked, notes) for one in portion]
+        return [_parked(one, parked, notes) for one in batch]
 
     def _record_parked(self, notes: Mapping[Origin, str]) -> None:
         """Write to rejects that these records go to the parked topic, and why."""
@@ -201,13 +201,13 @@ class Sending:
                 work, rejects.TABLE, rows, [self.decision], committed, files=files, spread="origin_offset"
             )
 
-    def _records(self, portion: Sequence[Reject]) -> list[Record]:
+    def _records(self, batch: Sequence[Reject]) -> list[Record]:
         everywhere = 0 if self._refused else self._limits.everywhere
         return [
             Record(one.template.topic, one.found.key, one.found.value, one.headers, self._partition(one.template))
             if one.template.envelope.reference is None and (one.size <= everywhere or self._fits(one))
             else self._by_reference(one)
-            for one in portion
+            for one in batch
         ]
 
     def _partition(self, template: EnvelopeTemplate) -> int:

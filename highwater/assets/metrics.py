@@ -31,6 +31,7 @@ from highwater.assets.minute_rows import (
     statuses_of,
 )
 from highwater.assets.work import SliceReport, Work
+from highwater.batching import batched
 from highwater.errors import SupersededAttemptError
 from highwater.minutes import (
     HOUR_MINUTES,
@@ -43,7 +44,6 @@ from highwater.minutes import (
     seen_by,
     spans,
 )
-from highwater.portions import portions
 from highwater.resources.commit_log import has_records, proofs_in, replace_slices
 from highwater.resources.delta import query, quoted, slice_is_one_of
 from highwater.resources.small_tables import opened
@@ -169,7 +169,7 @@ class _Computation:
     def _minutes_of(self, keys: Sequence[str]) -> dict[str, dict[int, int]]:
         """The minutes of each slice's events, with their number."""
         found: dict[str, dict[int, int]] = {key: {} for key in keys}
-        for some in portions(keys, MOST_PARTITIONS):
+        for some in batched(keys, MOST_PARTITIONS):
             mine = _events(slice_is_one_of(some))
             asked = f"SELECT slice, {_MINUTE} AS minute, count(*) AS events FROM ({mine}) GROUP BY slice, minute"
             for row in query(self._source, asked):

@@ -97,7 +97,7 @@ class Window:
     def each(self) -> Iterator[tuple[bytes, bytes | None, bytes, bytes, int]]:
         """Of each row key, value, the origin's offset and milliseconds as text, and the place of its outcome.
 
-        Few are made at a time: those of a whole portion would leave the processor's cache before they are used.
+        Few are made at a time: those of a whole part would leave the processor's cache before they are used.
         """
         import pyarrow as pa
         import pyarrow.compute as pc

@@ -24,9 +24,9 @@ from highwater.assets.origins import DLQ
 from highwater.assets.publication_batch import Batch
 from highwater.assets.publication_window import RUN, Window
 from highwater.assets.work import SliceReport, Work, uncollected
+from highwater.batching import Ahead, batch_ranges
 from highwater.errors import ConfigurationError, SupersededAttemptError, TemporaryError, TopicAbsentError
 from highwater.plans import Publication
-from highwater.portions import Ahead, cuts
 from highwater.publishing import PublicationOutcome, State, batches, in_order
 from highwater.resources.commit_log import proofs_in
 from highwater.resources.dlq_topics import ensure_accepted
@@ -177,21 +177,21 @@ class _Run:
         batch.book.begin(batch.written_down(), attempts, number)
 
     def _send(self, batch: Batch, transactions: Transactions, target: Shape, beside: Executor) -> None:
-        """Send a batch. While the client sends a portion, the next one is made; beside the last one it is settled."""
+        """Send a batch. While the client sends a part, the next one is made; beside the last one it is settled."""
         book, slices, count = batch.book, {slice_.key: slice_ for slice_ in batch.slices}, 0
         sending, recorded = book.sending, None
         first, last = batch.slices[0].key, batch.slices[-1].key
-        parts = (part for window in batch.outgoing() for part in portions(window))
+        parts = (part for window in batch.outgoing() for part in transaction_parts(window))
         ahead = Ahead((part, Outgoing(part, sending.topic, target.partitions)) for part in parts)
 
         def prepare() -> None:
-            if count + len(portion) < sending.total:
+            if count + len(part) < sending.total:
                 ahead.prepare()
-            else:  # it is committed after the portion is
+            else:  # it is committed after the part is
                 book.settle(sending.total, slices)
 
-        for portion, made in ahead:
-            mark = PublicationMark(sending.attempt, count + len(portion), book.identity)
+        for part, made in ahead:
+            mark = PublicationMark(sending.attempt, count + len(part), book.identity)
             if count:
                 transactions.commit(made, mark, prepare)
             else:
@@ -200,7 +200,7 @@ class _Run:
             if recorded is not None:
                 recorded.result()
             recorded = beside.submit(self._record_sent, sending.topic, sending.attempt, count)
-            self.sent_now.update(portion.by_slice())
+            self.sent_now.update(part.by_slice())
             self.work.log(f"{count:,} of {sending.total:,} events sent of {first} .. {last}")
         if recorded is None:  # none of it goes out
             book.settle(0, slices)
@@ -214,7 +214,7 @@ class _Run:
         prepare: Callable[[], object],
         beside: Executor,
     ) -> None:
-        """Commit the first portion, once the batch is written and its slices are unchanged.
+        """Commit the first part, once the batch is written and its slices are unchanged.
 
         The lock is waited for before the transaction begins: that one lasts for a minute at the most.
         """
@@ -275,17 +275,17 @@ class _Run:
         ]
 
 
-def portions(window: Window) -> Iterator[Window]:
-    """Portions that fit a transaction; a row that is too large by itself is a portion of its own."""
-    for start, end in cuts(window.sizes(), RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
+def transaction_parts(window: Window) -> Iterator[Window]:
+    """Parts that fit a transaction; a row that is too large by itself is a part of its own."""
+    for start, end in batch_ranges(window.sizes(), RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
         yield window.part(start, end)
 
 
 class Outgoing(Iterable[Record]):
-    """The records of a portion in their order, each made when it is sent: to hold them would take as long as to send.
+    """The records of a part in their order, each made when it is sent: to hold them would take as long as to send.
 
     Args:
-        window: the portion.
+        window: the part.
         topic: where it goes.
         partitions: of that topic.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NAME = "maintenance"
 
 
-class Maintenance(dg.Config):
+class MaintenanceConfig(dg.Config):
     """Configuration of `maintenance`."""
 
     streams: list[str] = Field(default=[], description="Names of the streams; all if empty.")
@@ -49,7 +49,7 @@ def maintenance_job(streams: "Mapping[str, Stream]") -> dg.JobDefinition:
             _maintain_all(context, chosen, sure=not config.dry_run)
             _drop_missing(context, sure=not config.dry_run)
 
-    return job_of_one_op(NAME, about, Maintenance, maintain, spark=True)
+    return job_of_one_op(NAME, about, MaintenanceConfig, maintain, spark=True)
 
 
 def nightly(job: dg.JobDefinition) -> dg.ScheduleDefinition:

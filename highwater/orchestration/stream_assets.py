@@ -19,7 +19,7 @@ from highwater.orchestration.run_tags import STREAM_TAG
 from highwater.orchestration.sensing.ordered_processing import ensure_in_turn
 from highwater.orchestration.sensing.step_breaker import watched
 from highwater.resources.guards import guarded
-from highwater.routing import reads
+from highwater.routing import is_stream_topic
 from highwater.tables import tables_of
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def planned(ledger: "Ledger", stream: "Stream", keys: Sequence[str]) -> "list[Sl
                 found=f"stream {stream.name}",
                 remedy=f"request it from {slice_.stream}; delete the key from {stream.partitions_name} in Dagster",
             )
-        if not reads(stream, slice_.topic):
+        if not is_stream_topic(stream, slice_.topic):
             raise ConfigurationError(
                 f"{slice_.key} is of a topic that stream {stream.name} does not read",
                 stored=f"topic {slice_.topic}",

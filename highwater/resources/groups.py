@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from highwater.batching import batched
 from highwater.errors import ConfigurationError, ForeignMemberError, HighwaterError
 from highwater.mirroring import GroupOffset, MirrorMark
-from highwater.portions import portions
 from highwater.resources.kafka import REQUEST_SECONDS
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def delete_groups(kafka: Kafka, names: Collection[str]) -> dict[str, str]:
     left: dict[str, str] = {}
     admin = kafka.admin()
     try:
-        for some in portions(sorted(names), GROUPS_A_REQUEST):
+        for some in batched(sorted(names), GROUPS_A_REQUEST):
             asked = admin.delete_consumer_groups([*some], request_timeout=REQUEST_SECONDS)
             for name, future in asked.items():
                 try:

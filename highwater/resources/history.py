@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from highwater.batching import batched
 from highwater.errors import DependencyAwayError, HighwaterError
 from highwater.history import SOUND, Fingerprint, History, Recorded, SeenRecord, digest, replaced
-from highwater.portions import portions
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def compare(
     others: list[int] = []
     diverged: dict[int, int] = {}
     unsure: dict[int, str] = {}
-    for looked_at in portions(ordered, PARTITIONS_A_LOOK):
+    for looked_at in batched(ordered, PARTITIONS_A_LOOK):
         some = {p: suspect[p] for p in looked_at}
         try:
             _ensure_time(deadline)

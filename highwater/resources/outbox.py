@@ -35,7 +35,7 @@ ORIGIN_HEADER = "highwater.outbox"
 # The number of ticks written together; a crash between costs nothing, since the topic shows them.
 TICKS = 500
 # The number of records held in memory at once.
-PORTION = 1_000
+BATCH = 1_000
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS outbox (
@@ -100,7 +100,7 @@ class Outbox:
 
     def waiting(self) -> list[tuple[str, Record]]:
         """The records without a tick, in the order of storing."""
-        return [(record_id, record) for portion in self._behind(0) for _, record_id, record in portion]
+        return [(record_id, record) for batch in self._behind(0) for _, record_id, record in batch]
 
     def _behind(self, number: int) -> Iterator[list[tuple[int, str, Record]]]:
         """The records behind a record, in batches; ticks may be written between them."""
@@ -108,7 +108,7 @@ class Outbox:
             'SELECT number, id, topic, key, value, headers, fixed, time FROM outbox WHERE "offset" IS NULL '
             "AND number > ? ORDER BY number LIMIT ?"
         )
-        while rows := self._connection.execute(query, (number, PORTION)).fetchall():
+        while rows := self._connection.execute(query, (number, BATCH)).fetchall():
             yield [(row[0], row[1], _record(row[2:])) for row in rows]
             number = rows[-1][0]
 
@@ -232,10 +232,10 @@ class Outbox:
             )
         if not self._recovered:
             self.recover(on_outcome)
-        for portion in self._behind(self._handed_over):
-            self._begin({record.topic for _, _, record in portion})
-            self._note_handed_over(portion[0][0], portion[-1][0])
-            for number, record_id, record in portion:
+        for batch in self._behind(self._handed_over):
+            self._begin({record.topic for _, _, record in batch})
+            self._note_handed_over(batch[0][0], batch[-1][0])
+            for number, record_id, record in batch:
                 self._handed_over = number
                 try:
                     self._send(producer, number, record_id, record, on_outcome)

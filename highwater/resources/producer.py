@@ -31,8 +31,8 @@ MOST_QUEUED = 10_000
 # `send` takes in reports that often. At each record, taking in would cost more than sending.
 TAKE_IN_SECONDS = 0.005
 # `send_all` takes this many records at a time; they share one callback where their keys differ.
-PORTION = 100
-# Records of a portion are delivered at different times, so more portions are open than could be under way. At this
+BATCH = 100
+# Records of a batch are delivered at different times, so more batches are open than could be under way. At this
 # multiple something is stuck, and each record gets a ticket of its own.
 SPREAD = 3
 PURGE_SECONDS = 10.0
@@ -150,7 +150,7 @@ class _Sent(NamedTuple):
 class _Ticket:
     """The callback for the delivery reports of one or several records.
 
-    Where possible it covers a portion of `send_all`: with one for each record, a report waits for memory that the
+    Where possible it covers a batch of `send_all`: with one for each record, a report waits for memory that the
     processor last saw some ten thousand records ago, which was a sixth of a producer's time. The key of a report names
     its record, so the keys differ; it is read only if the record failed or there is a callback.
 
@@ -393,37 +393,37 @@ class ReliableProducer:
         ids: Iterable[str | None] = repeat(None) if record_ids is None else record_ids
         pairs = zip(records, ids, strict=record_ids is not None)
         callbacks = None if on_delivered is None else (on_delivered, None)
-        while self._send_portion(topic, pairs, callbacks):
+        while self._send_batch(topic, pairs, callbacks):
             if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
                 self.poll()
 
-    def _send_portion(self, topic: str, pairs: Iterator[_Pair], callbacks: _Callbacks | None) -> bool:
+    def _send_batch(self, topic: str, pairs: Iterator[_Pair], callbacks: _Callbacks | None) -> bool:
         """Returns whether there was a record."""
-        portion: list[_Pair] = []
+        batch: list[_Pair] = []
         failed: Exception | None = None
         try:
-            portion.extend(islice(pairs, PORTION))
-        except Exception as error:  # noqa: BLE001 - raised below: those before it are in the portion, and go first
+            batch.extend(islice(pairs, BATCH))
+        except Exception as error:  # noqa: BLE001 - raised below: those before it are in the batch, and go first
             failed = error
         at = 0
-        while at < len(portion):
-            at += self._send_some(topic, portion[at:] if at else portion, callbacks)
+        while at < len(batch):
+            at += self._send_some(topic, batch[at:] if at else batch, callbacks)
         if failed is not None:
             raise failed
-        return bool(portion)
+        return bool(batch)
 
-    def _send_some(self, topic: str, portion: list[_Pair], callbacks: _Callbacks | None) -> int:
+    def _send_some(self, topic: str, batch: list[_Pair], callbacks: _Callbacks | None) -> int:
         """Send the first of them, as many as there is room for; returns how many that were."""
         if self.stopped or self._queue:  # a closer look is for `send`
-            return self._send_first(topic, portion, callbacks)
+            return self._send_first(topic, batch, callbacks)
         room = self._most_with_client - self._with_client
         if room <= 0:
             self.poll(POLL_SECONDS)
             return 0
-        some = portion[:room] if room < len(portion) else portion
+        some = batch[:room] if room < len(batch) else batch
         keys = [key for (key, _), _ in some]
         if not {*map(type, keys)} <= _KEY_TYPES:
-            return self._send_first(topic, portion, callbacks)
+            return self._send_first(topic, batch, callbacks)
         produces = self._produces * len(some) if self._produces_of is None else self._produces_of(keys)
         tickets: list[_Ticket] = []
         taken, refused = 0, None
@@ -448,8 +448,8 @@ class ReliableProducer:
         self._not_taken(Record(topic, key, value), sent, refused)
         return taken + 1
 
-    def _send_first(self, topic: str, portion: list[_Pair], callbacks: _Callbacks | None) -> int:
-        (key, value), record_id = portion[0]
+    def _send_first(self, topic: str, batch: list[_Pair], callbacks: _Callbacks | None) -> int:
+        (key, value), record_id = batch[0]
         self.send(Record(topic, key, value), record_id, (callbacks or NO_CALLBACKS)[0])
         return 1
 
@@ -468,7 +468,7 @@ class ReliableProducer:
         places = dict(zip(keys, range(len(keys)), strict=True))
         # Reports do not distinguish an empty key from none. And one stuck record keeps the keys of all that share its
         # ticket.
-        most = SPREAD * self._most_with_client // PORTION + SPREAD
+        most = SPREAD * self._most_with_client // BATCH + SPREAD
         if len(places) == len(keys) and all(keys) and self._busy < most:
             tickets += [self._ticket()] * len(keys)
             tickets[0].impersonate(first, ids, places, callbacks)

@@ -205,9 +205,9 @@ def compact(table: DeltaTable, partitions: Sequence[tuple[str, str, str]]) -> No
 
 
 def rewrite_table(
-    path: str, schema: pa.Schema, portions: Iterable[Sequence[Mapping[str, Any]]], description: str
+    path: str, schema: pa.Schema, batches: Iterable[Sequence[Mapping[str, Any]]], description: str
 ) -> None:
-    """Write a table again, portion by portion; each is held alone, and a partly written one starts over.
+    """Write a table again, batch by batch; each is held alone, and a partly written one starts over.
 
     Raises:
         DependencyAwayError: the storage could not be written.
@@ -217,7 +217,7 @@ def rewrite_table(
 
     with storage(path):
         DeltaTable.create(path, schema, mode="overwrite", description=description)
-        for rows in portions:
+        for rows in batches:
             write_deltalake(path, pa.Table.from_pylist([dict(row) for row in rows], schema), mode="append")
 
 

@@ -1,4 +1,4 @@
-"""Upkeep of tables: what they take in log and storage, joining small files, removing files that no version needs."""
+"""Maintenance of tables: their size in log and storage, joining small files, and removal of files no version needs."""
 
 # Neither changes a row: OPTIMIZE writes the same rows into fewer files, and removal deletes files that belong to no
 # version younger than the horizon. Neither cleans Delta's log up.

@@ -31,14 +31,14 @@ class Trait(Enum):
 
 
 # The events of the keys that are checked, with what the traits rest on.
-TOUCHED_KEYS = "touched AS (SELECT DISTINCT key FROM t WHERE {mine} AND {portion})"
+TOUCHED_KEYS = "touched AS (SELECT DISTINCT key FROM t WHERE {mine} AND {key_range})"
 TOUCHED = "LEFT SEMI JOIN touched ON e.key = touched.key"
 _SLIM = f"""
 WITH {TOUCHED_KEYS},
 slim AS (SELECT e.* FROM (SELECT key, version, coalesce(retries, 0) AS retries, origin_topic AS topic,
                                  origin_generation AS generation, origin_partition AS partition,
                                  origin_offset AS "offset", {{state}} AS state
-                          FROM t WHERE {{among}} AND {{portion}}) e {{joined}})
+                          FROM t WHERE {{among}} AND {{key_range}}) e {{joined}})
 """
 _ODD = """
 SELECT key FROM (SELECT key, version, count(*) AS events, max(retries) AS retries,
@@ -107,7 +107,7 @@ class Suspects:
     def _text(self, scope: Scope, trait: Trait) -> str:
         joined = "" if scope.checked is None else TOUCHED
         slim = _SLIM.format(
-            mine=scope.mine, among=scope.among, portion=scope.portion, joined=joined, state=self._rules["state"]
+            mine=scope.mine, among=scope.among, key_range=scope.key_range, joined=joined, state=self._rules["state"]
         )
         if trait is Trait.ODD:
             return slim + _ODD.format(begins_otherwise=self._begins_otherwise, incomplete=self._incomplete(scope))

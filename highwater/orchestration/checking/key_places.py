@@ -42,7 +42,7 @@ RECORDS_SAMPLED = 50_000
 # Fewer records show no shares, and a smaller share is not reported as a fleet.
 LEAST_KEYS = 100
 LEAST_SHARE = 0.01
-# Records whose keys one query counts, some 100 bytes each; more are looked at in several portions of keys.
+# Records whose keys one query counts, some 100 bytes each; more are looked at in several ranges of keys.
 RECORDS_AT_ONCE = 5_000_000
 KEYS_OF_BOUNDS = 20_000
 
@@ -194,16 +194,16 @@ class _KeyQueries:
         self._partitions = f"CASE {cases} ELSE {eras[0].partitions} END"
         self._rows = rows_in(raw)
         parts, sampled = max(1, math.ceil(self._rows / RECORDS_AT_ONCE)), self._sampled(KEYS_OF_BOUNDS)
-        self._portions = list(key_ranges(raw, sampled, parts, _binary)) if parts > 1 else ["true"]
+        self._key_ranges = list(key_ranges(raw, sampled, parts, _binary)) if parts > 1 else ["true"]
 
     def totals(self) -> tuple[int, int]:
         """The number of keys, and of those that are in several partitions."""
         keys = several = 0
-        for portion in self._portions:
+        for key_range in self._key_ranges:
             sql = (
                 "SELECT count(*) AS keys, coalesce(sum(CASE WHEN least <> most THEN 1 ELSE 0 END), 0) AS several FROM "
                 '(SELECT min("partition") AS least, max("partition") AS most FROM t '
-                f"WHERE {self._mine} AND {portion} GROUP BY generation, key)"
+                f"WHERE {self._mine} AND {key_range} GROUP BY generation, key)"
             )
             [row] = query(self._raw, sql)
             keys, several = keys + int(row["keys"]), several + int(row["several"])
@@ -211,13 +211,13 @@ class _KeyQueries:
 
     def several(self, found: int) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
         """The places of keys that are in several partitions; of some of them if there are too many."""
-        each = found if found <= KEYS_EXPLAINED else math.ceil(KEYS_EXPLAINED / len(self._portions))
-        for portion in self._portions if found else ():
+        each = found if found <= KEYS_EXPLAINED else math.ceil(KEYS_EXPLAINED / len(self._key_ranges))
+        for key_range in self._key_ranges if found else ():
             chosen = (
-                f"SELECT generation, key FROM t WHERE {self._mine} AND {portion} GROUP BY generation, key "
+                f"SELECT generation, key FROM t WHERE {self._mine} AND {key_range} GROUP BY generation, key "
                 f'HAVING min("partition") <> max("partition") ORDER BY md5(key) LIMIT {each}'
             )
-            yield from self._grouped(f"{self._mine} AND {portion}", chosen)
+            yield from self._grouped(f"{self._mine} AND {key_range}", chosen)
 
     def sample(self) -> Iterator[tuple[Key, list[dict[str, Any]]]]:
         """The places of records that are picked by their offsets, which no partitioner looks at."""

@@ -9,11 +9,11 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets.minute_rows import MINUTES, declared, scale_of, schema, statuses_of
+from highwater.batching import batched
 from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, day_of, time_of
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import SAMPLES
 from highwater.orchestration.checking.plan_checks import another_commit
-from highwater.portions import portions
 from highwater.proof import Proof
 from highwater.resources.commit_log import proofs_in
 from highwater.resources.delta import query, quoted, slice_is_one_of
@@ -244,7 +244,7 @@ def _within(minutes: Collection[int]) -> list[str]:
         else:
             ranges.append([minute - HOUR_MINUTES + 1, minute + 1])
     conditions = [f"(event_time >= {_time(start)} AND event_time < {_time(end)})" for start, end in ranges]
-    return [f"({' OR '.join(some)})" for some in portions(conditions, MOST_RANGES)]
+    return [f"({' OR '.join(some)})" for some in batched(conditions, MOST_RANGES)]
 
 
 def _time(minute: int) -> str:

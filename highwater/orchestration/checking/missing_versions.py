@@ -191,14 +191,14 @@ def missing(
     since, known = questions.scope.since, None
     found: dict[str, Found] = {}
     gaps = (_gap(row) for row in questions.gaps())
-    while portion := list(islice(gaps, GAPS_AT_ONCE)):
+    while batch := list(islice(gaps, GAPS_AT_ONCE)):
         # Most slices have no gap, and no proof is read for them.
         known = _reaches(tables, stream, since) if known is None else known
-        if since is not None and any(_begins_before(gap, known) for gap in portion):
+        if since is not None and any(_begins_before(gap, known) for gap in batch):
             since, known = None, _reaches(tables, stream, None)
-        keys = {gap.key for gap in portion}
+        keys = {gap.key for gap in batch}
         rejects = _rejects(tables, stream, keys, reclaim_numbers or {}) if "rejects" in tables else {}
-        for gap in portion:
+        for gap in batch:
             group = found.setdefault(gap.group, Found())
             for kind, versions, where, count in explained(gap, rejects.get(gap.key, ()), known):
                 group.counts[kind] += count

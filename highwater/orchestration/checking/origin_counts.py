@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 
-# Origins that one query counts, some 100 bytes each; more are counted in several portions of offsets.
+# Origins that one query counts, some 100 bytes each; more are counted in several ranges of offsets.
 ROWS_AT_ONCE = 5_000_000
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.plans import Generation
 from highwater.retention import aged
-from highwater.tiling import Seam, seams
+from highwater.tiling import TilingFault, tiling_faults
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -33,13 +33,13 @@ def slices_tile(ledger: Ledger, stream: Stream, keys: Sequence[str]) -> dict[str
     losses = ledger.losses(stream.name)
     return {
         slice_.key: _tiled(
-            slice_, seams([slice_], generations[slice_.topic, slice_.generation], losses, ledger.before(slice_))
+            slice_, tiling_faults([slice_], generations[slice_.topic, slice_.generation], losses, ledger.before(slice_))
         )
         for slice_ in slices
     }
 
 
-def all_seams(ledger: Ledger, stream: Stream, slices: Iterable[Slice]) -> list[Seam]:
+def all_tiling_faults(ledger: Ledger, stream: Stream, slices: Iterable[Slice]) -> list[TilingFault]:
     """Where the slices of a stream, all of them given, do not tile.
 
     Raises:
@@ -50,7 +50,7 @@ def all_seams(ledger: Ledger, stream: Stream, slices: Iterable[Slice]) -> list[S
         groups.setdefault((slice_.topic, slice_.generation), []).append(slice_)
     losses = ledger.losses(stream.name)
     generations = _generations(ledger, stream, [group[0] for group in groups.values()])
-    return [seam for name, group in groups.items() for seam in seams(group, generations[name], losses)]
+    return [fault for name, group in groups.items() for fault in tiling_faults(group, generations[name], losses)]
 
 
 def _generations(ledger: Ledger, stream: Stream, slices: Iterable[Slice]) -> dict[tuple[str, int], Generation]:
@@ -74,16 +74,16 @@ def _generations(ledger: Ledger, stream: Stream, slices: Iterable[Slice]) -> dic
     return unknown | found
 
 
-def _tiled(slice_: Slice, found: Sequence[Seam]) -> CheckResult:
+def _tiled(slice_: Slice, found: Sequence[TilingFault]) -> CheckResult:
     if not found:
         return CheckResult(passed=True, text=f"{len(slice_.ranges)} ranges begin where those before them end")
     samples = [
-        {"partition": seam.partition, "expected": seam.expected, "found": seam.found} for seam in found[:SAMPLES]
+        {"partition": fault.partition, "expected": fault.expected, "found": fault.found} for fault in found[:SAMPLES]
     ]
     text = (
         f"{found[0].text}. The ledger was changed beside Highwater: restore it, or highwater accept-loss records a hole"
     )
-    return CheckResult(passed=False, text=text, numbers={"seams": len(found)}, samples=samples)
+    return CheckResult(passed=False, text=text, numbers={"tiling_faults": len(found)}, samples=samples)
 
 
 def offsets_as_planned(found: InRaw) -> dict[str, CheckResult]:

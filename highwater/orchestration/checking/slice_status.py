@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from highwater.orchestration.checking.check_rules import Attempts, CheckResult, Counted, conserved, in_order
 from highwater.orchestration.checking.tie_break_check import CLASS, IS_LATER, RULE, Among, later_origins
-from highwater.orchestration.checking.version_questions import SAMPLES, Found, Scope, portions
+from highwater.orchestration.checking.version_questions import SAMPLES, Found, Scope, split_by_keys
 from highwater.proof import Proof
 from highwater.resources.commit_log import proofs_in, slices_in_sql
 from highwater.resources.delta import has_column, query, query_all, slice_is_one_of
@@ -163,12 +163,12 @@ class Compared:
 _HIGHEST = """
 WITH settled AS (SELECT slice FROM ({slices}) WHERE NOT {unsettled}),
      brought AS (SELECT key, max(version) AS version, bool_or({unsettled}) AS moving FROM e
-                 WHERE {portion} GROUP BY key),
+                 WHERE {key_range} GROUP BY key),
      in_table AS (SELECT key, max(version) AS version, max(live) AS live, max(dead) AS dead
                   FROM (SELECT key, version, version AS live, NULL AS dead, updated_by_slice AS slice
                         FROM c {deletes}) c
                   LEFT SEMI JOIN settled ON c.slice = settled.slice
-                  WHERE {portion} GROUP BY key),
+                  WHERE {key_range} GROUP BY key),
      beside AS (SELECT coalesce(b.key, s.key) AS key, b.version AS in_events, coalesce(s.live, s.version) AS in_current,
                   CASE WHEN s.live < s.dead THEN 'revived'
                        WHEN s.version IS NULL THEN 'absent' WHEN b.version IS NULL OR s.version > b.version THEN 'ahead'
@@ -209,9 +209,9 @@ def highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflict
         else ""
     )
     unsettled = slice_is_one_of(moving) if moving else "false"
-    for scope in portions(events, Scope(None)):
+    for scope in split_by_keys(events, Scope(None)):
         sql = _HIGHEST.format(
-            unsettled=unsettled, portion=scope.portion, samples=SAMPLES, slices=slices, deletes=deletes
+            unsettled=unsettled, key_range=scope.key_range, samples=SAMPLES, slices=slices, deletes=deletes
         )
         for row in query_all(tables, sql):
             count, rank = row.pop("found"), row.pop("rank")
@@ -220,7 +220,7 @@ def highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflict
                 found.counts[row["class"]] += count if rank == 1 else 0
                 found.keep(row)
         if conflicts:
-            for later in later_origins(tables, stream, Among.all(scope.portion, unsettled, slices)).values():
+            for later in later_origins(tables, stream, Among.all(scope.key_range, unsettled, slices)).values():
                 found.counts.update(later.counts)
                 for sample in later.samples:
                     found.keep(sample)

@@ -55,16 +55,16 @@ class Among:
         return cls("slice", mine, f"SELECT DISTINCT key FROM e WHERE {mine}")
 
     @classmethod
-    def all(cls, portion: str, unsettled: str, slices: str) -> Among:
+    def all(cls, key_range: str, unsettled: str, slices: str) -> Among:
         """The whole stream whose key has a version twice.
 
         Args:
-            portion: the condition of the keys that are looked at together.
+            key_range: the condition of the keys that are looked at together.
             unsettled: that of slices that `current` does not follow yet; their keys are left out.
             slices: the query for the slices of events, see `slices_in_sql`.
         """
         keys = (
-            f"SELECT key FROM e WHERE {portion} GROUP BY key "
+            f"SELECT key FROM e WHERE {key_range} GROUP BY key "
             f"HAVING NOT bool_or({unsettled}) AND count(*) > count(DISTINCT version)"
         )
         settled = f"updated_by_slice IN (SELECT slice FROM ({slices}) WHERE NOT {unsettled})"

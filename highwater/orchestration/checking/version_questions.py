@@ -31,9 +31,9 @@ STREAM = ""
 # A slice of the main topic is compared with this many before and behind it: otherwise the price of a check would grow
 # with the table. The audit looks at the whole stream.
 SLICES_AROUND = 1_000
-# Events that one query sorts, some 100 bytes each; more are looked at in several portions of keys.
+# Events that one query sorts, some 100 bytes each; more are looked at in several ranges of keys.
 EVENTS_AT_ONCE = 5_000_000
-# Keys from which the bounds of these portions are taken, about.
+# Keys from which the bounds of these ranges are taken, about.
 KEYS_SAMPLED = 20_000
 
 
@@ -46,14 +46,14 @@ class Scope:
         among: the SQL condition of the events that are looked at.
         whole: whether that is all of them.
         since: where it is not, the first slice of the main topic that is looked at.
-        portion: the SQL condition of the keys that are looked at together.
+        key_range: the SQL condition of the keys that are looked at together.
     """
 
     checked: tuple[str, ...] | None
     among: str = "true"
     whole: bool = True
     since: str | None = None
-    portion: str = "true"
+    key_range: str = "true"
 
     @classmethod
     def of(cls, stream: Stream, keys: Sequence[str] | None) -> Scope:
@@ -95,7 +95,7 @@ class Found:
     samples: list[Mapping[str, Any]] = field(default_factory=list)
 
     def keep(self, sample: Mapping[str, Any]) -> None:
-        """Take an example, unless there are enough of its class: several portions may each bring as many."""
+        """Take an example, unless there are enough of its class: several ranges may each bring as many."""
         if sum(one["class"] == sample["class"] for one in self.samples) < SAMPLES:
             self.samples.append(sample)
 
@@ -107,7 +107,7 @@ history AS (SELECT slice, e.key AS key, version, event_time, coalesce(retries, 0
                    origin_timestamp_ms, {content} AS content, {state} AS state, {mine} AS mine, {group} AS group_name,
                    concat(origin_partition, ':', origin_offset, CASE WHEN origin_generation > 0
                           THEN concat(' of generation ', origin_generation) ELSE '' END) AS origin
-            FROM (SELECT * FROM t WHERE {among} AND {portion}) e
+            FROM (SELECT * FROM t WHERE {among} AND {key_range}) e
             LEFT SEMI JOIN suspects ON e.key = suspects.key)
 """
 # The version rule: of equal versions the earliest origin wins.
@@ -115,10 +115,10 @@ _RULE = 'origin_timestamp_ms, partition, "offset", generation'
 _PLACE = 'generation, partition, "offset"'
 _TOTALS = f"""
 WITH {TOUCHED_KEYS},
-     moved AS (SELECT key FROM (SELECT key, origin_partition FROM t WHERE {{among}} AND {{portion}}) e
+     moved AS (SELECT key FROM (SELECT key, origin_partition FROM t WHERE {{among}} AND {{key_range}}) e
                {{joined}} GROUP BY key HAVING min(origin_partition) <> max(origin_partition))
 SELECT {{group}} AS group_name, count(*) AS events, count(DISTINCT moved.key) AS keys_in_several_partitions
-FROM (SELECT slice, key FROM t WHERE {{mine}} AND {{portion}}) e LEFT JOIN moved ON e.key = moved.key
+FROM (SELECT slice, key FROM t WHERE {{mine}} AND {{key_range}}) e LEFT JOIN moved ON e.key = moved.key
 GROUP BY group_name
 """
 _COPIES = f"""
@@ -216,7 +216,7 @@ class Questions:
     def __init__(self, events: DeltaTable, stream: Stream, scope: Scope) -> None:
         self.events = events
         self._stream = stream
-        self._scopes = list(portions(events, scope))
+        self._scopes = list(split_by_keys(events, scope))
         self._suspects = Suspects(events, stream, _rules(stream))
         self.scope = scope
 
@@ -229,7 +229,7 @@ class Questions:
         found: dict[str, Counter[str]] = {}
         for scope in self._scopes:
             joined = "" if scope.checked is None else TOUCHED
-            names = {"mine": scope.mine, "group": scope.group, "among": scope.among, "portion": scope.portion}
+            names = {"mine": scope.mine, "group": scope.group, "among": scope.among, "key_range": scope.key_range}
             counted = query(self.events, _TOTALS.format(joined=joined, **names))
             for row in [*counted, *self._ask(_COPIES, scope)]:
                 group = found.setdefault(row.pop("group_name"), Counter())
@@ -282,14 +282,14 @@ class Questions:
             mine=scope.mine,
             group=scope.group,
             among=scope.among,
-            portion=scope.portion,
+            key_range=scope.key_range,
         )
         return template.format(
             history=history, first=rules["first"], allowed=rules["allowed"], floor=floor, begin=rules["begin"]
         )
 
 
-def portions(events: DeltaTable, scope: Scope) -> Iterator[Scope]:
+def split_by_keys(events: DeltaTable, scope: Scope) -> Iterator[Scope]:
     """The scope, cut by keys so that no query sorts too many events; those of one key stay together."""
     rows = rows_in(events)
     if rows > EVENTS_AT_ONCE and scope.checked is not None:
@@ -303,8 +303,8 @@ def portions(events: DeltaTable, scope: Scope) -> Iterator[Scope]:
         yield scope
         return
     sampled = f"{scope.among} AND origin_offset % {max(1, rows // KEYS_SAMPLED)} = 0"
-    for portion in key_ranges(events, sampled, parts, text):
-        yield replace(scope, portion=portion)
+    for key_range in key_ranges(events, sampled, parts, text):
+        yield replace(scope, key_range=key_range)
 
 
 def key_ranges(table: DeltaTable, sampled: str, parts: int, written: Callable[[Any], str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from highwater.orchestration.operations.acceptance import accept_loss, never_read
 from highwater.resources.deleted_topics import as_made, is_there, look_if_there, recreate_topic, vanished
-from highwater.routing import named
+from highwater.routing import stream_of_topic
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -49,7 +49,7 @@ def accept_losses(
         TopicVanishedError: the topic is not there any more, and not ours to make.
         As `accept_loss` and `recreate_topic`.
     """
-    view = named(stream, request.topic)
+    view = stream_of_topic(stream, request.topic)
     state, made = _recreate_if_vanished(ledger, kafka, stream, view.topic, sure=request.sure)
     found = accept_loss(
         ledger,

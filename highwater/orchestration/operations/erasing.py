@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import client_reads, erasures_table, publication_log
 from highwater.assets.erasing import KEYED, Found, ensure_gone, ensure_same_keys, erase, find
+from highwater.batching import batched
 from highwater.erasing import Erasure, ensure_digest, moment_of
 from highwater.errors import ConfigurationError, SupersededAttemptError
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.dependencies import ensure_lake_there
 from highwater.orchestration.sensing.run_history import past_publishing, past_runs
 from highwater.orchestration.sensing.run_requests import in_flight
-from highwater.portions import portions
 from highwater.tables import COMMON
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _erased(
     erasures, done = work.ledger.erasures, list[str]()
     open_ = _begun(erasures, work.stream, digest)
     wanted = [key for key in keys if key not in later]
-    for some in portions(wanted, work.stream.limits.slices_a_run):
+    for some in batched(wanted, work.stream.limits.slices_a_run):
         taken = {key: open_.get(key) or found.erased(key) for key in some}
         erasures.begin(number, [one for key, one in taken.items() if key not in open_])
         erasures_table.keep(work.ledger, work.lake, work.stream.name)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from highwater.assets.publication_log import as_decided
+from highwater.batching import batched
 from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.maintenance import Key, candidates, to_retire
 from highwater.orchestration.asset_keys import PUBLISHED, table_key, table_keys
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.sensing.run_history import RECORDS, past_publishing, past_runs
 from highwater.orchestration.sensing.run_requests import in_flight
-from highwater.portions import portions
 from highwater.slices import SliceKey
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Retirement:
 def retire(
     instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, now: datetime, *, sure: bool
 ) -> Retirement:
-    """Retire the keys that the stream's `Upkeep` does not keep, or report which.
+    """Retire the keys that the stream's `Maintenance` does not keep, or report which.
 
     Raises:
         DependencyAwayError: the ledger or the lake is away, or what names keys is unknown; no key was retired.
@@ -72,7 +72,7 @@ def retire(
     planned, recalled = ledger.planned_at(live), ledger.retired.recalled(stream.name)
     half_done = ledger.retired.among(live)
     keys = [Key(key, at, recalled.get(key)) for key, at in planned.items() if key not in half_done]
-    wanted = candidates(keys, stream.upkeep.live_slices, stream.upkeep.live_for, now)[:MOST_KEYS]
+    wanted = candidates(keys, stream.maintenance.live_slices, stream.maintenance.live_for, now)[:MOST_KEYS]
     named = named_keys(instance, stream, live, now)
     found, retained = to_retire(wanted, complete(lake, stream, wanted), named)
     gone = [*sorted(half_done - named), *found]
@@ -95,7 +95,7 @@ def complete(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
         DependencyAwayError: the lake could not be read.
     """
     found: set[str] = set()
-    for some in portions(keys, PAGE):
+    for some in batched(keys, PAGE):
         held = slice_status.attempts(lake, stream, some)
         found.update(set(as_decided(lake, stream, some, held.events)) - {key for key in some if held.lacking(key)})
     return found

@@ -20,6 +20,7 @@ from highwater.assets.metrics import TABLE as METRICS
 from highwater.assets.origins import SEEN
 from highwater.assets.publication_log import SENDING
 from highwater.assets.publication_log import TABLE as PUBLISHED
+from highwater.batching import batched
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.maintenance import (
     LONGEST_RUN,
@@ -35,7 +36,6 @@ from highwater.orchestration.dependencies import ensure_lake_there
 from highwater.orchestration.operations.key_retirement import PAGE, Retirement, retire
 from highwater.orchestration.operations.old_runs import OldRuns, delete_runs
 from highwater.orchestration.operations.raw_retention import Retained, retain
-from highwater.portions import portions
 from highwater.resources.catalog import name_in_catalog, register
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.commit_log import complete
@@ -170,7 +170,7 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
         DependencyAwayError: Spark, the ledger or the lake is away; what was done by then stays.
     """
     stream, rule = work.stream, horizon_rule(instance, now)
-    rule.ensure_enough(stream.upkeep.horizon)
+    rule.ensure_enough(stream.maintenance.horizon)
     ensure_lake_there(work.ledger, work.lake)
     if sure:
         # What checks found since, what older versions kept, and what a ledger that was restored does not know.
@@ -187,8 +187,8 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
             complete(table, PlannedSlices(work.ledger))  # a run may have died before it did
         times = times_of(table, [*later.get(name, {}).values()])
         read = {key: times[version] for key, version in later.get(name, {}).items()}
-        outlived = rule.outlived(stream.upkeep.horizon, read, now)
-        task = _Task(work, name, table, whole_hours(stream.upkeep.horizon), outlived, sure)
+        outlived = rule.outlived(stream.maintenance.horizon, read, now)
+        task = _Task(work, name, table, whole_hours(stream.maintenance.horizon), outlived, sure)
         found.append(_maintained(task))
         if sure and name in tables_of(stream):
             complete(task.table, PlannedSlices(work.ledger))  # entries without records may be cleaned from now on
@@ -232,7 +232,7 @@ def _read_later(work: Work) -> dict[str, dict[str, int]]:
     retired = work.ledger.retired.among(keys)
     lost = work.ledger.erasures.slices([*retired])
     opened = {key for key, all_ in lost.items() if any(one.done_at is None for one in all_)}
-    for some in portions([key for key in keys if key not in retired or key in opened], PAGE):
+    for some in batched([key for key in keys if key not in retired or key in opened], PAGE):
         decided, rejects = (work.lake.committed(stream.name, name, some) for name in ("events", "rejects"))
         for key, proof in decided.items():
             follows = key in rejects and rejects[key].attempt == proof.attempt
@@ -307,7 +307,7 @@ def _join_small(task: _Task) -> None:
     wait = nullcontext() if not task.sure else task.work.ledger.lease(name, LEASE_SECONDS, wait=10 * LEASE_SECONDS)
     with wait as lease:
         task.table.update_incremental()
-        for some in portions(to_compact(parts_of(task.table)), PARTITIONS_A_COMMIT):
+        for some in batched(to_compact(parts_of(task.table)), PARTITIONS_A_COMMIT):
             if lease is not None:
                 lease.check()
                 join_small(task.table, some)

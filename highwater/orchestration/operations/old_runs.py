@@ -55,11 +55,11 @@ class OldRuns:
 
 
 def delete_runs(instance: dg.DagsterInstance, stream: Stream, now: datetime, *, sure: bool) -> OldRuns | None:
-    """Delete the stream's runs that its `Upkeep` does not keep, or report how many; None if it keeps them all.
+    """Delete the stream's runs that its `Maintenance` does not keep, or report how many; None if it keeps them all.
 
     The keys that are live now decide, so it comes after they were retired.
     """
-    age = stream.upkeep.runs_for
+    age = stream.maintenance.runs_for
     if age is None:
         return None
     live = _ordinals(instance.get_dynamic_partitions(stream.partitions_name))

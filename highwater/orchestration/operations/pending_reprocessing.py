@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets.events import TABLE as EVENTS
 from highwater.assets.reclaims import SEEN
-from highwater.portions import portions
+from highwater.batching import batched
 from highwater.resources.commit_log import proofs_in
 from highwater.tables import stages_of
 
@@ -76,7 +76,7 @@ def _seen(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, int]:
     table = lake.table(stream.name, EVENTS)
     if table is None:
         return {}
-    proofs = [proof for some in portions(keys, PAGE) for proof in proofs_in(table, some).values()]
+    proofs = [proof for some in batched(keys, PAGE) for proof in proofs_in(table, some).values()]
     return {proof.key: proof.counts.get(SEEN, 0) for proof in proofs}
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets import erasures_table
 from highwater.assets.raw import TABLE as RAW
 from highwater.assets.raw_expiry import put_back, take
+from highwater.batching import batched
 from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import AGED, BY_AGE, Erased, Erasure
 from highwater.errors import LeaseHeldError, SupersededAttemptError
@@ -25,7 +26,6 @@ from highwater.orchestration.checking.offset_queries import rows_in_raw
 from highwater.orchestration.operations.erasing import LEASE_SECONDS, lease_of
 from highwater.orchestration.operations.key_retirement import PAGE, complete, named_keys
 from highwater.orchestration.operations.pending_reprocessing import waiting
-from highwater.portions import portions
 from highwater.resources.commit_log import ensure_all_rows_seen, recorded_rows
 from highwater.resources.delta import ensure_complete, query, query_all, slice_is_one_of
 from highwater.retention import MOST_SLICES, Needed, aged, free, old_enough, planned_before
@@ -131,7 +131,7 @@ def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
         return Retained(age)
     needed = replace(_needed(work, instance, now), in_dlq=in_dlq(work.ledger, work.lake, stream))
     old, retained = dict[str, int](), Counter[str]()
-    for some in portions(wanted, PAGE):
+    for some in batched(wanted, PAGE):
         found, stay = free(some, replace(needed, whole=complete(work.lake, stream, some)))
         retained.update(stay)
         times, rows = _newest(table, found) if found else ({}, {})
@@ -196,7 +196,7 @@ def _done(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
     number = erasures.add(Erasure(stream.name, BY_AGE, reason, BY, now))
     gone: dict[str, int] = {}
     # Each round reads all that was ever recorded, in ledger and lake, so there are few.
-    for some in portions(wanted, PAGE):
+    for some in batched(wanted, PAGE):
         recorded = _recorded(work, some)
         erasures.begin(number, [*recorded.values()])
         erasures_table.keep(work.ledger, work.lake, stream.name)
@@ -215,7 +215,7 @@ def _recorded(work: Work, keys: Sequence[str]) -> dict[str, Erased]:
     table = work.lake.table(work.stream.name, RAW)
     assert table is not None, "the slices' rows were just read there"
     found: dict[str, Erased] = {}
-    for some in portions(keys, work.stream.limits.slices_a_run):
+    for some in batched(keys, work.stream.limits.slices_a_run):
         held = rows_in_raw(table, work.ledger.get(some))
         found |= {key: Erased(key, rows.held, {AGED: rows.rows}) for key, rows in held.items()}
     return found
@@ -223,7 +223,7 @@ def _recorded(work: Work, keys: Sequence[str]) -> dict[str, Erased]:
 
 def _open(work: Work, now: datetime) -> list[str]:
     """Slices whose rows a maintenance that died began to take; after the horizon their files are gone."""
-    since = now - work.stream.upkeep.horizon
+    since = now - work.stream.maintenance.horizon
     recorded = [one for one in work.ledger.erasures.recorded(work.stream.name) if one.erasure.by_age]
     young = [one for one in recorded if one.erasure.erased_at > since]
     return sorted({key for one in young for key, it in one.slices.items() if it.done_at is None})
@@ -241,7 +241,7 @@ def _settle(work: Work, instance: dg.DagsterInstance, keys: Sequence[str], now: 
     needed = replace(_needed(work, instance, now), whole=complete(work.lake, work.stream, gone))
     wanted = [key for key in gone if needed.why(key) is not None]
     back: list[str] = []
-    for some in portions(wanted, work.stream.limits.slices_a_run):
+    for some in batched(wanted, work.stream.limits.slices_a_run):
         back += put_back(replace(work, slices=work.ledger.get(some)))
     work.ledger.erasures.done([key for key in gone if key not in wanted], BY_AGE, datetime.now(UTC))
     return back

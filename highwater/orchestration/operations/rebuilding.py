@@ -19,6 +19,7 @@ from highwater.assets import discards_table, erasures_table, publication_log
 from highwater.assets.dlq import SENT
 from highwater.assets.dlq_marks import parse_groups
 from highwater.assets.reclaims import NUMBER
+from highwater.batching import batched
 from highwater.declaration import Start
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError, IncompleteReadError, UnknownSliceError
@@ -26,7 +27,6 @@ from highwater.maintenance import Key, candidates
 from highwater.orchestration.checking.slice_status import attempts_of, committed
 from highwater.orchestration.operations.key_retirement import PAGE
 from highwater.plans import Generation, Loss, Publication
-from highwater.portions import portions
 from highwater.reclaims import Reclaim
 from highwater.resources.commit_log import ensure_all_records_seen, ensure_all_rows_seen
 from highwater.resources.delta import count_in, query
@@ -272,13 +272,13 @@ def _retired(
     live = {*known}
     wanted = candidates(
         [Key(slice_.key, slice_.planned_at) for slice_ in some_slices],
-        stream.upkeep.live_slices,
-        stream.upkeep.live_for,
+        stream.maintenance.live_slices,
+        stream.maintenance.live_for,
         now,
     )
     whole = [key for key in wanted if key not in live and not attempts.lacking(key)]
     return [
-        key for some in portions(whole, PAGE) for key in publication_log.as_decided(lake, stream, some, attempts.events)
+        key for some in batched(whole, PAGE) for key in publication_log.as_decided(lake, stream, some, attempts.events)
     ]
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
 
 # A row takes at most 1 KB while it is made: this many are held at a time.
-ROWS_A_PORTION = 50_000
+ROWS_A_BATCH = 50_000
 
 
 @dataclass
@@ -121,7 +121,7 @@ def keep(
     _ensure_not_compacted(kafka, topic)
     if not sure:
         found = OnAccepted(state.log())
-        for _ in _portions(kafka, stream, topic, found, see):
+        for _ in _batches(kafka, stream, topic, found, see):
             pass  # read to be counted
         return found
     with Transactions(kafka, f"highwater.pub.{topic}", topic) as transactions:
@@ -129,7 +129,7 @@ def keep(
         found = OnAccepted(state.log())
         # A fenced reader had read no further.
         ends = {stream.topic: {p: held.end for p, held in kafka.topic_state(stream.topic).log().items()}}
-        accepted_copies.write(lake, stream.name, _portions(kafka, stream, topic, found, see), ends)
+        accepted_copies.write(lake, stream.name, _batches(kafka, stream, topic, found, see), ends)
         work = Work(stream, [], cast("SparkSession", None), lake, ledger, kafka, lambda _: None)
         book = publication_log.Book(work, state.topic_id)
         book.follow(0 if mark is None else mark.attempt)
@@ -149,23 +149,23 @@ def _ensure_not_compacted(kafka: Kafka, topic: str) -> None:
         )
 
 
-def _portions(
+def _batches(
     kafka: Kafka, stream: Stream, topic: str, found: OnAccepted, see: Callable[[accepted_copies.Copy], None]
 ) -> Iterator[list[dict[str, Any]]]:
-    """The records as rows, in portions, partition by partition: so files hold neighbouring offsets."""
-    portion: list[dict[str, Any]] = []
+    """The records as rows, in batches, partition by partition: so files hold neighbouring offsets."""
+    batch: list[dict[str, Any]] = []
     for partition, offsets in found.log.items():
         for message in kafka.read(topic, {partition: offsets}):
             copy = _read(stream, topic, message)
             sent_ms = message.timestamp()[1]
             found.see(copy, partition, sent_ms, stream.topic)
             see(copy)
-            portion.append(copy.row(sent_ms))
-            if len(portion) == ROWS_A_PORTION:
-                yield portion
-                portion = []
-    if portion:
-        yield portion
+            batch.append(copy.row(sent_ms))
+            if len(batch) == ROWS_A_BATCH:
+                yield batch
+                batch = []
+    if batch:
+        yield batch
 
 
 def _read(stream: Stream, topic: str, message: Message) -> accepted_copies.Copy:

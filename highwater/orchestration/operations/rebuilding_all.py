@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
 
 # A copy takes at most 1.5 KB: this many are held at a time.
-COPIES_A_PORTION = 10_000
+COPIES_A_BATCH = 10_000
 
 
 @dataclass
@@ -249,13 +249,13 @@ def rebuild_from_kafka(
         sure=sure,
         again=again,
     )
-    portions = _portions(kafka, stream, logs, seen, accepted)
+    batches = _batches(kafka, stream, logs, seen, accepted)
     if sure:
         dlq_copies.write(
-            lake, stream.name, portions, {topic: {p: r.end for p, r in log.items()} for topic, log in logs.items()}
+            lake, stream.name, batches, {topic: {p: r.end for p, r in log.items()} for topic, log in logs.items()}
         )
     else:
-        for _ in portions:
+        for _ in batches:
             pass  # read to be counted
     # Its slices are gone, and the keys are not to come back: the table may be restored without the rest of the lake.
     stored = erasures_table.read(lake, stream.name)
@@ -326,11 +326,11 @@ def _states(kafka: Kafka, stream: Stream) -> dict[str, TopicState]:
     return found
 
 
-def _portions(
+def _batches(
     kafka: Kafka, stream: Stream, logs: Mapping[str, Mapping[int, OffsetRange]], seen: Copies, accepted: OnAccepted
 ) -> Iterator[list[dict[str, Any]]]:
-    """The copies on tiers and on the parked topic as rows, in portions; `seen` takes note of each."""
-    portion: list[dict[str, Any]] = []
+    """The copies on tiers and on the parked topic as rows, in batches; `seen` takes note of each."""
+    batch: list[dict[str, Any]] = []
     for topic in stream.dlq_topics:
         for message in kafka.read(topic, logs[topic]) if topic in logs else ():
             envelope = opened(_headers(message), stream.is_origin)
@@ -340,12 +340,12 @@ def _portions(
             seen.see(topic, envelope, stream.topic)
             if topic in stream.delays and envelope.topic == stream.topic:
                 accepted.ensure_on_tier(topic, envelope.partition, message.timestamp()[1])
-            portion.append(_row(topic, envelope, message.timestamp()[1]))
-            if len(portion) == COPIES_A_PORTION:
-                yield portion
-                portion = []
-    if portion:
-        yield portion
+            batch.append(_row(topic, envelope, message.timestamp()[1]))
+            if len(batch) == COPIES_A_BATCH:
+                yield batch
+                batch = []
+    if batch:
+        yield batch
 
 
 def _headers(message: Message) -> list[tuple[str, Any]]:

@@ -17,11 +17,11 @@ from highwater.assets.events import TABLE as EVENTS
 from highwater.assets.events import retries_lease
 from highwater.assets.raw import TABLE as RAW
 from highwater.assets.reclaims import NUMBER, SEEN
+from highwater.batching import batched
 from highwater.envelope import MOST_COUNT, ORIGIN, Origin
 from highwater.errors import ConfigurationError
 from highwater.orchestration.checking.last_rejections import left_over, same
 from highwater.orchestration.operations.parked import Choice
-from highwater.portions import portions
 from highwater.reclaims import Reclaim, numbers, stale
 from highwater.resources.commit_log import ensure_all_rows_seen
 from highwater.resources.delta import query_all
@@ -193,7 +193,7 @@ def reclaim_records(
 
 def _seen(lake: Lake, stream: Stream, keys: Sequence[str]) -> int:
     """The last act that a decision of these slices saw."""
-    decided = [lake.committed(stream.name, EVENTS, some) for some in portions(keys, PAGE)]
+    decided = [lake.committed(stream.name, EVENTS, some) for some in batched(keys, PAGE)]
     return max((proof.counts.get(SEEN, 0) for proofs in decided for proof in proofs.values()), default=0)
 
 
@@ -280,7 +280,7 @@ def _ensure_published_to(stream: Stream, on: Collection[str], lies_on: set[str])
 
 def _aged(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
     """The slices whose rows of raw went by their age."""
-    read = [lake.committed(stream.name, RAW, some) for some in portions(keys, PAGE)]
+    read = [lake.committed(stream.name, RAW, some) for some in batched(keys, PAGE)]
     return {key for proofs in read for key, proof in proofs.items() if aged(proof)}
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.assets.parked_references import Original, original
+from highwater.batching import batched_by_size
 from highwater.envelope import Envelope, Place, opened, wrapped
 from highwater.errors import ConfigurationError, RecordTooLargeError, UnbalancedError
 from highwater.message_size import Limits, size_of, too_large
-from highwater.portions import cut
 from highwater.resources.dlq_topics import ensure
 from highwater.resources.producer import Record
 from highwater.resources.transactions import PublicationMark, Transactions
@@ -113,8 +113,8 @@ def redrive(
         transactions.mark()
         limits = Limits(rooms, transactions.most_bytes, transactions.compresses)
         found = _fitting(_whole(kafka, lake, stream, wanted, ends, topics[to].partitions, stay), limits, stay)
-        for portion in cut(found, lambda one: one.size, RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
-            sent += _sent(transactions, portion, stay, sent)
+        for batch in batched_by_size(found, lambda one: one.size, RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
+            sent += _sent(transactions, batch, stay, sent)
             yield sent
         stay.raise_for(stream.name, to, transactions.most_bytes, kafka.bootstrap)
 
@@ -172,16 +172,16 @@ def _fitting(found: Iterator[_Back], limits: Limits, stay: _Stay) -> Iterator[_B
             stay.large.append((one.name, one.size))
 
 
-def _sent(transactions: Transactions, portion: list[_Back], stay: _Stay, before: int) -> int:
-    """Send a portion, without records that are refused for their size; returns how many were sent."""
-    while portion:
+def _sent(transactions: Transactions, batch: list[_Back], stay: _Stay, before: int) -> int:
+    """Send a batch, without records that are refused for their size; returns how many were sent."""
+    while batch:
         try:
             # Nobody goes on from the mark.
-            transactions.commit([one.record for one in portion], PublicationMark(1, before + len(portion)))
+            transactions.commit([one.record for one in batch], PublicationMark(1, before + len(batch)))
         except RecordTooLargeError as error:
             refused = {id(record) for record in error.refused}
-            stay.large += [(one.name, one.size) for one in portion if id(one.record) in refused]
-            portion = [one for one in portion if id(one.record) not in refused]
+            stay.large += [(one.name, one.size) for one in batch if id(one.record) in refused]
+            batch = [one for one in batch if id(one.record) not in refused]
         else:
             break
-    return len(portion)
+    return len(batch)

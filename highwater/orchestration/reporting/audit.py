@@ -16,7 +16,7 @@ from highwater.orchestration.checking.completeness import TopicComparison, hold_
 from highwater.orchestration.checking.key_places import key_places
 from highwater.orchestration.checking.origin_counts import Ends, count_ends
 from highwater.orchestration.checking.orphan_rows import orphan_slices, slices_there
-from highwater.orchestration.checking.plan_checks import all_seams
+from highwater.orchestration.checking.plan_checks import all_tiling_faults
 from highwater.orchestration.checking.producer_audit import check_producers
 from highwater.orchestration.checking.published_checks import publication_line
 from highwater.orchestration.checking.slice_status import attempts
@@ -118,7 +118,7 @@ class Audit:
         dagster_unasked: whether Dagster was to be asked, and could not be; why is one of the problems.
         held: slices whose records were held against the topic.
         versions: by check of versions what it says of the whole stream; empty if they were not asked for.
-        seams: where slices do not tile.
+        tiling_faults: where slices do not tile.
         checked: how many of the complete slices were checked.
         failing: checks of these that fail on the tables as they are now.
         eras: generations of the topic, and when partitions were added.
@@ -146,7 +146,7 @@ class Audit:
     dagster_unasked: bool = False
     held: Sequence[TopicComparison] = ()
     versions: Mapping[str, VersionResult] = field(default_factory=dict)
-    seams: Sequence[str] = ()
+    tiling_faults: Sequence[str] = ()
     checked: int = 0
     failing: Sequence[str] = ()
     eras: Sequence[Era] = ()
@@ -175,7 +175,7 @@ class Audit:
         found += [held.error for held in self.held if held.error]
         found += [held.error for held in self.on_topics if held.error]
         found += self._checks_with("error")
-        found += [*self.seams, *self.orphan_slices, *self.failing]
+        found += [*self.tiling_faults, *self.orphan_slices, *self.failing]
         found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
         return found
 
@@ -352,7 +352,7 @@ class Audit:
                 for one in self.on_topics
             ],
             "versions": {name: one.to_plain() for name, one in self.versions.items()},
-            "seams": [*self.seams],
+            "tiling_faults": [*self.tiling_faults],
             "orphan_slices": [*self.orphan_slices],
             "failing_now": [*self.failing],
             "published": self.published,
@@ -478,7 +478,7 @@ def audit(
         dagster_unasked=unasked is not None,
         held=hold_against_topic(ledger, kafka, lake, stream, newest),
         versions=_versions(ledger, lake, stream) if versions else {},
-        seams=[seam.text for seam in all_seams(ledger, stream, slices)],
+        tiling_faults=[fault.text for fault in all_tiling_faults(ledger, stream, slices)],
         checked=len(whole),
         failing=failing,
         eras=found_eras,

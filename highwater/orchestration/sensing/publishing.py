@@ -26,7 +26,7 @@ from highwater.orchestration.sensing.run_requests import (
 )
 from highwater.orchestration.sensing.ticks import OLDEST, PAGE, Tick, next_page
 from highwater.resources.guards import guarded
-from highwater.routing import reads
+from highwater.routing import is_stream_topic
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -148,7 +148,7 @@ def _late(
     """
     page, cursor = next_page(ledger, stream, cursor)
     newest = ledger.slices(stream.name, newest=PAGE)
-    slices = {slice_.key: slice_ for slice_ in (*page, *newest) if reads(stream, slice_.topic)}
+    slices = {slice_.key: slice_ for slice_ in (*page, *newest) if is_stream_topic(stream, slice_.topic)}
     decided, sent = lake.committed(stream.name, "events", [*slices]), proofs(lake, stream, [*slices])
 
     def due(slice_: Slice) -> bool:

@@ -40,7 +40,7 @@ from highwater.orchestration.sensing.run_requests import (
 )
 from highwater.orchestration.sensing.ticks import OLDEST, PAGE, Tick, breaker_lines, next_page
 from highwater.resources.guards import guarded
-from highwater.routing import reads
+from highwater.routing import is_stream_topic
 
 if TYPE_CHECKING:
     from highwater.breaker import Circuit
@@ -214,8 +214,8 @@ def _look(
         ensure_lake_there(ledger, lake)
         there = slice_status.attempts(lake, stream, list(slices))
     lacking = {key: tables for key in slices if (tables := there.lacking(key))}
-    left = [key for key in lacking if not reads(stream, slices[key].topic)]
-    lacking = {key: tables for key, tables in lacking.items() if reads(stream, slices[key].topic)}
+    left = [key for key in lacking if not is_stream_topic(stream, slices[key].topic)]
+    lacking = {key: tables for key, tables in lacking.items() if is_stream_topic(stream, slices[key].topic)}
     # A slice that the lake has lost since needs its key again.
     damaged = [key for key in lacking if key in retired]
     if damaged:

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
+from highwater.batching import batched
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
-from highwater.portions import portions
 
 # SQLite takes 32,766 parameters in a statement, and some builds 999.
 KEYS_A_STATEMENT = 500
@@ -138,7 +138,7 @@ def transaction(engine: Engine, *, writes: bool) -> Iterator[Connection]:
 
 def rows_of(connection: Connection, table: sa.Table, keys: Sequence[str]) -> Iterator[Any]:
     """The rows of slices, however many, in a table that has a column `slice_key`."""
-    for some in portions(keys, KEYS_A_STATEMENT):
+    for some in batched(keys, KEYS_A_STATEMENT):
         yield from connection.execute(sa.select(table).where(table.c.slice_key.in_(some)))
 
 

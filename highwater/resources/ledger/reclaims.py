@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import func, insert, select
 
+from highwater.batching import batched
 from highwater.envelope import Origin
-from highwater.portions import portions
 from highwater.reclaims import Reclaim
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
@@ -97,7 +97,7 @@ class Reclaims(LedgerPart):
         newest = select(func.coalesce(func.max(table.c.act), 0)).where(table.c.stream == stream)
         with self._database.writing() as connection:
             act = max(int(connection.execute(newest).scalar_one()), after) + 1
-            for some in portions(reclaims, ROWS_A_STATEMENT):
+            for some in batched(reclaims, ROWS_A_STATEMENT):
                 connection.execute(insert(table), [reclaim_row(stream, act, one) for one in some])
 
 

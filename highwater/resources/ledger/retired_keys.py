@@ -9,7 +9,7 @@ from datetime import datetime
 
 from sqlalchemy import delete, func, insert, select, update
 
-from highwater.portions import portions
+from highwater.batching import batched
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.engine import KEYS_A_STATEMENT, rows_of
@@ -42,7 +42,7 @@ class RetiredKeys(LedgerPart):
     def retire(self, stream: str, keys: Sequence[str], now: datetime) -> None:
         """Mark keys as retired; one that was brought back before is retired again."""
         with self._database.writing() as connection:
-            for some in portions(keys, KEYS_A_STATEMENT):
+            for some in batched(keys, KEYS_A_STATEMENT):
                 connection.execute(delete(_TABLE).where(_TABLE.c.slice_key.in_(some)))
                 rows = [{"slice_key": key, "stream": stream, "retired_at": now} for key in some]
                 connection.execute(insert(_TABLE), rows)
@@ -50,6 +50,6 @@ class RetiredKeys(LedgerPart):
     def recall(self, keys: Sequence[str], now: datetime) -> None:
         """Mark retired keys as brought back; other keys are ignored."""
         with self._database.writing() as connection:
-            for some in portions(keys, KEYS_A_STATEMENT):
+            for some in batched(keys, KEYS_A_STATEMENT):
                 mine = update(_TABLE).where(_TABLE.c.slice_key.in_(some), _TABLE.c.recalled_at.is_(None))
                 connection.execute(mine.values(recalled_at=now))

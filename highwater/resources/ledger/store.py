@@ -11,9 +11,9 @@ from sqlalchemy import BigInteger, and_, cast, delete, func, insert, literal, se
 from sqlalchemy.exc import IntegrityError
 
 from highwater.alerting import Alert
+from highwater.batching import batched
 from highwater.errors import HighwaterError, LeaseHeldError, UnknownSliceError
 from highwater.plans import Discard, Generation, Loss, Planned, Publication, ensure_recordable
-from highwater.portions import portions
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.breakers import Breakers
 from highwater.resources.ledger.database import Database
@@ -255,7 +255,7 @@ class Ledger:
         table = schema.slices
         found: dict[str, int] = {}
         with self.database.writing() as connection:
-            for some in portions(
+            for some in batched(
                 sorted(set(keys)), KEYS_A_STATEMENT
             ):  # in one order, so that two callers cannot wait for each other
                 counted = (
@@ -284,7 +284,7 @@ class Ledger:
         table = schema.slices
         found: dict[str, datetime] = {}
         with self.database.reading() as connection:
-            for some in portions(keys, KEYS_A_STATEMENT):
+            for some in batched(keys, KEYS_A_STATEMENT):
                 query = select(table.c.slice_key, table.c.planned_at).where(table.c.slice_key.in_(some))
                 found.update({row.slice_key: row.planned_at for row in connection.execute(query)})
         return found

@@ -1,4 +1,4 @@
-"""A long sequence taken in portions."""
+"""Sequences in batches."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def portions(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    """The items in their order, in portions of a fixed size; nothing for an empty sequence.
+def batched(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """The items in their order, in batches of a fixed size; nothing for an empty sequence.
 
     Args:
         items: the items to cut.
-        most: items in a portion, 1 or more; the last one may have fewer.
+        most: items in a batch, 1 or more; the last one may have fewer.
     """
     for at in range(0, len(items), most):
         yield items[at : at + most]
 
 
-def cut(items: Iterable[T], size: Callable[[T], int], most: int, most_bytes: int) -> Iterator[list[T]]:
-    """Portions that fit a transaction; an item that is too large by itself is a portion of its own.
+def batched_by_size(items: Iterable[T], size: Callable[[T], int], most: int, most_bytes: int) -> Iterator[list[T]]:
+    """Batches that fit a transaction; an item that is too large by itself is a batch of its own.
 
     Args:
-        items: the items to cut; one portion is held at a time.
+        items: the items to cut; one batch is held at a time.
         size: of an item, in bytes.
-        most: items in a portion.
-        most_bytes: of the items of a portion together.
+        most: items in a batch.
+        most_bytes: of the items of a batch together.
     """
-    portion: list[T] = []
+    batch: list[T] = []
     total = 0
     for item in items:
         weight = size(item)
-        if portion and (len(portion) == most or total + weight > most_bytes):
-            yield portion
-            portion, total = [], 0
-        portion.append(item)
+        if batch and (len(batch) == most or total + weight > most_bytes):
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
         total += weight
-    if portion:
-        yield portion
+    if batch:
+        yield batch
 
 
-def cuts(sizes: Iterable[int], most: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+def batch_ranges(sizes: Iterable[int], most: int, most_bytes: int) -> Iterator[tuple[int, int]]:
     """The half-open ranges of the batches that `cut` makes, of items whose sizes are known before they are made.
 
     Args:
         sizes: of the items, in bytes.
-        most: items in a portion.
-        most_bytes: of the items of a portion together.
+        most: items in a batch.
+        most_bytes: of the items of a batch together.
     """
     sums = [0, *accumulate(sizes)]
     start, last = 0, len(sums) - 1

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dev.planted import plant
-from highwater.declaration import Accepted, Upkeep
+from highwater.declaration import Accepted, Maintenance
 from highwater.errors import ConfigurationError, DeclarationError, DependencyAwayError, UnknownSliceError
 from highwater.maintenance import (
     FEWEST_FILES,
@@ -151,12 +151,17 @@ def test_the_oldest_plans_lose_their_keys_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "upkeep",
-    [Upkeep(live_slices=0), Upkeep(live_for=timedelta(0)), Upkeep(horizon=timedelta(0)), Upkeep(horizon=8 * DAY)],
+    "maintenance",
+    [
+        Maintenance(live_slices=0),
+        Maintenance(live_for=timedelta(0)),
+        Maintenance(horizon=timedelta(0)),
+        Maintenance(horizon=8 * DAY),
+    ],
 )
-def test_an_upkeep_that_keeps_nothing_is_refused(upkeep: Upkeep) -> None:
-    with pytest.raises(DeclarationError, match="upkeep"):
-        make_stream("orders", upkeep=upkeep)
+def test_a_maintenance_that_retains_nothing_is_refused(maintenance: Maintenance) -> None:
+    with pytest.raises(DeclarationError, match="maintenance"):
+        make_stream("orders", maintenance=maintenance)
 
 
 # Keys
@@ -168,7 +173,7 @@ class Deployment:
     def __init__(self, root: Path, instance: dg.DagsterInstance, slices: int) -> None:
         self.instance = instance
         self.newest = slices * 2 // 3
-        self.stream = make_stream("orders", upkeep=Upkeep(live_slices=self.newest))
+        self.stream = make_stream("orders", maintenance=Maintenance(live_slices=self.newest))
         self.ledger = Ledger(f"sqlite:///{root / 'ledger.sqlite'}")
         self.lake = Lake(str(root / "lake"))
         begin = NOW - timedelta(minutes=slices)
@@ -298,14 +303,14 @@ def test_runs_that_name_no_live_key_go_with_their_logs_when_they_are_old(
     assert ours.runs() == {*stays, other, goes_on}
     assert [run_id for run_id in goes if ours.logged(run_id)] == []
     assert [run_id for run_id in stays if not ours.logged(run_id)] == []
-    remaining = replace(ours.stream, upkeep=replace(ours.stream.upkeep, runs_for=None))
+    remaining = replace(ours.stream, maintenance=replace(ours.stream.maintenance, runs_for=None))
     assert delete_runs(ours.instance, remaining, later, sure=True) is None
 
 
 def test_old_keys_are_retired_and_nobody_adds_them_again(large: Deployment) -> None:
     """Never one that a run or a backfill names, or of a slice that is not whole; plan, ledger and lake stay."""
     ours, old = large, 1_000
-    assert ours.newest == Upkeep().live_slices
+    assert ours.newest == Maintenance().live_slices
     running = ours.run_of(ours.keys[10], ours.keys[12])
     ours.backfill_of(ours.keys[20], ours.keys[2_500])
     stay = {ours.half, *ours.keys[10:13], ours.keys[20]}
@@ -360,7 +365,7 @@ def test_keys_that_a_run_or_a_backfill_publishes_stay(publishing: Deployment) ->
 
 def test_a_planner_whose_newest_slices_are_all_retired_adds_none(deployment: Deployment) -> None:
     ours = deployment
-    idle = make_stream("orders", upkeep=Upkeep(live_for=timedelta(minutes=1)))
+    idle = make_stream("orders", maintenance=Maintenance(live_for=timedelta(minutes=1)))
     key_retirement.retire(ours.instance, ours.ledger, ours.lake, idle, NOW + DAY, sure=True)
     assert ours.live() == [ours.half]
     assert ticks.keys_to_add(ours.instance, ours.ledger, STREAM, "orders", planned=0) == []
