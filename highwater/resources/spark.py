@@ -64,6 +64,9 @@ SESSION_CONF: Mapping[str, str] = MappingProxyType(
         # together, and deltalake takes a missing count for zero: `IS NULL` then finds no row of the file. So both are
         # cut: 2 * 1,024 < 4,096.
         "parquet.statistics.truncate.length": "1024",
+        # Our reads name the slices, so no partition is left to prune by a join. To find that out, Spark writes out each
+        # joined column down to the table it comes from: ten of the fifteen seconds of planning a slice's events.
+        "spark.sql.optimizer.dynamicPartitionPruning.enabled": "false",
         # What we have Spark hold is read again and let go; packing it took longer than making it.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         # The pages of Spark would show the secrets of Kafka's client in clear (I13). A password may hold any character
