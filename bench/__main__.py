@@ -55,7 +55,7 @@ LONG = frozenset("dhkmnoqr")
 
 
 def main(arguments: list[str]) -> int:
-    """Measure what is asked for; 0 when every figure that is held against something was reached."""
+    """Measure what is asked for; 0 when every figure with a target reached it."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", default=",".join(BENCHMARKS), help="letters, for example a,d (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default: %(default)s)")
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
 
 
 def status(results: Iterable[Result]) -> int:
-    """0 when every figure that is held against something was reached, else 1."""
+    """0 when every figure with a target reached it, else 1."""
     return int(not all(target.reached for result in results for target in result.targets))
 
 

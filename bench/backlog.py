@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BATCHES = (1, 4, 20)
 # A stream that writes four tables a batch takes minutes for twenty: the whole path is measured at both ends only.
 ENDS = (1, 20)
-# What raw is held against, and what it sets otherwise than Spark does: Kafka's own default.
+# The peer that raw is compared with, and what it sets otherwise than Spark does: Kafka's own default.
 BY_DEFAULT = "Spark's read into nothing"
 SPARKS_POLLS = {"kafka.max.poll.records": "500"}
 KAFKA = "topic", "partition", "offset", "timestamp", "timestampType AS timestamp_type", "key", "value", "headers"

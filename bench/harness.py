@@ -42,12 +42,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Target:
-    """A figure held against what is to be reached.
+    """A figure and the limit that it must reach.
 
     Args:
         what: the sentence that names the figure.
         value: the figure.
-        limit: what it is held against.
+        limit: the figure to reach.
         at_least: whether the figure shall be at least the limit, else at the most.
         case: the row that the figure belongs to; empty for a figure of the whole benchmark.
     """
@@ -73,7 +73,7 @@ class Result:
         title: the heading of its section.
         method: how it was measured, in a few sentences.
         rows: the cases.
-        targets: the figures that are held against something.
+        targets: the figures that have a limit to reach.
     """
 
     name: str

@@ -34,7 +34,7 @@ def _section(result: Result) -> str:
 
 
 def _table(result: Result) -> list[str]:
-    """A row per case: its variants, then the figures that are held against a goal."""
+    """A row per case: its variants, then the figures that have a target."""
     variants = list(dict.fromkeys(name for row in result.rows for name in row.seconds))
     values = {(v.case, f"{v.what} {_goal(v)}"): _value(v) for v in result.targets if v.case}
     goals = list(dict.fromkeys(goal for _, goal in values))

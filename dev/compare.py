@@ -71,7 +71,7 @@ class Comparison:
     Args:
         stream: the stream.
         differences: none of them is allowed.
-        numbers: how much was held against each other, by name.
+        numbers: how much was compared, by name.
         faults: for each kind of fault where its records ended.
     """
 

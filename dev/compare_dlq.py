@@ -26,7 +26,7 @@ def compare_published(
     diff: Differences,
     events: Sequence[Row] = (),
 ) -> int:
-    """Hold what is on the topics against the rejects, and against the table of what was published.
+    """Compare the records on the topics with the rejects, and with the table of published ones.
 
     Args:
         rejects: the table of rejects.

@@ -1,4 +1,4 @@
-"""`make demo`: from nothing to slices in Delta tables, held against the generator's account; ends by itself."""
+"""`make demo`: from nothing to slices in Delta tables, compared with the generator's account; ends by itself."""
 
 from __future__ import annotations
 

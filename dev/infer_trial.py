@@ -1,4 +1,4 @@
-"""The trial of `highwater infer`: unknown topics to tables by a new user's commands, held against the clock."""
+"""The trial of `highwater infer`: unknown topics to tables by a new user's commands, against the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jars of broker, Spark, Kafka's tools and a schema registry: resolved once by Ivy, held against a lock, put in place.
+"""Jars of broker, Spark, Kafka's tools and a schema registry: resolved once by Ivy, compared with a lock, put in place.
 
 `python -m dev.jars` fetches what is missing; `python -m dev.jars registry` fetches what is otherwise fetched on demand;
 `python -m dev.jars --lock` writes the lock.

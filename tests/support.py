@@ -269,13 +269,13 @@ def committed_offsets(kafka: Kafka, topic: str) -> dict[str, dict[int, int]]:
     """What consumer groups have committed of a topic: partition → offset, by group; groups without are left out."""
     from confluent_kafka.admin import AdminClient
 
-    from highwater.resources.groups import held
+    from highwater.resources.groups import group_offsets
 
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})  # one that is let go of drops the request under way
     listed = admin.list_consumer_groups().result(60)
     assert not listed.errors
     places = [(topic, number) for number in kafka.topic_state(topic).partitions]
-    found = {group.group_id: held(kafka, group.group_id, places) for group in listed.valid}
+    found = {group.group_id: group_offsets(kafka, group.group_id, places) for group in listed.valid}
     return {name: {p: one.offset for (_, p), one in by.items()} for name, by in found.items() if by}
 
 

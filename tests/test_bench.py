@@ -48,7 +48,7 @@ def test_a_ratio_is_taken_round_by_round() -> None:
 @pytest.mark.parametrize(
     ("value", "at_least", "reached"), [(1.5, True, True), (1.4, True, False), (1.5, False, True), (1.6, False, False)]
 )
-def test_a_figure_is_held_against_its_limit(value: float, *, at_least: bool, reached: bool) -> None:
+def test_a_figure_is_compared_with_its_limit(value: float, *, at_least: bool, reached: bool) -> None:
     assert Target("figure", value, 1.5, at_least=at_least).reached is reached
 
 

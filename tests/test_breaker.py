@@ -620,7 +620,7 @@ class Repairing:
 
         A run whose end is not reported has ended at the beginning of a second, which is before what came just ahead.
         """
-        for _ in range(REPAIR.attempts):
+        for _ in range(REPAIR.most_runs):
             self.fail(key)
 
     def fail(self, key: str, tables: Sequence[str] = ()) -> None:

@@ -97,7 +97,7 @@ def send(kafka: Kafka) -> None:
 CLIENTS: dict[str, Callable[[Kafka], object]] = {
     "the reader": read,
     "the reader of open transactions": partial(read, committed=False),
-    "the reader of a group's offsets": lambda kafka: groups.held(kafka, "highwater.orders", [("orders", 0)]),
+    "the reader of a group's offsets": lambda kafka: groups.group_offsets(kafka, "highwater.orders", [("orders", 0)]),
     "transactions": lambda kafka: Transactions(kafka, "highwater.pub.orders@0000000", "orders"),
     "the admin client": lambda kafka: kafka.admin(),
     "the audit's look at our producer": lambda kafka: own_producers(kafka, make_stream("orders")),

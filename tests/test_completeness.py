@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dev.planted import plant
-from highwater.orchestration.checking.completeness import TopicComparison, hold_against_topic
+from highwater.orchestration.checking.completeness import TopicComparison, compare_with_topic
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.proof import Proof
 from highwater.resources.lake import Lake
@@ -77,7 +77,7 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
     rows = write_raw(lake, scene, slice_)
 
     def held(of: Slice = slice_) -> TopicComparison:
-        [found] = hold_against_topic(scene.ledger, scene.kafka, lake, scene.stream, [of])
+        [found] = compare_with_topic(scene.ledger, scene.kafka, lake, scene.stream, [of])
         return found
 
     assert (held().records, held().error, held().gone) == (9, None, 0)
@@ -115,5 +115,5 @@ def test_a_timestamp_of_the_broker_is_none_of_the_producer(bootstrap: str, topic
     rows = write_raw(lake, scene, slice_)
     for kind, altered in ((0, [(0, 0)]), (1, [])):
         store(lake, slice_, [{**rows[0], "timestamp_type": kind}])
-        [found] = hold_against_topic(scene.ledger, scene.kafka, lake, scene.stream, [slice_])
+        [found] = compare_with_topic(scene.ledger, scene.kafka, lake, scene.stream, [slice_])
         assert found.altered == altered

@@ -1,4 +1,4 @@
-"""Conditions over places, held against plain Python on a table, and on one of thousands of partitions."""
+"""Conditions over places, compared with plain Python on a table, and on one of thousands of partitions."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_a_new_lock_replaces_the_whole_set(tmp_path: Path, lock: Path, ivy: Fake
         lambda place: (place / "sizes").unlink(),
         lambda place: (place / "complete").unlink(),
     ],
-    ids=["removed", "cut short", "sizes never recorded", "never held against the lock"],
+    ids=["removed", "cut short", "sizes never recorded", "never compared with the lock"],
 )
 def test_a_set_that_was_harmed_is_fetched_again(
     tmp_path: Path, lock: Path, ivy: FakeIvy, harm: Callable[[Path], object]

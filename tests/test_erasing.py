@@ -22,7 +22,7 @@ from highwater.envelope import Origin
 from highwater.erasing import Erased, Erasure, digest_of, remaining, until
 from highwater.errors import ConfigurationError, TemporaryError, UnbalancedError
 from highwater.orchestration.checking import gap_checks
-from highwater.orchestration.checking.completeness import hold_against_topic
+from highwater.orchestration.checking.completeness import compare_with_topic
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.operations import rebuilding
 from highwater.orchestration.operations.erasing import ErasureRequest, erase_key
@@ -387,7 +387,7 @@ def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(
     assert bench.failing() == {}
     stored = bench.ledger.erasures.slices([unread.key])[unread.key]
     assert [one.places for one in stored] == [{0: [OffsetRange(8, 9)]}]
-    held = hold_against_topic(bench.ledger, bench.kafka, bench.lake, bench.stream, [first, second, unread])
+    held = compare_with_topic(bench.ledger, bench.kafka, bench.lake, bench.stream, [first, second, unread])
     assert [one.error for one in held] == [None] * 3
     page = audit(bench.ledger, bench.kafka, bench.lake, bench.stream, {}, versions=True)
     assert (page.ends.accepted, page.ends.parked, page.ends.tombstones, page.ends.produced) == (3, 1, 0, 4)

@@ -83,7 +83,7 @@ def test_a_slice_that_fails_again_and_again_is_an_alert_and_stays_exhausted(
     assert not measured(ours).over
     requests, tick = ours.tick()
     assert requests == [([TWO.key], False, "repair")]
-    assert f"1 exhausted after {repairing.RULES.attempts} runs, look at them: {ONE.key}" in tick.message
+    assert f"1 exhausted after {repairing.RULES.most_runs} runs, look at them: {ONE.key}" in tick.message
     alert = measured(ours)
     assert (alert.over, f"highwater retry-slice {ONE.key}" in alert.remedy) == (True, True)
     assert alert.value.startswith(f"1 slices; {ONE.key} is exhausted since ")
@@ -91,7 +91,7 @@ def test_a_slice_that_fails_again_and_again_is_an_alert_and_stays_exhausted(
     assert ours.tick()[0] == [([TWO.key], False, "repair")]
     reported = explain(ours.ledger, ours.lake, STREAM, ONE.key, None)
     assert any("is exhausted since" in line for line in reported.lines)
-    assert reported.to_plain()["exhausted_slice"]["runs"] == repairing.RULES.attempts
+    assert reported.to_plain()["exhausted_slice"]["runs"] == repairing.RULES.most_runs
     status = StreamStatus("orders", "orders", 2, 0, "A", exhausted_slices=ours.ledger.exhausted_slices.open("orders"))
     assert any(f"highwater retry-slice {ONE.key}" in line for line in status.lines)
     assert [one["slice"] for one in status.to_plain()["exhausted_slices"]] == [ONE.key]

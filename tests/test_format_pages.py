@@ -35,7 +35,7 @@ def declared(page: str) -> list[Stream]:
 
 
 def types() -> set[str]:
-    """The names of all types, by the pattern that declarations are held against."""
+    """The names of all types, by the pattern that declarations are compared with."""
     return {"decimal(p,s)" if "decimal" in one else one for one in field_rules.TYPE.pattern.split("|")}
 
 

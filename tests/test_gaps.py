@@ -112,7 +112,7 @@ def test_slices_tile_or_the_seam_is_named(name: str) -> None:
     assert [(fault.expected, fault.found) for fault in tiling_faults(slices, OPENED, losses)] == expected
 
 
-def test_a_slice_is_held_against_the_one_before_it() -> None:
+def test_a_slice_is_compared_with_the_one_before_it() -> None:
     before = a_slice(0, 5, 9)
     assert tiling_faults([a_slice(1, 9, 12)], OPENED, [], before) == []
     assert "[9, 10) is in no slice" in tiling_faults([a_slice(1, 10, 12)], OPENED, [], before)[0].text

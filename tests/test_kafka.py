@@ -393,7 +393,7 @@ def test_a_partition_of_which_a_group_committed_nothing_is_left_out(monkeypatch:
     consumer = SimpleNamespace(committed=lambda *_: answers, close=lambda: None)
     kafka = Kafka("nowhere:1")
     monkeypatch.setattr(kafka, "reader", lambda **_: consumer)
-    found = groups.held(kafka, "highwater.orders", [("orders", p) for p in range(4)])
+    found = groups.group_offsets(kafka, "highwater.orders", [("orders", p) for p in range(4)])
     assert {place: one.offset for place, one in found.items()} == {("orders", 1): 0, ("orders", 3): 7}
 
 

@@ -79,7 +79,7 @@ def test_a_slice_of_several_files_has_the_rows_of_all_and_the_time_of_its_commit
 def test_rows_that_were_counted_at_the_commit_are_not_counted_again(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, keys: list[str] | None
 ) -> None:
-    """The query would have every slice of the table in its text, and its count would be held against itself."""
+    """The query would have every slice of the table in its text, and its count would be compared with itself."""
     opened = lake.table_at(STREAM, TABLE)
     log = commit_log.log_of(opened)
     assert log is not None

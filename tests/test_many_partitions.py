@@ -253,7 +253,7 @@ def test_a_commit_record_that_is_missed_is_an_error_and_not_an_absence(
 
 
 @pytest.mark.parametrize("asked", ["locate", "retain: what goes"])
-def test_a_read_that_misses_rows_is_held_against_the_count_of_the_commit(
+def test_a_read_that_misses_rows_is_compared_with_the_count_of_the_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     """A file may hold rows of several slices, so the table's log has no count for each of them."""
@@ -268,7 +268,7 @@ def test_a_read_that_misses_rows_is_held_against_the_count_of_the_commit(
 
 
 @pytest.mark.parametrize("asked", ["locate", "retain: what goes"])
-def test_rows_that_no_commit_counted_are_held_against_a_read_of_the_whole_table(
+def test_rows_that_no_commit_counted_are_compared_with_a_read_of_the_whole_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     """A run that died before it recorded its commit left no count; a query with a filter may miss rows all the same."""

@@ -1,4 +1,4 @@
-"""How far the group may be, held against a model that follows single records and not offsets.
+"""How far the group may be, compared with a model that follows single records and not offsets.
 
 In the model each record is a number of its own: where other records come to occupy the same offsets, they differ.
 """

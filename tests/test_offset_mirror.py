@@ -139,7 +139,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
 
     asking = slice_status.settled
     monkeypatch.setattr(slice_status, "settled", settled)
-    monkeypatch.setattr(offset_mirror, "held", made.held)
+    monkeypatch.setattr(offset_mirror, "group_offsets", made.held)
     monkeypatch.setattr(offset_mirror, "commit", made.commit)
     monkeypatch.setattr(offset_mirror, "ensure_no_member", lambda *_: None)
     monkeypatch.setattr(offset_mirror, "look_back", lambda *_: made.history)
@@ -403,7 +403,9 @@ class Real:
 
     def held(self) -> dict[Place, int]:
         places = [(self.stream.topic, p) for p in (0, 1)]
-        return {place: held.offset for place, held in groups.held(self.kafka, self.stream.group, places).items()}
+        return {
+            place: held.offset for place, held in groups.group_offsets(self.kafka, self.stream.group, places).items()
+        }
 
     def delete_group(self) -> None:
         self.kafka.admin().delete_consumer_groups([self.stream.group])[self.stream.group].result(30)

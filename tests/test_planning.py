@@ -1,4 +1,4 @@
-"""The rule of planning, held against a model that counts offsets one by one."""
+"""The rule of planning, compared with a model that counts offsets one by one."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ def test_the_last_records_of_several_slices_are_looked_at_together(monkeypatch: 
 
 
 def test_where_looking_takes_too_long_the_newest_slice_has_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes is held against it; the others keep the mark from before."""
+    """What comes is compared with it; the others keep the mark from before."""
     clock = [0.0]
     monkeypatch.setattr(planning, "LOOKS_AT_ONCE", 1)
     monkeypatch.setattr(planning, "time", SimpleNamespace(monotonic=lambda: clock[0]))

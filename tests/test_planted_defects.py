@@ -18,7 +18,7 @@ from assets.streams.orders import STREAM as ORDERS
 from highwater.declaration import Accepted
 from highwater.gaps import Gaps
 from highwater.orchestration.checking import checks, gap_checks
-from highwater.orchestration.checking.completeness import hold_against_topic
+from highwater.orchestration.checking.completeness import compare_with_topic
 from highwater.orchestration.checking.offset_queries import in_raw
 from highwater.orchestration.reporting import audit as audit_page
 from highwater.orchestration.reporting.consumer_lag import Ages
@@ -422,12 +422,12 @@ ONLY_IN_RAW: dict[str, tuple[Place, dict[str, object]]] = {
 }
 
 
-def test_what_raw_alone_keeps_is_held_against_the_topic(looked: World) -> None:
+def test_what_raw_alone_keeps_is_compared_with_the_topic(looked: World) -> None:
     """No other table has it, so no check sees it; the second reader of the audit does."""
 
     def altered() -> dict[str, list[Place]]:
         looked.write()
-        found = hold_against_topic(
+        found = compare_with_topic(
             looked.ledger, cast("Kafka", looked.topics), looked.lake, STREAM, [FIRST, looked.second]
         )
         assert not any(one.skipped or one.lacking for one in found)
@@ -577,7 +577,7 @@ def audit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., audit_page.Audit]:
     monkeypatch.setattr(audit_page, "stream_status", lambda *_: status)
     monkeypatch.setattr(audit_page, "_ages", lambda *_: Ages({}, sure=False))
     monkeypatch.setattr(audit_page, "_looked_at", lambda *_: ([], None, []))
-    monkeypatch.setattr(audit_page, "hold_against_topic", lambda *_: [])
+    monkeypatch.setattr(audit_page, "compare_with_topic", lambda *_: [])
     monkeypatch.setattr(audit_page, "held_on_topics", lambda *_: [])
     monkeypatch.setattr(audit_page, "check_producers", lambda *_: ({}, []))
 

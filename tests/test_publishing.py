@@ -225,7 +225,7 @@ def exhausted_slices(scene: Scene, text: str = "RecordTooLargeError: too large")
     for n, slice_ in enumerate(slices):
         scene.decide(slice_, n)
     tags = {PURPOSE: "publish", "highwater/stream": "orders", RANGE_START: slices[0].key, RANGE_END: slices[1].key}
-    for _ in range(RULES.attempts):
+    for _ in range(RULES.most_runs):
         failed_by(scene.instance, tags, text)
     return slices
 
@@ -234,7 +234,7 @@ def test_slices_that_were_abandoned_are_asked_for_when_a_person_lets_them_go(sce
     """They stayed exhausted for a day, whatever was accepted meanwhile."""
     first, second = exhausted_slices(scene)
     tick = scene.tick()
-    line = f"2 exhausted for a day after {RULES.attempts} runs, look at them, then highwater retry-slice {first.key}"
+    line = f"2 exhausted for a day after {RULES.most_runs} runs, look at them, then highwater retry-slice {first.key}"
     assert (tick.requests, tick.lines) == ([], [line])
     leave = [Acceptance(one.key, "test data", "ann", LATER) for one in (first, second)]
     scene.tables.ledger.breakers.accept("orders", leave)

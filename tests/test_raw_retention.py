@@ -24,7 +24,7 @@ from highwater.envelope import Origin
 from highwater.erasing import BY_AGE, Erased, Erasure, digest_of, until
 from highwater.errors import DeclarationError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.orchestration.checking import gap_checks
-from highwater.orchestration.checking.completeness import hold_against_topic
+from highwater.orchestration.checking.completeness import compare_with_topic
 from highwater.orchestration.checking.offset_queries import Rows, rows_in_raw
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.maintenance_job import _observe
@@ -273,7 +273,7 @@ def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step:
     assert tier.end == "aged"
     lines = explain(world.ledger, world.lake, STORED, FIRST.key, None).lines
     assert f"by age: 8 records, by maintenance at {NOW:%Y-%m-%d %H:%M} UTC: raw is kept for 720 h" in lines
-    against = hold_against_topic(world.ledger, cast("Any", world.topics), world.lake, STORED, world.slices)
+    against = compare_with_topic(world.ledger, cast("Any", world.topics), world.lake, STORED, world.slices)
     assert [one.skipped for one in against] == [f"{n} rows of raw went by their age" for n in (8, 2, 3)]
     assert dict(step.maintain().rows) == {}, "they go once"
 

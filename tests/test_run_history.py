@@ -101,7 +101,7 @@ def generation(number: int, starts: dict[int, int | None]) -> Generation:
     return Generation("orders", "orders", "id", number, starts, NOON)
 
 
-def test_a_partition_that_went_on_into_a_new_generation_is_still_held_against_its_past() -> None:
+def test_a_partition_that_went_on_into_a_new_generation_is_still_compared_with_its_past() -> None:
     """Two are replaced; accepting one must not make the other's new records look as if they followed."""
     ranges = {0: OffsetRange(100, 200), 1: OffsetRange(100, 200)}
     last = Slice("orders", "orders", "id", 0, 4, ranges, NOON, epochs={0: 1, 1: 1})

@@ -66,7 +66,7 @@ def test_repair_never_asks_by_a_run_key_that_was_used() -> None:
 
 def test_a_range_holds_slices_of_one_attempt_only() -> None:
     requests = repair_requests(["a", "b", "c", "d"], {"a": 1, "b": 2, "c": 1, "d": 1}, 10, NOON)
-    assert [(request.keys, request.attempt) for request in requests] == [(("a",), 1), (("c", "d"), 1), (("b",), 2)]
+    assert [(request.keys, request.run_number) for request in requests] == [(("a",), 1), (("c", "d"), 1), (("b",), 2)]
 
 
 def test_a_slice_that_was_never_requested_is_asked_for_after_the_grace() -> None:
@@ -94,13 +94,13 @@ def test_each_failure_doubles_the_wait(failures: int, ago: float, due: bool) -> 
 
 
 def test_a_slice_that_failed_too_often_waits_for_a_person() -> None:
-    runs = [ended("a", ago=100 + n) for n in range(RULES.attempts)]
+    runs = [ended("a", ago=100 + n) for n in range(RULES.most_runs)]
     found = decide_repair({"a": NOON - minutes(500)}, runs, NOON, RULES)
     assert (found.due, found.exhausted_slices) == ({}, ("a",))
 
 
 def test_the_waits_cover_an_outage_of_an_hour() -> None:
-    waits = [RULES.wait(failures) for failures in range(1, RULES.attempts)]
+    waits = [RULES.wait(failures) for failures in range(1, RULES.most_runs)]
     assert sum(waits, timedelta()) == minutes(2 + 4 + 8 + 16 + 32)
     assert RULES.wait(50) == RULES.longest_wait
 

@@ -25,7 +25,7 @@ from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing import dead_workers, repairing, ticks
 from highwater.orchestration.sensing.rounds import Cursor
 from highwater.proof import Proof
-from highwater.resources.groups import held
+from highwater.resources.groups import group_offsets
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -211,8 +211,8 @@ def test_history_that_dagster_lacks_is_reported_and_not_requested(
         repaired = again.tick("repair")
         again.run([keys[5]], dg.DagsterRunStatus.STARTED)
         for table in TABLES:
-            held = empty.get_materialized_partitions(table_key(ours.stream, table.name))
-            assert held == {slice_.key for slice_ in slices[: 4 if table.name == "raw" else 3]}
+            group_offsets = empty.get_materialized_partitions(table_key(ours.stream, table.name))
+            assert group_offsets == {slice_.key for slice_ in slices[: 4 if table.name == "raw" else 3]}
         assert keys[3] in _requested(repaired)
         assert not {*keys[:3], keys[4]} & {*_requested(repaired)}
         assert not again.tick("planner").run_requests
@@ -319,7 +319,7 @@ def test_the_group_follows_what_is_done(ticking: Callable[..., Ticking]) -> None
     assert not result.run_requests
     assert "orders@0000002 is not" in result.skip_message.replace(f"{ours.stream.topic}@", "orders@")
     places = [(ours.stream.topic, p) for p in (0, 1)]
-    found = held(Kafka(os.environ["HIGHWATER_KAFKA_BOOTSTRAP"]), "highwater.orders", places)
+    found = group_offsets(Kafka(os.environ["HIGHWATER_KAFKA_BOOTSTRAP"]), "highwater.orders", places)
     assert [one.offset for one in found.values()] == [10, 10]
 
 
@@ -377,7 +377,7 @@ def test_a_run_whose_worker_is_gone_is_ended_and_its_slices_are_asked_for(
     ours.tick("repair")
     assert [run.status for run in ours.instance.get_runs()] == [dg.DagsterRunStatus.FAILURE]
     requests = ours.tick("repair").run_requests
-    asked = {r.tags["dagster/asset_partition_range_start"]: r.tags["highwater/attempt"] for r in requests}
+    asked = {r.tags["dagster/asset_partition_range_start"]: r.tags["highwater/run_number"] for r in requests}
     assert asked == {keys[0]: "2", keys[3]: "1"}
 
 
@@ -409,8 +409,8 @@ def test_what_the_lake_holds_and_dagster_forgot_is_reported_and_not_asked_for(
     result = ours.tick("repair")
     assert [r.tags["dagster/asset_partition_range_start"] for r in result.run_requests] == [slices[2].key]
     for table in TABLES:
-        held = ours.instance.get_materialized_partitions(table_key(ours.stream, table.name))
-        assert held == {slice_.key for slice_ in slices[:2]}
+        group_offsets = ours.instance.get_materialized_partitions(table_key(ours.stream, table.name))
+        assert group_offsets == {slice_.key for slice_ in slices[:2]}
     again = ours.tick("repair")
     assert not again.asset_events
 

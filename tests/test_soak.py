@@ -79,7 +79,7 @@ def test_a_page_that_loads_its_definitions_again_is_waited_for(tmp_path: Path) -
 @pytest.mark.crash
 @pytest.mark.timeout(3600)
 def test_fifty_thousand_records_and_ten_kills(tmp_path: Path) -> None:
-    """Of workers, daemon, broker and Spark, while every fault is written; held against an account of its own."""
+    """Of workers, daemon, broker and Spark, while every fault is written; compared with an account of its own."""
     result = Soak(tmp_path / "soak", Console(width=200), Ordeal(50_000, 10, least=4, most=10, settle=1800)).run()
     assert result.wrong == []
     assert sum(result.killed.values()) == 10

@@ -70,13 +70,13 @@ def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recover
 ) -> None:
     """It is never exhausted, since all others wait for it: it was requested every hour, and nobody knew."""
     ours = in_order.ours
-    for _ in range(repairing.RULES.attempts - 1):
+    for _ in range(repairing.RULES.most_runs - 1):
         ours.fail(ONE.key)
     in_order.tick()
     assert in_order.kinds() == [], "five runs"
     ours.fail(ONE.key)
     reported = in_order.tick()
-    assert f"1 left undone by {repairing.RULES.attempts} runs or more: {ONE.key}" in reported
+    assert f"1 left undone by {repairing.RULES.most_runs} runs or more: {ONE.key}" in reported
     [alert] = in_order.heard
     assert (alert.what, alert.value.startswith(f"1 slices; {ONE.key} was left undone by 6 runs")) == (
         "stalled",

@@ -378,7 +378,7 @@ def test_far_away_slices_are_looked_at_before_a_version_is_nowhere(
     assert missing_checks(planted.lake, ORDERS, [SECOND])[MISSING][SECOND].numbers["nowhere"] == 1
 
 
-def test_a_slice_is_held_against_those_around_it_and_a_tier_against_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_is_compared_with_those_around_it_and_a_tier_against_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(version_questions, "SLICES_AROUND", 1)
     key = str(SliceKey("orders", 7))
     assert Scope.of(ORDERS, [key]).among.endswith("BETWEEN 'orders@0000006' AND 'orders@0000008')")

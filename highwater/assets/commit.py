@@ -236,27 +236,27 @@ def commit_rows(
     if work.ledger.intents.of(work.stream.name, table):
         close_intents(target)
     opened = target.opened()
-    held = committed_in(opened, keys)
-    ensure_unchanged(table, committed, held, keys)
+    seen = committed_in(opened, keys)
+    ensure_unchanged(table, committed, seen, keys)
     # Without rows to replace Delta need not look for any. That there are none, records and a look must say both.
-    replace = any(one.rows != 0 for one in held.records.values()) or any(rows_by_slice(opened, keys).values())
+    replace = any(one.rows != 0 for one in seen.records.values()) or any(rows_by_slice(opened, keys).values())
     write = partial(write_slices, target.path, rows, keys, replace=replace, files=files, spread=spread, tasks=tasks)
     base = CommitRecord("", 0, None, batch="")
-    return commit_slices(target, held, [with_proof(base, proof) for proof in proofs], work.run, write)
+    return commit_slices(target, seen, [with_proof(base, proof) for proof in proofs], work.run, write)
 
 
-def ensure_unchanged(table: str, committed: CommittedSlices, held: Committed, keys: Sequence[str]) -> None:
+def ensure_unchanged(table: str, committed: CommittedSlices, seen: Committed, keys: Sequence[str]) -> None:
     """Validate that nobody committed the slices since the caller looked.
 
     Raises:
         SupersededAttemptError: one is not.
     """
     for key in keys:
-        if held.attempt(key) != committed.attempt(key) or held.version_of(key) > committed.version:
+        if seen.attempt(key) != committed.attempt(key) or seen.version_of(key) > committed.version:
             raise SupersededAttemptError(
                 f"another attempt at {key} in {table} was first",
                 stored=f"attempt {committed.attempt(key)}, version {committed.version} of the table",
-                found=f"attempt {held.attempt(key)}, committed in version {held.version_of(key)}",
+                found=f"attempt {seen.attempt(key)}, committed in version {seen.version_of(key)}",
                 remedy="nothing: its commit is taken over",
             )
 

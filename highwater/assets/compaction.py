@@ -67,8 +67,8 @@ def compact(work: Work, table: str, group: Group) -> bool:
         keys, before = _movable(opened, group)[:MOST_SLICES], rows_in(opened)
         if not keys:
             return False
-        held = committed_in(opened, [])
-        mine = rows_at(work.spark, target.path, held.version).where(slice_is_one_of(keys))
+        seen = committed_in(opened, [])
+        mine = rows_at(work.spark, target.path, seen.version).where(slice_is_one_of(keys))
         # A column that was declared since is not in the table before the next run.
         by = [name for name in cluster_columns(work.stream, table) if name in mine.columns]
         ordered = mine.repartition(1).sortWithinPartitions(*by or ["slice"])
@@ -79,7 +79,7 @@ def compact(work: Work, table: str, group: Group) -> bool:
                 writer.option("replaceWhere", slice_is_one_of(keys)).save(target.path)
 
         lease.check()
-        version = commit_slices(target, held, [], work.run, write)
+        version = commit_slices(target, seen, [], work.run, write)
     ensure_same_rows(work, table, "joining files", before, version)
     return True
 

@@ -135,13 +135,13 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
     with merge_lease(work) as lease:
         settle(work)
         decided = require(work, events.TABLE)
-        held = work.lake.commits(work.stream.name, TABLE, work.keys)
-        behind = [proof for key, proof in decided.proofs.items() if held.attempt(key) != proof.attempt]
-        require_newer(decided.proofs, {proof.key: held.attempt(proof.key) for proof in behind})
-        version = held.version
+        seen = work.lake.commits(work.stream.name, TABLE, work.keys)
+        behind = [proof for key, proof in decided.proofs.items() if seen.attempt(key) != proof.attempt]
+        require_newer(decided.proofs, {proof.key: seen.attempt(proof.key) for proof in behind})
+        version = seen.version
         if behind:
             with clock.phase("commit"):
-                version = _merge(work, decided, behind, held, lease)
+                version = _merge(work, decided, behind, seen, lease)
     cost = write_cost(work, TABLE, version) if behind else {}
     merged = {proof.key for proof in behind}
     found = [
@@ -167,15 +167,15 @@ def _freshness(decided: Proof) -> dict[str, float]:
     return {} if last is None else {"freshness_seconds": time.time() - last / 1_000_000}
 
 
-def _merge(work: Work, decided: CommittedSlices, behind: Sequence[Proof], held: Committed, lease: Lease) -> int:
+def _merge(work: Work, decided: CommittedSlices, behind: Sequence[Proof], seen: Committed, lease: Lease) -> int:
     """Merge slices in one commit; returns the version of the table."""
     keys = [proof.key for proof in behind]
-    again = [key for key in keys if held.attempt(key)]
+    again = [key for key in keys if seen.attempt(key)]
     with delta_errors(f"current of {work.stream.name}"):
         names = _common_columns(work, decided.version)
         rows = _event_rows(work, decided.version, names)
         if again:
-            source, actions = _recomputed(work, rows, keys, again, held), _REPLACE
+            source, actions = _recomputed(work, rows, keys, again, seen), _REPLACE
         elif has_deletes(work, decided.version):
             source, actions = _with_earlier_deletes(work, rows, keys), _UPSERT_OR_DELETE
         else:
@@ -186,7 +186,7 @@ def _merge(work: Work, decided: CommittedSlices, behind: Sequence[Proof], held: 
         records = [CommitRecord(proof.key, proof.attempt, proof.rows, batch="") for proof in behind]
         with commit_turn(work, TABLE):
             work.before_commit()
-            return commit_slices(target_of(work, TABLE), held, records, work.run, partial(_run, work, statement))
+            return commit_slices(target_of(work, TABLE), seen, records, work.run, partial(_run, work, statement))
 
 
 def _run(work: Work, statement: str, options: Mapping[str, str]) -> None:
@@ -194,7 +194,7 @@ def _run(work: Work, statement: str, options: Mapping[str, str]) -> None:
         work.spark.sql(statement).collect()
 
 
-# A slice that is new here: what it brings is held against the row that is there.
+# A slice that is new here: what it brings is compared with the row that is there.
 _UPSERT = """
 WHEN MATCHED AND {newer} THEN UPDATE SET {assignments}
 WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({values})
@@ -241,14 +241,14 @@ def _of_slices(work: Work, rows: DataFrame, keys: Collection[str]) -> DataFrame:
     return rows.join(F.broadcast(counted), "slice", "left_semi")
 
 
-def _recomputed(work: Work, rows: DataFrame, keys: Sequence[str], again: Sequence[str], held: Committed) -> DataFrame:
+def _recomputed(work: Work, rows: DataFrame, keys: Sequence[str], again: Sequence[str], seen: Committed) -> DataFrame:
     """For every key that the slices bring or had brought its winner; a key without one has null in all other columns.
 
     Events of slices that are not merged yet do not count: they are merged in their turn.
     """
     from pyspark.sql import functions as F
 
-    there = rows_at(work.spark, work.lake.path(work.stream.name, TABLE), held.version)
+    there = rows_at(work.spark, work.lake.path(work.stream.name, TABLE), seen.version)
     merged = work.lake.holds(work.stream.name, TABLE) | set(keys)
     mine = _of_slices(work, rows, merged)
     affected = (

@@ -77,12 +77,12 @@ class Look:
     Args:
         version: the version of events.
         decisions: the slices in it.
-        held: the slices in `current`; read first, so that a slice in it without events never had any.
+        seen: the slices in `current`; read first, so that a slice in it without events never had any.
     """
 
     version: int
     decisions: Mapping[str, Proof]
-    held: Committed
+    seen: Committed
 
     @classmethod
     def take(cls, work: Work) -> Look:
@@ -98,26 +98,26 @@ class Look:
                 stored="the stream declares no version",
                 remedy="declare a key and a version, then materialise current of its slices",
             )
-        held = work.lake.commits(work.stream.name, TABLE)
+        seen = work.lake.commits(work.stream.name, TABLE)
         decisions, version = work.lake.committed_at(work.stream.name, events.TABLE)
         if not decisions:
             raise ConfigurationError(
                 f"{work.stream.name} has no events from which current could be computed",
-                stored=f"{len(held.records):,} slices in current",
+                stored=f"{len(seen.records):,} slices in current",
                 found="no slice in events",
                 remedy="see that HIGHWATER_LAKE is the right one, or materialise the slices from events on",
             )
-        return cls(version, decisions, held)
+        return cls(version, decisions, seen)
 
     @property
     def behind(self) -> list[str]:
         """Slices that `current` does not hold at the attempt of their events."""
-        return sorted(key for key, decision in self.decisions.items() if self.held.attempt(key) != decision.attempt)
+        return sorted(key for key, decision in self.decisions.items() if self.seen.attempt(key) != decision.attempt)
 
     @property
     def unknown(self) -> list[str]:
         """Slices that `current` holds and events do not."""
-        return sorted(self.held.records.keys() - self.decisions.keys())
+        return sorted(self.seen.records.keys() - self.decisions.keys())
 
 
 def differences(work: Work, look: Look) -> Differences:
@@ -222,4 +222,4 @@ def replace_all(work: Work, look: Look) -> int:
         rows.write.format("delta").mode("overwrite").options(**options).save(path)
 
     with delta_errors(f"current of {work.stream.name}"), commit_turn(work, TABLE):
-        return commit_slices(target_of(work, TABLE), look.held, records, work.run, write, replaces=True)
+        return commit_slices(target_of(work, TABLE), look.seen, records, work.run, write, replaces=True)

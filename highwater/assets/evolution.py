@@ -192,16 +192,16 @@ def _rewrite(work: Work, table: str, common: Mapping[str, Any]) -> None:
     if work.ledger.intents.of(work.stream.name, table):
         close_intents(target)
     opened = target.opened()
-    held, stored = committed_in(opened, []), _types(target.path)
+    seen, stored = committed_in(opened, []), _types(target.path)
     columns = [
         converted(F.col(_quoted(field.name)), stored[field.name], common.get(field.name, stored[field.name])).alias(
             field.name, metadata=dict(field.metadata)
         )
         for field in opened.schema().fields
     ]
-    rows = rows_at(work.spark, target.path, held.version).select(*columns)
+    rows = rows_at(work.spark, target.path, seen.version).select(*columns)
     before = rows_in(opened)
-    version = commit_slices(target, held, [], work.run, partial(_overwrite, rows, target.path))
+    version = commit_slices(target, seen, [], work.run, partial(_overwrite, rows, target.path))
     ensure_same_rows(work, table, "widening types", before, version)
     changes = [f"{name} from {sql_of(stored[name])} to {sql_of(kind)}" for name, kind in common.items()]
     work.log(f"{table}: widened {', '.join(changes)}")

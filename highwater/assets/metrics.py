@@ -58,7 +58,7 @@ TABLE = "metrics"
 TRIES = 5
 # Events in one question, so that a run of any size is answered in some hundred megabytes.
 MOST_EVENTS = 1_000_000
-# Ranges in one question: each is a branch that every file's statistics are held against.
+# Ranges in one question: each is a branch that every file's statistics are compared with.
 MOST_SPANS = 100
 _MINUTE = f"((us - ((us % {MICROSECONDS}) + {MICROSECONDS}) % {MICROSECONDS}) / {MICROSECONDS})"
 # The rule of `highwater.assets.current`: of equal versions the earliest origin.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Metrics, Stream
 
-# Partitions in one question: each is a branch that every file is held against.
+# Partitions in one question: each is a branch that every file is compared with.
 MOST_PARTITIONS = 300
 # A page shows this many of the newest minutes.
 NEWEST = 30

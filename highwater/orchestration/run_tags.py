@@ -9,7 +9,7 @@ MAIN_TAG = "highwater/main"
 RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"
 PARTITION = "dagster/partition"
-ATTEMPT = "highwater/attempt"
+RUN_NUMBER = "highwater/run_number"
 PURPOSE = "highwater/purpose"
 PRIORITY = "dagster/priority"
 # Runs of tiers follow new slices: a new slice waits for at most one run, however many retries are due.

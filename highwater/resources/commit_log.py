@@ -241,7 +241,7 @@ def ensure_all_rows_seen(table: DeltaTable, keys: Collection[str] | None = None)
 
 
 def recorded_rows(table: DeltaTable, keys: Collection[str]) -> dict[str, int]:
-    """The rows of slices as they were counted at their commit, to hold against what a query sees of them.
+    """The rows of slices as they were counted at their commit, to compare with the rows that a query sees.
 
     A run that dies between its commit and the record of it leaves no count. Then all rows of the table are read: the
     table's log counts these.

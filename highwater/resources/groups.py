@@ -99,7 +99,7 @@ def ensure_no_member(kafka: Kafka, name: str) -> Group:
     return found
 
 
-def held(kafka: Kafka, name: str, places: Collection[Place]) -> dict[Place, GroupOffset]:
+def group_offsets(kafka: Kafka, name: str, places: Collection[Place]) -> dict[Place, GroupOffset]:
     """The offsets of a group for these partitions; partitions without an offset are left out.
 
     Raises:

@@ -141,7 +141,7 @@ def ensure(name: str, tools: Path, lock: Path = LOCK) -> Path:
 
 
 def is_complete(place: Path, locked: Mapping[Module, str]) -> bool:
-    """Whether the jars are those of the lock, and as long as they were when they were held against it.
+    """Whether the jars are those of the lock, and as long as they were when they were compared with it.
 
     One that was removed or cut short since would fail in the JVM, by a class that it does not find.
     """

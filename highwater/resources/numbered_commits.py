@@ -129,7 +129,7 @@ class PlannedSlices(dict[str, "Slice"]):
 
 def commit_slices(
     target: Target,
-    held: Committed,
+    seen: Committed,
     records: Sequence[CommitRecord],
     run: str,
     write: Callable[[Mapping[str, str]], object],
@@ -140,7 +140,7 @@ def commit_slices(
 
     Args:
         target: the table; the caller holds the lease of its commits.
-        held: the table as the caller looked at it; what the write holds rests on this look.
+        seen: the table as the caller looked at it; what the write holds rests on this look.
         records: by slice what the write holds; batch, run and version are set here.
         run: the Dagster run.
         write: makes exactly one Delta commit, in the session of the target, with the options that it is given.
@@ -153,14 +153,14 @@ def commit_slices(
         SupersededAttemptError: another writer was first, or closed the intent; nothing was written.
         DependencyAwayError: Spark, the ledger or the lake is away. The intent stays for the next run.
     """
-    batch, number = uuid.uuid4().hex, held.number + 1
+    batch, number = uuid.uuid4().hex, seen.number + 1
     records = [replace(one, batch=batch, run=run) for one in records]
     metadata = to_user_metadata(records, number, batch=batch, run=run, replaces=replaces)
     target.ledger.intents.open(batch, target.stream, target.table, metadata, datetime.now(UTC))
     with delta_errors(target.path):
         write({"txnAppId": APP, "txnVersion": str(number), "userMetadata": metadata})
     opened = target.opened()
-    version = commit_log.tail_of(opened, held.version).batches.get(batch)
+    version = commit_log.tail_of(opened, seen.version).batches.get(batch)
     if version is None:
         if number_in(opened) >= number:  # the write never commits any more
             target.ledger.intents.remove(batch)

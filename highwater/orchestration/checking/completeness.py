@@ -67,7 +67,7 @@ class TopicComparison:
         return self.error or f"{self.slice_key}: {self.records:,} records of the topic are in raw as they are{gone}"
 
 
-def hold_against_topic(
+def compare_with_topic(
     ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, slices: Iterable[Slice]
 ) -> list[TopicComparison]:
     """Compare slices that are in raw; in memory is one slice's digests at a time.
@@ -89,13 +89,13 @@ def hold_against_topic(
         if overtaken(slice_, generations[slice_.topic])
         else TopicComparison(slice_.key, skipped=f"{aged(proofs[slice_.key]):,} rows of raw went by their age")
         if aged(proofs[slice_.key])
-        else _held(kafka, lake, stream, slice_, places.get(slice_.key, set()))
+        else _compared(kafka, lake, stream, slice_, places.get(slice_.key, set()))
         for slice_ in wanted
         if slice_.key in proofs
     ]
 
 
-def _held(kafka: Kafka, lake: Lake, stream: Stream, slice_: Slice, erased: set[Place]) -> TopicComparison:
+def _compared(kafka: Kafka, lake: Lake, stream: Stream, slice_: Slice, erased: set[Place]) -> TopicComparison:
     try:
         state = kafka.topic_state(slice_.topic)
         reason = _incomparable(slice_, state)

@@ -1,4 +1,4 @@
-"""The minutes of metrics held against the events, by one query over them."""
+"""The minutes of metrics compared with the events, by one query over them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FOLLOWS = "metrics_follow_events"
 TABLE = "metrics"
-# Ranges of time, and days, in one question: each is a branch that every file is held against.
+# Ranges of time, and days, in one question: each is a branch that every file is compared with.
 MOST_RANGES = 100
 _US = 60_000_000
 _MINUTE = f"(us - ((us % {_US}) + {_US}) % {_US}) / {_US}"

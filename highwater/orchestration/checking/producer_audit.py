@@ -1,4 +1,4 @@
-"""The producers of a stream's topic, held against the rules: ours as the client has them, others as their files say."""
+"""The producers of a stream's topic, checked by the rules: ours as the client has them, others as their files say."""
 
 from __future__ import annotations
 

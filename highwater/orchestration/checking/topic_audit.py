@@ -27,7 +27,7 @@ def check_published_topics(
         kafka: is looked at.
         stream: the declaration.
         gone: is asked of each topic that is absent, for the error that this is; None if it may be.
-        main: the main topic, to hold the room of the DLQ's topics against it; without it that is not checked.
+        main: the main topic, to compare the room of the DLQ's topics with it; without it that is not checked.
     """
     found: dict[str, list[Finding]] = {}
     errors: list[HighwaterError] = []

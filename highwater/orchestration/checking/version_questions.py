@@ -59,7 +59,7 @@ class Scope:
     def of(cls, stream: Stream, keys: Sequence[str] | None) -> Scope:
         """Some slices among those around them, or everything.
 
-        Retries may be of records from long ago, so a slice of a tier is held against everything.
+        Retries may be of records from long ago, so a slice of a tier is compared with everything.
         """
         parsed = [SliceKey.parse(key) for key in keys or ()]
         if keys is None or any(key.topic != stream.topic for key in parsed):

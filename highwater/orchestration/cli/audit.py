@@ -57,7 +57,7 @@ def audit(
     client_version: str | None,
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Account for every offset and origin of the named STREAMS or all, and hold their topics against the rules.
+    """Account for every offset and origin of the named STREAMS or all, and check their topics by the rules.
 
     With DAGSTER_HOME set it counts failing checks as well. With --records N it reads the newest N slices of each stream
     from Kafka again and compares them with raw, record by record. With --versions it looks for versions that fall,

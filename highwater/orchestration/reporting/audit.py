@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.declaration import Severity
 from highwater.errors import DependencyAwayError, HighwaterError, PermanentError, TemporaryError, UnbalancedError
-from highwater.orchestration.checking.completeness import TopicComparison, hold_against_topic
+from highwater.orchestration.checking.completeness import TopicComparison, compare_with_topic
 from highwater.orchestration.checking.key_places import key_places
 from highwater.orchestration.checking.origin_counts import Ends, count_ends
 from highwater.orchestration.checking.orphan_rows import orphan_slices, slices_there
@@ -116,7 +116,7 @@ class Audit:
         problems: errors that stop planning or reading, by their subject.
         red: failing checks by name, with the number of slices; None where Dagster was not asked.
         dagster_unasked: whether Dagster was to be asked, and could not be; why is one of the problems.
-        held: slices whose records were held against the topic.
+        compared: slices whose records were compared with the topic.
         versions: by check of versions what it says of the whole stream; empty if they were not asked for.
         tiling_faults: where slices do not tile.
         checked: how many of the complete slices were checked.
@@ -125,7 +125,7 @@ class Audit:
         producers: by name what the rules say of a producer.
         keys: where the topic's keys are; None if it was not asked for.
         published: how far accepted events are sent; empty of a stream that sends none.
-        on_topics: what tiers, parked topic and that of accepted events hold of the slices that were held.
+        on_topics: what tiers, parked topic and that of accepted events hold of the slices that were compared.
         published_to: by name of a topic that is published to what the rules say of it.
         orphan_slices: what tables hold of slices that were never planned.
     """
@@ -144,7 +144,7 @@ class Audit:
     problems: Mapping[str, HighwaterError]
     red: Mapping[str, int] | None = None
     dagster_unasked: bool = False
-    held: Sequence[TopicComparison] = ()
+    compared: Sequence[TopicComparison] = ()
     versions: Mapping[str, VersionResult] = field(default_factory=dict)
     tiling_faults: Sequence[str] = ()
     checked: int = 0
@@ -172,8 +172,8 @@ class Audit:
             found += _broken(f"{name}: ", findings)
         for name, findings in self.producers.items():
             found += _broken(f"producer {name}: ", findings)
-        found += [held.error for held in self.held if held.error]
-        found += [held.error for held in self.on_topics if held.error]
+        found += [one.error for one in self.compared if one.error]
+        found += [one.error for one in self.on_topics if one.error]
         found += self._checks_with("error")
         found += [*self.tiling_faults, *self.orphan_slices, *self.failing]
         found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
@@ -203,8 +203,8 @@ class Audit:
         lines += self.keys.lines if self.keys else []
         lines += [line for line in (self.published, self.endurance) if line]
         lines += self._not_asked
-        lines += [held.line for held in self.held if not held.error]
-        return [*lines, *[held.line for held in self.on_topics if not held.error]]
+        lines += [one.line for one in self.compared if not one.error]
+        return [*lines, *[one.line for one in self.on_topics if not one.error]]
 
     @property
     def _not_asked(self) -> list[str]:
@@ -340,7 +340,7 @@ class Audit:
             "keys": None if self.keys is None else self.keys.to_plain(),
             "endurance": self.endurance,
             "failing_checks": None if self.red is None else dict(self.red),
-            "held_against_topic": [vars(held) for held in self.held],
+            "compared_with_topic": [vars(one) for one in self.compared],
             "held_on_topics": [
                 {
                     "topic": one.topic,
@@ -424,15 +424,15 @@ def audit(
         DependencyAwayError: the ledger or the lake could not be read.
     """
     # The lake before the plan: a slice that is committed in between appears at worst as unfinished.
-    ends, held = count_ends(ledger, lake, stream), attempts(lake, stream)
+    ends, in_tables = count_ends(ledger, lake, stream), attempts(lake, stream)
     there = slices_there(lake, stream)
     slices = ledger.slices(stream.name)
     newest = slices[-records_of:] if records_of else []
-    whole = [slice_.key for slice_ in newest if not held.lacking(slice_.key)]
+    whole = [slice_.key for slice_ in newest if not in_tables.lacking(slice_.key)]
     status = stream_status(ledger, kafka, stream, {})
     dlq_errors = [one.error for one in status.dlq if one.error is not None]
     dlq_errors += _parked_lost(kafka, stream, status, ends.parked)
-    ages = _ages(ledger, kafka, stream, status, held.raw)
+    ages = _ages(ledger, kafka, stream, status, in_tables.raw)
     findings, facts, problems = _looked_at(kafka, stream, ages)
     published_to, unseen = (
         check_published_topics(kafka, stream, partial(accepted_vanished, ledger, lake, stream), facts)
@@ -442,8 +442,8 @@ def audit(
     failing, not_decided = _failing(ledger, kafka, lake, stream, whole)
     losses = ledger.losses(stream.name)
     lost = _lost(losses, stream.topic)
-    waiting = _waiting([slice_ for slice_ in slices if slice_.key not in held.raw], status, losses)
-    committed = committed_ends(ledger.planned(stream.name, stream.topic), slices, held)
+    waiting = _waiting([slice_ for slice_ in slices if slice_.key not in in_tables.raw], status, losses)
+    committed = committed_ends(ledger.planned(stream.name, stream.topic), slices, in_tables)
     found_eras = eras(
         [slice_ for slice_ in slices if slice_.topic == stream.topic], ledger.generations(stream.name, stream.topic)
     )
@@ -465,7 +465,7 @@ def audit(
             for p in status.partitions
         ],
         slices=len(slices),
-        unfinished=[slice_.key for slice_ in slices if held.lacking(slice_.key)],
+        unfinished=[slice_.key for slice_ in slices if in_tables.lacking(slice_.key)],
         losses=losses,
         ends=ends,
         dlq=status.dlq,
@@ -476,7 +476,7 @@ def audit(
         | _of_dagster(unasked),
         red=red,
         dagster_unasked=unasked is not None,
-        held=hold_against_topic(ledger, kafka, lake, stream, newest),
+        compared=compare_with_topic(ledger, kafka, lake, stream, newest),
         versions=_versions(ledger, lake, stream) if versions else {},
         tiling_faults=[fault.text for fault in all_tiling_faults(ledger, stream, slices)],
         checked=len(whole),
@@ -555,13 +555,13 @@ def _versions(ledger: Ledger, lake: Lake, stream: Stream) -> dict[str, VersionRe
     return {name: VersionResult(found, stream.severity(name)) for name, found in results.items()}
 
 
-def committed_ends(planned: Planned | None, slices: Sequence[Slice], held: Attempts) -> dict[int, int]:
+def committed_ends(planned: Planned | None, slices: Sequence[Slice], in_tables: Attempts) -> dict[int, int]:
     """For each partition the end of the slices, without a gap from the first one on, that are complete in all tables.
 
     Args:
         planned: how far a topic is planned.
         slices: slices, those of other topics among them.
-        held: the attempts in the tables.
+        in_tables: the attempts in the tables.
     """
     if planned is None:
         return {}
@@ -569,7 +569,7 @@ def committed_ends(planned: Planned | None, slices: Sequence[Slice], held: Attem
     mine = [p for p in slices if p.topic == generation.topic and p.generation == generation.number]
     found = {p: start for p, start in generation.starts.items() if start is not None}
     ordered = sorted(mine, key=lambda slice_: slice_.ordinal)
-    for slice_ in takewhile(lambda slice_: not held.lacking(slice_.key), ordered):
+    for slice_ in takewhile(lambda slice_: not in_tables.lacking(slice_.key), ordered):
         found.update({p: offsets.end for p, offsets in slice_.ranges.items()})
     return found
 

@@ -80,9 +80,9 @@ def examine(
         parts["receiver of alerts"] = lambda: _receiver(url)
     if settings.schema_registry_url is not None or any(map(_needs_registry, _declared(deployment))):
         parts["schema registry"] = lambda: _registry(settings)
-    for what, attempt in parts.items():
+    for what, trial in parts.items():
         if what not in without:
-            yield tried(what, attempt)
+            yield tried(what, trial)
     if "Spark" not in without:
         yield from try_spark(settings, environment, avro=any(map(_is_avro, _declared(deployment))))
     if "Kafka" in without:

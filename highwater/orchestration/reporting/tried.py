@@ -38,9 +38,9 @@ class Tried:
 Try = Callable[[], str]
 
 
-def tried(what: str, attempt: Try) -> Tried:
+def tried(what: str, trial: Try) -> Tried:
     """Try one thing; its error becomes the result."""
     try:
-        return Tried(what, attempt())
+        return Tried(what, trial())
     except HighwaterError as error:
         return Tried(what, error=error)

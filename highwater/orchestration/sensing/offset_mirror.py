@@ -16,7 +16,7 @@ from highwater.mirroring import GroupOffset, MirrorMark, prefix
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.dependencies import ensure_lake_there, kafka_guard, lake_guard
 from highwater.orchestration.sensing.ticks import Tick
-from highwater.resources.groups import commit, ensure_no_member, held
+from highwater.resources.groups import commit, ensure_no_member, group_offsets
 from highwater.resources.guards import guarded
 from highwater.resources.history import look_back
 
@@ -97,7 +97,7 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime
         ensure_no_member(kafka, stream.group)
         lines: list[str] = []
         looked = _looks(ledger, kafka, stream, lines)
-        found = held(kafka, stream.group, [(one.topic, p) for one in looked for p in one.state.partitions])
+        found = group_offsets(kafka, stream.group, [(one.topic, p) for one in looked for p in one.state.partitions])
         wanted: dict[Place, tuple[int, MirrorMark]] = {}
         settled = True
         for one in looked:
@@ -161,7 +161,7 @@ def _progress(ledger: Ledger, lake: Lake, stream: Stream, one: Looked, has: Offs
 
 def _last_known(ledger: Ledger, one: Looked, has: Offsets) -> Slice | None:
     """The last slice that the group's own marks vouch for; None if there is none, or another ledger planned it."""
-    marks = {(mark.last, mark.identity) for held in has.values() if (mark := held.mark) and mark.last}
+    marks = {(mark.last, mark.identity) for group_offsets in has.values() if (mark := group_offsets.mark) and mark.last}
     # The newest first: it is nearly always the only one. Ordinals have seven digits or more.
     for key, identity in sorted(marks, key=lambda mark: (len(mark[0]), mark), reverse=True):
         try:
@@ -202,7 +202,11 @@ def _withdrawn(one: Looked, has: Offsets, now: datetime) -> Progress:
 
     A cluster drops a topic's offsets with the topic. One that was committed in the same moment would stay.
     """
-    ours = {p: held for p, held in has.items() if held.mark is not None and held.mark.topic_id != one.state.topic_id}
+    ours = {
+        p: group_offsets
+        for p, group_offsets in has.items()
+        if group_offsets.mark is not None and group_offsets.mark.topic_id != one.state.topic_id
+    }
     starts = {p: one.state.partitions[p].log_start for p in ours}
     offsets = {p: start for p, start in starts.items() if start is not None}
     line = (
@@ -214,7 +218,7 @@ def _withdrawn(one: Looked, has: Offsets, now: datetime) -> Progress:
 def _line(one: Looked, last: Slice | None, left: Sequence[Slice], has: Offsets) -> str:
     done = f"done up to {last.key}" if last else "no slice is done"
     waits = f", {left[0].key} is not" if left else ""
-    foreign = sorted(p for p, held in has.items() if held.mark is None)
+    foreign = sorted(p for p, group_offsets in has.items() if group_offsets.mark is None)
     note = f"; somebody else had set partitions {', '.join(map(str, foreign))}" if foreign else ""
     unsure = f"; not judged now: partitions {', '.join(map(str, one.history.unsure))}" if one.history.unsure else ""
     return f"{one.topic}: {done}{waits}{note}{unsure}"

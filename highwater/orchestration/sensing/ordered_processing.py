@@ -64,22 +64,22 @@ class Turn:
     """The next requests of repair for an ordered stream's main topic.
 
     Args:
-        keys: slices that go on now, in one run; none while the first one is worked on, or its next attempt not due.
-        attempt: of the first of them.
+        keys: slices that go on now, in one run; none while the first one is worked on, or its next run not due.
+        run_number: of the next run of the first of them.
         raw_alone: slices behind them that are only to be read from Kafka.
         waiting: slices that are in raw and wait for their turn.
         due_at: when the first one is asked for, if it waits for that alone.
     """
 
     keys: tuple[str, ...] = ()
-    attempt: int = 1
+    run_number: int = 1
     raw_alone: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
     due_at: datetime | None = None
 
     def requests(self, now: datetime) -> list[Request]:
         """The run."""
-        return [Request(self.keys, self.attempt, "repair", now)] if self.keys else []
+        return [Request(self.keys, self.run_number, "repair", now)] if self.keys else []
 
 
 def take_turn(
@@ -120,7 +120,7 @@ def take_turn(
     rest = [key for key in undone if key not in keys and not known[key].in_flight]
     return Turn(
         keys=keys,
-        attempt=first.ended + 1,
+        run_number=first.ended + 1,
         raw_alone=frozenset(key for key in rest if "raw" in lacking[key]),
         waiting=frozenset(key for key in rest if "raw" not in lacking[key]),
         due_at=None if goes or first.in_flight else due_at,

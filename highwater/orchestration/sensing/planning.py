@@ -202,7 +202,7 @@ class Planner:
         def look(slice_: Slice) -> Mapping[int, Fingerprint]:
             return fingerprints(self._kafka, state.topic, slice_.ranges) if time.monotonic() < deadline else {}
 
-        # The newest slice first: what comes is held against it. Where time runs out the others go without.
+        # The newest slice first: what comes is compared with it. Where time runs out the others go without.
         newest = result.slices[::-1]
         with ThreadPoolExecutor(LOOKS_AT_ONCE) as looks:
             found = dict(zip((slice_.key for slice_ in newest), looks.map(look, newest), strict=True))

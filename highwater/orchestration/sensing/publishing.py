@@ -176,6 +176,6 @@ def _lines(
         waits: len(following) - done,
         "changed, or came back through the DLQ, and follow": late,
         "wait for their next attempt": len(found.waiting),
-        f"exhausted for a day after {RULES.attempts} runs, look at them{again}": len(found.exhausted_slices),
+        f"exhausted for a day after {RULES.most_runs} runs, look at them{again}": len(found.exhausted_slices),
     }
     return [f"{count} {what}" for what, count in counts.items() if count and what]

@@ -169,7 +169,7 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
         *urgent_lines(urgent, first),
         *unreported,
         *(
-            [f"{len(stalled_slices)} left undone by {RULES.attempts} runs or more: {_some(stalled_slices)}"]
+            [f"{len(stalled_slices)} left undone by {RULES.most_runs} runs or more: {_some(stalled_slices)}"]
             if stalled_slices
             else []
         ),
@@ -286,7 +286,7 @@ def _stalled(
     if over:
         ledger.stalled_slices.end([one.slice_key for one in over])
     known = histories((key for key in seen.lacking if key not in others | decided.stopped.waiting), runs)
-    fresh = {key: one.ended for key, one in known.items() if one.ended >= RULES.attempts and not one.in_flight}
+    fresh = {key: one.ended for key, one in known.items() if one.ended >= RULES.most_runs and not one.in_flight}
     if fresh:
         ledger.stalled_slices.add(stream.name, fresh, now)
     return [*fresh]
@@ -332,7 +332,7 @@ def _decide(
     urgent = urgent_due(endangered_keys, found, known, now, RULES.first_wait) - {*turn.keys, stopped.probe}
     due = {**{key: known[key].ended + 1 for key in urgent}, **found.due}
     # One slice that cannot be done fails the run of all: after some tries each goes by itself.
-    failing = {key for key, attempt in found.due.items() if attempt > RULES.tries_together}
+    failing = {key for key, number in found.due.items() if number > RULES.tries_together}
     alone = failing | {*gate.refused}
     again = repair_requests(seen.order, due, most, now, main, raw_alone=raw_alone, alone=alone, urgent=urgent)
     return _Decided(stopped, turn, found, [*turn.requests(now), *again, *probe_requests(stopped.probe, now)])
@@ -403,7 +403,7 @@ def repair_lines(
         "due and above the limit of a tick": found.held_back,
         "being worked on": found.in_flight,
         "waiting for the next attempt": list(found.waiting),
-        f"exhausted after {RULES.attempts} runs, look at them": found.exhausted_slices,
+        f"exhausted after {RULES.most_runs} runs, look at them": found.exhausted_slices,
         "reported to Dagster again": sorted({event.partition or "" for event in forgotten}),
         "no slices of the stream by the ledger, delete their keys from Dagster": strange,
         "not done, and of topics that the declaration does not name, they are left": left,

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.orchestration.run_tags import (
-    ATTEMPT,
     PARTITION,
     PRIORITY,
     PROBE,
@@ -17,6 +16,7 @@ from highwater.orchestration.run_tags import (
     RANGE_END,
     RANGE_START,
     RETRY,
+    RUN_NUMBER,
     TIER_PRIORITY,
     URGENT_PRIORITY,
 )
@@ -33,7 +33,7 @@ class Request:
 
     Args:
         keys: the slices, in Dagster's order, which is the order of insertion.
-        attempt: 1 for the first run of these slices; one more for each run of the last day that left them undone.
+        run_number: 1 for the first run of these slices; one more for each run of the last day that left them undone.
         purpose: who asks: `plan`, `retry`, `repair`, `probe` or `publish`.
         at: when repair asks, in UTC.
         tier: whether they are slices of tiers.
@@ -43,7 +43,7 @@ class Request:
     """
 
     keys: tuple[str, ...]
-    attempt: int = 1
+    run_number: int = 1
     purpose: str = "plan"
     at: datetime | None = None
     tier: bool = False
@@ -52,13 +52,13 @@ class Request:
 
     @property
     def run_key(self) -> str:
-        """Stays used for ever, also when its run fails: so it carries the attempt, and the minute in which repair asks.
+        """A key that stays used, also when its run fails: it has the run number, and the minute in which repair asks.
 
-        Without the minute a slice that is lost again after a day, when the attempts of before are forgotten, would be
+        Without the minute a slice that is lost again after a day, when the runs of before are forgotten, would be
         asked for by a key that is used, and Dagster would leave it silently.
         """
         when = "" if self.at is None else f" {self.at:%Y-%m-%dT%H:%M}"
-        return f"{self.keys[0]}..{self.keys[-1]} {self.purpose} {self.attempt}{when}"
+        return f"{self.keys[0]}..{self.keys[-1]} {self.purpose} {self.run_number}{when}"
 
     @property
     def tags(self) -> dict[str, str]:
@@ -66,7 +66,7 @@ class Request:
         return {
             RANGE_START: self.keys[0],
             RANGE_END: self.keys[-1],
-            ATTEMPT: str(self.attempt),
+            RUN_NUMBER: str(self.run_number),
             PURPOSE: self.purpose,
             **({PRIORITY: URGENT_PRIORITY} if self.urgent else {PRIORITY: TIER_PRIORITY} if self.tier else {}),
         }
@@ -136,7 +136,7 @@ class RepairRules:
     """The number and the waits of repair's requests.
 
     Args:
-        attempts: runs in a day that may leave a slice undone before it is exhausted. With the waits below the sixth
+        most_runs: runs in a day that may leave a slice undone before it is exhausted. With the waits below the sixth
             follows 62 minutes after the first: an outage of an hour heals by itself.
         first_wait: after the first run that left it undone; doubled after each further one.
         longest_wait: no wait is longer.
@@ -146,7 +146,7 @@ class RepairRules:
         slices_a_tick: slices that one tick asks for at the most.
     """
 
-    attempts: int = 6
+    most_runs: int = 6
     first_wait: timedelta = timedelta(minutes=2)
     longest_wait: timedelta = timedelta(hours=1)
     tries_together: int = 2
@@ -154,7 +154,7 @@ class RepairRules:
     slices_a_tick: int = 200
 
     def wait(self, ended: int) -> timedelta:
-        """The wait before the next attempt after this many runs."""
+        """The wait before the next run after this many runs."""
         doublings = min(max(ended - 1, 0), 20)  # beyond that a timedelta overflows
         return min(self.first_wait * float(2**doublings), self.longest_wait)
 
@@ -164,9 +164,9 @@ class Repair:
     """Repair's plan for the slices that are not done.
 
     Args:
-        due: slices to ask for now, with the attempt.
+        due: slices to ask for now, with the number of the run.
         in_flight: slices that a run is working on or will.
-        waiting: slices whose next attempt is not due, with the time it is.
+        waiting: slices whose next run is not due, with the time it is.
         exhausted_slices: slices that too many runs left undone. Repair leaves them until a person releases them,
             publication until those runs are a day old.
         held_back: slices that are due and above the tick's limit.
@@ -216,7 +216,7 @@ def decide_repair(
         due_at = _due_at(history, planned_at, rules)
         if history.in_flight:
             in_flight.append(key)
-        elif key in exhausted or (history.ended >= rules.attempts and key not in patient):
+        elif key in exhausted or (history.ended >= rules.most_runs and key not in patient):
             over.append(key)
         elif due_at > now:
             waiting[key] = due_at
@@ -381,11 +381,11 @@ def repair_requests(
     alone: Collection[str] = (),
     urgent: Collection[str] = (),
 ) -> list[Request]:
-    """The runs that ask for slices again; a range holds slices of one attempt number, all of tiers or none.
+    """The runs that ask for slices again; a range holds slices of one run number, all of tiers or none.
 
     Args:
         order: all keys in Dagster's order.
-        due: the slices to ask for, with the attempt.
+        due: the slices to ask for, with the number of the run.
         most: slices in one run at the most.
         now: the time, in UTC.
         main: those that are slices of the main topic; all of them if None.
@@ -394,16 +394,16 @@ def repair_requests(
         urgent: those that retention is about to take records of; they are only read, before all others.
     """
     found = []
-    for attempt in sorted(set(due.values())):
+    for run_number in sorted(set(due.values())):
         groups: dict[tuple[bool, bool, bool, str], set[str]] = {}
-        for key in (key for key, number in due.items() if number == attempt):
+        for key in (key for key, number in due.items() if number == run_number):
             tier = main is not None and key not in main
             first = key in urgent
             kind = not first, tier, first or key in raw_alone, key if key in alone and not first else ""
             groups.setdefault(kind, set()).add(key)
         for (later, tier, raw, _), keys in sorted(groups.items()):
             found += [
-                Request(group, attempt, "repair", now, tier, raw_alone=raw, urgent=not later)
+                Request(group, run_number, "repair", now, tier, raw_alone=raw, urgent=not later)
                 for group in neighbours(order, keys, most)
             ]
     return found

@@ -115,7 +115,7 @@ def _now(connection: Connection) -> Any:
     return literal(time.time())
 
 
-def held(connection: Connection) -> dict[str, datetime]:
+def current_leases(connection: Connection) -> dict[str, datetime]:
     """The leases that somebody holds now, and when each ends unless it is renewed."""
     query = select(_TABLE.c.name, _TABLE.c.until).where(_TABLE.c.until >= _now(connection)).order_by(_TABLE.c.name)
     return {row.name: datetime.fromtimestamp(row.until, UTC) for row in connection.execute(query)}

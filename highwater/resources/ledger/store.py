@@ -24,7 +24,7 @@ from highwater.resources.ledger.exhausted_slices import ExhaustedSlices
 from highwater.resources.ledger.holds import Holds
 from highwater.resources.ledger.instances import Instances
 from highwater.resources.ledger.intents import Intents
-from highwater.resources.ledger.leases import Heartbeat, Lease, forget, held, leased
+from highwater.resources.ledger.leases import Heartbeat, Lease, current_leases, forget, leased
 from highwater.resources.ledger.pauses import PausedTopics
 from highwater.resources.ledger.reclaims import Reclaims, reclaim_row
 from highwater.resources.ledger.retired_keys import RetiredKeys
@@ -681,7 +681,7 @@ class Ledger:
     def leases(self) -> dict[str, datetime]:
         """The leases that somebody holds now, and when each ends unless it is renewed."""
         with self.database.reading() as connection:
-            return held(connection)
+            return current_leases(connection)
 
     def heartbeat(self, name: str, seconds: float) -> Heartbeat:
         """A lease as a sign of life of this process, to be started and stopped; neither raises when the ledger is away.
