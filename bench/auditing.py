@@ -19,7 +19,7 @@ from bench.tables import PARTITIONS, Maker, write_log
 from bench.world import Bed, World, add_orders, fill, last_slices
 from highwater.assets import current, dlq, events, metrics, raw, rejects
 from highwater.orchestration.checking.checks import CHECKS, Sources
-from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from assets.streams.orders import STREAM as ORDERS
 from bench.harness import Result, Row, Target, timed
 from bench.world import PARTITIONS as FEW
 from bench.world import World, fill
-from highwater.orchestration.sensing.planning import Planner
 from highwater.orchestration.sensing.retries import plan_tier
+from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.orchestration.sensing.planning import Tick
+    from highwater.orchestration.sensing.topic_planner import PlanningResult
 
 PARTITIONS = (10, 100, 1000)
 PLANS = (100, 10_000, 100_000)
@@ -86,7 +86,7 @@ def _tick(world: World, planner: Planner, stream: Stream, partitions: int) -> fl
     return seconds
 
 
-def _ensure_planned(tick: Tick, partitions: int) -> None:
+def _ensure_planned(tick: PlanningResult, partitions: int) -> None:
     """See that the tick did all of its work: it planned every partition, and read its last record."""
     read = {
         p

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from highwater.divergence import Recorded
 from highwater.envelope import Origin
 from highwater.errors import InconsistentRecordError
-from highwater.history import Recorded
 from highwater.slices import OffsetRange, Slice
 
 # Who accepted a loss that the declaration lets Highwater record by itself.

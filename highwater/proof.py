@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from highwater.history import epochs_from_plain, epochs_to_plain, marks_from_plain, marks_to_plain
+from highwater.divergence import epochs_from_plain, epochs_to_plain, marks_from_plain, marks_to_plain
 from highwater.slices import OffsetRange, Slice, SliceKey, ranges_from_plain, ranges_to_plain
 
 FORMAT = 1

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 
+from highwater.divergence import Fingerprint, Recorded
 from highwater.errors import UnknownSliceError
-from highwater.history import Fingerprint, Recorded
 
 ORDINAL_DIGITS = 7
 _KEY = re.compile(r"(?P<topic>[A-Za-z0-9._-]{1,249})@(?P<ordinal>[0-9]{7,})")

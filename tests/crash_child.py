@@ -31,7 +31,7 @@ from highwater.orchestration import failures
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.resources import KafkaResource, LakeResource, LedgerResource
 from highwater.orchestration.run_tags import RANGE_END, RANGE_START
-from highwater.orchestration.sensing import ticks
+from highwater.orchestration.sensing import stream_ticks
 from highwater.resources import spark
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger.leases import Lease
@@ -114,7 +114,7 @@ def _tick(task: Task, instance: dg.DagsterInstance) -> int:
     instance.add_dynamic_partitions = adding  # type: ignore[method-assign, assignment]
     connections = SimpleNamespace(ledger=LedgerResource(), kafka=KafkaResource(), lake=LakeResource())
     stream = stream_on(task.topic)
-    tick = ticks.plan(instance, connections, stream)
+    tick = stream_ticks.plan_stream(instance, connections, stream)
     if tick.keys:
         instance.add_dynamic_partitions(stream.partitions_name, [*tick.keys])
     return 0

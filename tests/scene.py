@@ -16,7 +16,7 @@ from dev.processes import wait_until
 from highwater.declaration import Limits
 from highwater.errors import DependencyAwayError, HighwaterError, TopicAbsentError
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.sensing.planning import Planner, Tick
+from highwater.orchestration.sensing.topic_planner import Planner, PlanningResult
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
 from highwater.slices import Slice
@@ -46,7 +46,7 @@ class Scene:
 
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
 
-    def tick(self, **changes: Any) -> Tick:
+    def tick(self, **changes: Any) -> PlanningResult:
         return Planner(self.ledger, self.kafka).tick(replace(self.stream, **changes), datetime.now(UTC))
 
     def write(self, count: int, partition: int = 0) -> None:

@@ -17,7 +17,7 @@ from dev.processes import wait_until
 from dev.proxy import LossyProxy
 from highwater.assets import raw
 from highwater.declaration import Limits
-from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.resources.producer import Record, ReliableProducer
 from highwater.resources.producer_properties import producer_properties
 from tests.conftest import create_topic

@@ -13,7 +13,7 @@ from bench import __main__ as command
 from bench import growth, report, ticks
 from bench.harness import Result, Row, Target, alternate
 from bench.world import World
-from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.sensing.topic_planner import Planner
 from tests.conftest import TopicFactory
 
 

@@ -40,7 +40,7 @@ from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import stream_status
-from highwater.orchestration.sensing import ticks
+from highwater.orchestration.sensing import stream_ticks
 from highwater.orchestration.sensing.repairing import RULES as REPAIR
 from highwater.orchestration.sensing.repairing import repair
 from highwater.orchestration.sensing.run_requests import PastRun, forgiven, last_tries, stop
@@ -637,7 +637,7 @@ class Repairing:
         """A run for raw alone that ends."""
         self.fail(key, ["raw"])
 
-    def tick(self) -> tuple[list[tuple[list[str], bool, str]], ticks.Tick]:
+    def tick(self) -> tuple[list[tuple[list[str], bool, str]], stream_ticks.Tick]:
         """Keys, whether raw alone, and who asks; and the tick."""
         found = repair(self.instance, self.resources, self.stream, None)
         return [([*r.keys], r.raw_alone, r.purpose) for r in found.requests], found
@@ -655,7 +655,7 @@ def test_repair_stops_what_is_in_raw_and_reads_on(repairing: Repairing) -> None:
     opened(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
     requests, tick = repairing.tick()
     assert requests == [([FOUR.key], True, "repair")]
-    [run] = ticks.run_requests(STREAM, tick.requests)
+    [run] = stream_ticks.run_requests(STREAM, tick.requests)
     assert run.asset_selection == [table_key(STREAM, "raw")]
     assert "the breaker is open since 2026-03-01 12:00:00 UTC: poison" in tick.message
     assert "3 wait for the breaker" in tick.message
@@ -724,9 +724,9 @@ def test_the_planner_and_retries_ask_for_raw_alone_while_it_is_open() -> None:
     from highwater.orchestration.sensing.run_requests import first_requests
 
     [request] = first_requests(["a", "b"], ["a", "b"], 20, raw_alone=True)
-    [run] = ticks.run_requests(STREAM, [request])
+    [run] = stream_ticks.run_requests(STREAM, [request])
     assert run.asset_selection == [table_key(STREAM, "raw")]
-    assert ticks.run_requests(STREAM, first_requests(["a"], ["a"], 20))[0].asset_selection is None
+    assert stream_ticks.run_requests(STREAM, first_requests(["a"], ["a"], 20))[0].asset_selection is None
 
 
 # What a person sees and decides

@@ -16,7 +16,7 @@ from highwater.errors import BreakerOpenError, RejectsOverLimitError
 from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.sensing.run_requests import Request
-from highwater.orchestration.sensing.ticks import run_requests
+from highwater.orchestration.sensing.stream_ticks import run_requests
 from highwater.resources.delta import query
 from tests.support import Bench, customers, order_message
 

@@ -16,7 +16,7 @@ from highwater.declaration import Foreign, Limits, Stream
 from highwater.errors import ConfigurationError
 from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.sensing.planning import Planner, Tick
+from highwater.orchestration.sensing.topic_planner import Planner, PlanningResult
 from highwater.orchestration.stream_assets import planned
 from highwater.plans import Generation
 from highwater.resources.ledger import Ledger
@@ -133,7 +133,7 @@ def test_a_stream_under_another_name_is_reported_whose_the_topic_is(
     kafka: Any = Topics(dict.fromkeys((EAGER.topic, *EAGER.dlq_topics), ("A", 5)))
     ours = replace(EAGER, name="bookings")
 
-    def tick(stream: Stream) -> Tick:
+    def tick(stream: Stream) -> PlanningResult:
         view = stream if topic == stream.topic else on_tier(stream, topic)
         return Planner(ledger, kafka).tick(view, NOW)
 

@@ -19,10 +19,10 @@ from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.sensing import expiring_records as module
 from highwater.orchestration.sensing import repairing
 from highwater.orchestration.sensing.expiring_records import endangered, margin
-from highwater.orchestration.sensing.planning import Planner
 from highwater.orchestration.sensing.repairing import put_first
 from highwater.orchestration.sensing.run_requests import first_requests, repair_requests
-from highwater.orchestration.sensing.ticks import run_requests
+from highwater.orchestration.sensing.stream_ticks import run_requests
+from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.ledger import Ledger

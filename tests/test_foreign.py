@@ -28,9 +28,9 @@ from highwater.foreign import MainLog, Named, identity, named
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.reporting.locating import locate
 from highwater.orchestration.reporting.plan_status import stream_status
-from highwater.orchestration.sensing.planning import Planner
 from highwater.orchestration.sensing.retries import plan_tier
-from highwater.orchestration.sensing.ticks import tiers_to_plan
+from highwater.orchestration.sensing.stream_ticks import tiers_to_plan
+from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation, Loss
 from highwater.resources.dlq_topics import ensure
 from highwater.resources.ledger import Ledger

@@ -24,7 +24,7 @@ from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError,
 from highwater.orchestration.dependencies import guards_of, lookup_guards
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import stream_status
-from highwater.orchestration.sensing import repairing, ticks
+from highwater.orchestration.sensing import repairing, stream_ticks
 from highwater.orchestration.sensing.run_requests import stop
 from highwater.resources import guards
 from highwater.resources.delta import open_table, query
@@ -224,7 +224,7 @@ def test_a_broker_that_is_away_gets_no_connection_while_its_breaker_is_open(
 
     def planned() -> str:
         try:
-            ticks.plan(instance, resources, STREAM)
+            stream_ticks.plan_stream(instance, resources, STREAM)
         except BreakerOpenError as error:
             return str(error)
         except DependencyAwayError:
@@ -236,7 +236,7 @@ def test_a_broker_that_is_away_gets_no_connection_while_its_breaker_is_open(
     reported = [planned() for _ in range(5)]
     assert all("kafka is not asked" in text and "did not answer" in text for text in reported)
     with pytest.raises(BreakerOpenError):
-        ticks.retry(instance, resources, STREAM)
+        stream_ticks.plan_retries(instance, resources, STREAM)
     with pytest.raises(BreakerOpenError):
         repairing.repair(instance, resources, STREAM, None)
     heard: list[Any] = []

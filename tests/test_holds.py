@@ -42,7 +42,7 @@ from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.open_metrics import Metrics, _holds
 from highwater.orchestration.reporting.plan_status import stream_status
-from highwater.orchestration.sensing import ticks
+from highwater.orchestration.sensing import stream_ticks
 from highwater.orchestration.sensing.ordered_processing import LOOK_BACK, behind, ensure_in_turn, hold_lines, take_turn
 from highwater.orchestration.sensing.run_requests import PastRun, RepairRules
 from highwater.orchestration.sensing.step_breaker import watched
@@ -416,14 +416,14 @@ def test_the_planner_asks_for_raw_alone_behind_what_is_not_done(
 ) -> None:
     ledger.add([ONE, TWO])
     planned = SimpleNamespace(slices=[TWO], lines=[], errors={}, skipped={}, state=None)
-    monkeypatch.setattr("highwater.orchestration.sensing.planning.Planner.tick", lambda *_, **__: planned)
-    monkeypatch.setattr(ticks, "_observed", lambda tick, *_: tick)
+    monkeypatch.setattr("highwater.orchestration.sensing.topic_planner.Planner.tick", lambda *_, **__: planned)
+    monkeypatch.setattr(stream_ticks, "_observed", lambda tick, *_: tick)
     resources = SimpleNamespace(ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=SilentKafka))
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         instance.add_dynamic_partitions("orders_slices", [ONE.key])
 
         def raw_alone(stream: Stream = STREAM) -> bool:
-            [request] = ticks.plan(instance, resources, stream).requests
+            [request] = stream_ticks.plan_stream(instance, resources, stream).requests
             assert request.keys == (TWO.key,)
             return request.raw_alone
 

@@ -15,7 +15,7 @@ import pytest
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import stream_status
-from highwater.orchestration.sensing import ticks
+from highwater.orchestration.sensing import stream_ticks
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from tests.support import make_stream
@@ -36,7 +36,7 @@ def world(tmp_path: Path) -> Iterator[Repairing]:
 
 def requested(world: Repairing) -> list[str]:
     keys = [one.key for one in (ONE, TWO, THREE, FOUR)]
-    asked, lines = ticks.keys_to_request(world.ledger, world.resources, STREAM, keys, [FOUR])
+    asked, lines = stream_ticks.keys_to_request(world.ledger, world.resources, STREAM, keys, [FOUR])
     left = len(keys) - len(asked)
     assert bool(left) == bool(lines)
     assert all(f"no key of {left} slices: the keys are added" in line for line in lines)

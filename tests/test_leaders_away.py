@@ -25,7 +25,7 @@ from highwater.errors import HighwaterError, TemporaryError
 from highwater.orchestration.operations.acceptance import accept_loss
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import stream_status
-from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger

@@ -12,7 +12,7 @@ from dev.processes import wait_until
 from highwater.assets import raw
 from highwater.errors import HighwaterError, OffsetsExpiredError, TopicRecreatedError, TopicTruncatedError
 from highwater.orchestration.operations.acceptance import accept_loss, never_read
-from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation
 from highwater.slices import Slice
 from tests.support import order_message

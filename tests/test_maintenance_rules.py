@@ -41,7 +41,7 @@ from highwater.orchestration.cli.main import main
 from highwater.orchestration.operations import key_retirement, old_runs
 from highwater.orchestration.operations.old_runs import delete_runs
 from highwater.orchestration.reporting.explaining import explain
-from highwater.orchestration.sensing import repairing, ticks
+from highwater.orchestration.sensing import repairing, stream_ticks
 from highwater.proof import Proof
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -324,9 +324,9 @@ def test_old_keys_are_retired_and_nobody_adds_them_again(large: Deployment) -> N
     assert ours.ledger.slices("orders") == ours.slices
     assert ours.ledger.retired.count("orders") == old - len(stay)
 
-    assert ticks.keys_to_add(ours.instance, ours.ledger, STREAM, "orders", planned=0) == []
+    assert stream_ticks.keys_to_add(ours.instance, ours.ledger, STREAM, "orders", planned=0) == []
     cursor: str | None = None
-    for _ in range(len(ours.keys) // ticks.PAGE):
+    for _ in range(len(ours.keys) // stream_ticks.PAGE):
         tick = repairing.repair(ours.instance, ours.resources, STREAM, cursor)
         assert list(tick.keys) == []
         assert {event.partition for event in tick.events} & set(dry.retired) == set()
@@ -368,7 +368,7 @@ def test_a_planner_whose_newest_slices_are_all_retired_adds_none(deployment: Dep
     idle = make_stream("orders", maintenance=Maintenance(live_for=timedelta(minutes=1)))
     key_retirement.retire(ours.instance, ours.ledger, ours.lake, idle, NOW + DAY, sure=True)
     assert ours.live() == [ours.half]
-    assert ticks.keys_to_add(ours.instance, ours.ledger, STREAM, "orders", planned=0) == []
+    assert stream_ticks.keys_to_add(ours.instance, ours.ledger, STREAM, "orders", planned=0) == []
 
 
 def test_keys_that_were_brought_back_stay_for_a_backfill(deployment: Deployment) -> None:

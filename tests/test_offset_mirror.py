@@ -20,6 +20,7 @@ import pytest
 from dev.planted import plant
 from dev.processes import wait_until
 from highwater.declaration import Limits, Stream
+from highwater.divergence import SOUND, Divergence
 from highwater.errors import (
     ConfigurationError,
     DependencyAwayError,
@@ -28,11 +29,10 @@ from highwater.errors import (
     LeaseHeldError,
     TopicAbsentError,
 )
-from highwater.history import SOUND, History
 from highwater.mirroring import GroupOffset, MirrorMark
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.sensing import offset_mirror
-from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation
 from highwater.proof import Proof
 from highwater.resources import groups
@@ -75,7 +75,7 @@ class Played:
     group: dict[Place, GroupOffset] = field(default_factory=dict)
     commits: list[Mapping[Place, tuple[int, MirrorMark]]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
-    history: History = SOUND
+    divergence: Divergence = SOUND
     away: bool = False
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     monkeypatch.setattr(offset_mirror, "group_offsets", made.held)
     monkeypatch.setattr(offset_mirror, "commit", made.commit)
     monkeypatch.setattr(offset_mirror, "ensure_no_member", lambda *_: None)
-    monkeypatch.setattr(offset_mirror, "look_back", lambda *_: made.history)
+    monkeypatch.setattr(offset_mirror, "look_back", lambda *_: made.divergence)
     return made
 
 
@@ -267,10 +267,10 @@ def test_an_accepted_divergence_takes_the_group_back(played: Played) -> None:
     played.settle(played.plan(0, 1))
     played.tick()
     # Reported by the records before anybody accepts it, and by a log that ends too early.
-    played.history = History(diverged={0: 13})
+    played.divergence = Divergence(diverged={0: 13})
     played.tick()
     assert played.positions() == [13, 20]
-    played.history = SOUND
+    played.divergence = SOUND
     played.topic(17)
     played.tick()
     assert played.positions() == [17, 17]
@@ -293,10 +293,10 @@ def test_a_partition_that_cannot_be_judged_is_left_as_it_is(played: Played) -> N
     played.settle(played.plan(0))
     played.tick()
     played.settle(played.plan(1))
-    played.history = History(unsure={0: "no answer"})
+    played.divergence = Divergence(unsure={0: "no answer"})
     assert "not judged now: partitions 0" in "; ".join(played.tick())
     assert played.positions() == [10, 20]
-    played.history = SOUND
+    played.divergence = SOUND
     leaderless = PartitionState(None, None, None, None)
     played.topics["orders"] = TopicState("orders", "a", {0: leaderless, 1: PartitionState(0, 99, 99, 1, 0)})
     played.tick()

@@ -24,7 +24,7 @@ from highwater.orchestration.operations.pausing import (
 )
 from highwater.orchestration.reporting.audit import _dlq as audited
 from highwater.orchestration.reporting.plan_status import StreamStatus, _dlq
-from highwater.orchestration.sensing import ticks
+from highwater.orchestration.sensing import stream_ticks
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.pauses import ALL, RETRIES, Pause
@@ -44,11 +44,11 @@ class Ours:
         self.ledger = Ledger(url)
         self.kafka: Any = Topics({"orders": ("A", 5), FIRST: ("B", 5), SECOND: ("C", 5)})
 
-    def tick(self) -> ticks.Tick:
+    def tick(self) -> stream_ticks.Tick:
         lake = Lake(str(Path(str(self.ledger.database.url.database)).parent / "lake"))
         opened = {"ledger": self.ledger, "kafka": self.kafka, "lake": lake}
         resources = SimpleNamespace(**{n: SimpleNamespace(open=lambda one=one: one) for n, one in opened.items()})
-        return ticks.retry(self.instance, resources, STREAM)
+        return stream_ticks.plan_retries(self.instance, resources, STREAM)
 
     def run(self, *arguments: str) -> Result:
         return CliRunner().invoke(main, [*arguments], env={"HIGHWATER_LEDGER_URL": self.url})

@@ -32,7 +32,7 @@ from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.orchestration.operations.acceptance import accept_loss
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import topic_status
-from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.resources.kafka import Kafka, PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -351,7 +351,7 @@ PLAN = """
     from assets.streams.orders import STREAM
     from highwater.declaration import Limits
     from highwater.errors import HighwaterError, TemporaryError
-    from highwater.orchestration.sensing.planning import Planner
+    from highwater.orchestration.sensing.topic_planner import Planner
     from highwater.resources.kafka import Kafka
     from highwater.resources.ledger import Ledger
 

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 
 from assets.streams.orders import STREAM
 from highwater.declaration import Limits, Stream
+from highwater.divergence import Divergence, Fingerprint
 from highwater.errors import (
     OffsetsExpiredError,
     PartitionsRemovedError,
     TopicRecreatedError,
     TopicTruncatedError,
 )
-from highwater.history import Fingerprint, History
 from highwater.orchestration.operations.acceptance import acceptance
-from highwater.orchestration.sensing import planning
-from highwater.orchestration.sensing.slice_planner import PlanResult, fair_shares, plan
+from highwater.orchestration.sensing import topic_planner
+from highwater.orchestration.sensing.slice_cutting import SlicePlan, cut_slices, fair_shares
 from highwater.plans import Generation, Loss, Planned
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
@@ -66,9 +66,9 @@ class Model:
     slices: list[Slice] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
 
-    def tick(self, state: TopicState, now: datetime = NOON) -> PlanResult:
+    def tick(self, state: TopicState, now: datetime = NOON) -> SlicePlan:
         last = self.slices[-1] if self.slices else None
-        result = plan(self.stream, Planned.of(self.generation, last, self.losses), state, now)
+        result = cut_slices(self.stream, Planned.of(self.generation, last, self.losses), state, now)
         self.slices += result.slices
         self.losses += result.losses
         return result
@@ -160,30 +160,30 @@ def test_with_fewer_offsets_than_partitions_each_has_its_turn() -> None:
 
 
 def test_planning_ends_at_the_last_stable_offset() -> None:
-    result = plan(STREAM, planned({0: 0}), topic(led(0, 5, 9)), NOON)
+    result = cut_slices(STREAM, planned({0: 0}), topic(led(0, 5, 9)), NOON)
     assert result.slices[0].ranges == {0: OffsetRange(0, 5)}
 
 
 def test_a_partition_without_a_leader_gets_an_empty_range_and_is_named() -> None:
-    result = plan(STREAM, planned({0: 0, 1: 7}), topic(led(0, 3), LEADERLESS), NOON)
+    result = cut_slices(STREAM, planned({0: 0, 1: 7}), topic(led(0, 3), LEADERLESS), NOON)
     assert result.slices[0].ranges == {0: OffsetRange(0, 3), 1: OffsetRange(7, 7)}
     assert result.skipped == {1: "no leader"}
 
 
 def test_a_partition_that_joins_starts_at_zero() -> None:
-    result = plan(STREAM, planned({0: 3}), topic(led(0, 3), led(0, 2)), NOON)
+    result = cut_slices(STREAM, planned({0: 3}), topic(led(0, 3), led(0, 2)), NOON)
     assert result.slices[0].ranges == {0: OffsetRange(3, 3), 1: OffsetRange(0, 2)}
 
 
 def test_a_partition_that_joins_and_expired_before_it_was_seen_is_no_silent_loss() -> None:
-    result = plan(STREAM, planned({0: 3}), topic(led(0, 4), led(2, 9)), NOON)
+    result = cut_slices(STREAM, planned({0: 3}), topic(led(0, 4), led(2, 9)), NOON)
     assert isinstance(result.errors[1], OffsetsExpiredError)
     assert result.slices[0].ranges == {0: OffsetRange(3, 4), 1: OffsetRange(0, 0)}
 
 
 def test_a_start_that_is_not_decided_yet_is_left_out_and_named() -> None:
     before = planned({0: 0}, starts={0: 0, 1: None})
-    result = plan(STREAM, before, topic(led(0, 3), led(0, 9)), NOON)
+    result = cut_slices(STREAM, before, topic(led(0, 3), led(0, 9)), NOON)
     assert result.slices[0].ranges == {0: OffsetRange(0, 3)}
     assert result.skipped == {1: "no start is decided yet"}
 
@@ -197,7 +197,7 @@ def test_a_start_that_is_not_decided_yet_is_left_out_and_named() -> None:
     ],
 )
 def test_a_partition_that_cannot_go_on_stops_alone(seen: PartitionState, error: type[Exception], found: str) -> None:
-    result = plan(STREAM, planned({0: 4, 1: 0}), topic(seen, led(0, 2)), NOON)
+    result = cut_slices(STREAM, planned({0: 4, 1: 0}), topic(seen, led(0, 2)), NOON)
     assert type(result.errors[0]) is error
     assert (result.errors[0].stored, result.errors[0].found) == ("planned to offset 4", found)
     assert "highwater accept-loss orders --partition 0" in result.errors[0].remedy
@@ -205,13 +205,13 @@ def test_a_partition_that_cannot_go_on_stops_alone(seen: PartitionState, error: 
 
 
 def test_a_partition_that_is_gone_stops_alone() -> None:
-    result = plan(STREAM, planned({0: 0, 1: 4}), topic(led(0, 2)), NOON)
+    result = cut_slices(STREAM, planned({0: 0, 1: 4}), topic(led(0, 2)), NOON)
     assert isinstance(result.errors[1], PartitionsRemovedError)
     assert result.slices[0].ranges == {0: OffsetRange(0, 2), 1: OffsetRange(4, 4)}
 
 
 def test_replaced_records_stop_their_partition() -> None:
-    result = plan(STREAM, planned({0: 4, 1: 0}, ordinal=0), topic(led(0, 9), led(0, 2)), NOON, History({0: 3}))
+    result = cut_slices(STREAM, planned({0: 4, 1: 0}, ordinal=0), topic(led(0, 9), led(0, 2)), NOON, Divergence({0: 3}))
     assert isinstance(result.errors[0], TopicTruncatedError)
     assert "ends at offset 3" in str(result.errors[0].found)
     assert result.slices[0].ranges[0] == OffsetRange(4, 4)
@@ -219,14 +219,14 @@ def test_replaced_records_stop_their_partition() -> None:
 
 def test_a_recreated_topic_is_not_planned() -> None:
     with pytest.raises(TopicRecreatedError) as caught:
-        plan(STREAM, planned({0: 4}), topic(led(0, 9), topic_id="Other"), NOON)
+        cut_slices(STREAM, planned({0: 4}), topic(led(0, 9), topic_id="Other"), NOON)
     assert (caught.value.stored, caught.value.found) == ("topic ID Id", "topic ID Other")
     assert "highwater accept-loss orders" in caught.value.remedy
 
 
 def test_a_stream_may_let_expired_offsets_be_recorded() -> None:
     stream = replace(STREAM, on_expired="record")
-    result = plan(stream, planned({0: 4, 1: 0}), topic(led(6, 9), led(0, 0)), NOON)
+    result = cut_slices(stream, planned({0: 4, 1: 0}), topic(led(6, 9), led(0, 0)), NOON)
     [loss] = result.losses
     assert (loss.partition, loss.offsets, loss.accepted_by) == (0, OffsetRange(4, 6), "on_expired=record")
     assert result.slices[0].ranges[0] == OffsetRange(6, 9)
@@ -242,17 +242,17 @@ WAITING = replace(STREAM, limits=Limits(most_records=10, fewest_records=4, longe
 )
 def test_few_records_wait_until_the_longest_wait_is_over(offsets: int, seconds_ago: int, slices: int) -> None:
     before = planned({0: 0}, ordinal=6, ago=seconds_ago)
-    result = plan(WAITING, replace(before, ends={0: 0}), topic(led(0, offsets)), NOON)
+    result = cut_slices(WAITING, replace(before, ends={0: 0}), topic(led(0, offsets)), NOON)
     assert len(result.slices) == slices
     assert (result.waiting is not None) == (slices == 0 and offsets > 0)
 
 
 def test_lag_and_time_of_planning_stand_in_the_slice() -> None:
-    result = plan(EAGER, planned({0: 0}), topic(led(0, 42)), NOON)
+    result = cut_slices(EAGER, planned({0: 0}), topic(led(0, 42)), NOON)
     assert [slice_.lag for slice_ in result.slices] == [32, 22, 12]
     assert result.lag == {0: 12}
     behind = planned({0: 0}, ordinal=3, ago=-5)  # planned by a machine whose clock is 5 s ahead
-    later = plan(EAGER, behind, topic(led(0, 42)), NOON)
+    later = cut_slices(EAGER, behind, topic(led(0, 42)), NOON)
     assert {slice_.planned_at for slice_ in later.slices} == {NOON + timedelta(seconds=5)}
 
 
@@ -272,7 +272,7 @@ def test_accepting_expired_offsets_goes_on_at_the_log_start() -> None:
     assert found.losses[0].accepted_by == "ann"
     assert found.opened is None
     after = Planned.of(before.generation, before.last, found.losses)
-    assert plan(STREAM, after, seen, NOON).slices[0].ranges == {0: OffsetRange(6, 9), 1: OffsetRange(2, 2)}
+    assert cut_slices(STREAM, after, seen, NOON).slices[0].ranges == {0: OffsetRange(6, 9), 1: OffsetRange(2, 2)}
 
 
 def test_a_slice_that_was_never_read_loses_what_expired_and_keeps_the_rest() -> None:
@@ -295,7 +295,7 @@ def test_accepting_a_truncated_partition_goes_on_there_in_a_new_generation() -> 
     assert found.opened is not None
     assert (found.opened.number, found.opened.topic_id, found.opened.starts) == (1, "Id", {0: 4, 1: 5})
     after = Planned.of(found.opened, before.last, found.losses)
-    [slice_] = plan(STREAM, after, seen, NOON).slices
+    [slice_] = cut_slices(STREAM, after, seen, NOON).slices
     assert (slice_.ordinal, slice_.generation, slice_.ranges) == (8, 1, {0: OffsetRange(4, 4), 1: OffsetRange(5, 8)})
 
 
@@ -306,7 +306,7 @@ def test_accepting_a_recreated_topic_starts_with_the_new_one() -> None:
     assert found.opened is not None
     assert (found.opened.number, found.opened.topic_id, found.opened.starts) == (1, "New", {0: 2, 1: None})
     after = Planned.of(found.opened, before.last, found.losses)
-    [slice_] = plan(STREAM, after, seen, NOON).slices
+    [slice_] = cut_slices(STREAM, after, seen, NOON).slices
     assert (slice_.key, slice_.topic_id, slice_.ranges) == ("orders@0000008", "New", {0: OffsetRange(2, 4)})
 
 
@@ -323,7 +323,7 @@ def _marked(monkeypatch: pytest.MonkeyPatch, look: Callable[[int], object], slic
         look(ranges[0].start // 10)
         return {0: Fingerprint(ranges[0].end - 1, "")}
 
-    monkeypatch.setattr(planning, "fingerprints", fingerprints)
+    monkeypatch.setattr(topic_planner, "fingerprints", fingerprints)
     made = [
         Slice(
             "orders", "orders", "Id", 0, n, {0: OffsetRange(10 * n, 10 * n + 10)}, NOON, marks={0: Fingerprint(0, "")}
@@ -331,19 +331,19 @@ def _marked(monkeypatch: pytest.MonkeyPatch, look: Callable[[int], object], slic
         for n in range(slices)
     ]
     nobody = cast("Any", None)
-    result = planning.Planner(nobody, nobody)._marked(topic(led(0, 100)), PlanResult(slices=tuple(made)))
+    result = topic_planner.Planner(nobody, nobody)._marked(topic(led(0, 100)), SlicePlan(slices=tuple(made)))
     return [[mark.offset for mark in slice_.marks.values()] for slice_ in result.slices]
 
 
 def test_the_last_records_of_several_slices_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    together = threading.Barrier(planning.LOOKS_AT_ONCE)
-    found = _marked(monkeypatch, lambda _: together.wait(30), 2 * planning.LOOKS_AT_ONCE)
-    assert found == [[10 * n + 9] for n in range(2 * planning.LOOKS_AT_ONCE)]
+    together = threading.Barrier(topic_planner.LOOKS_AT_ONCE)
+    found = _marked(monkeypatch, lambda _: together.wait(30), 2 * topic_planner.LOOKS_AT_ONCE)
+    assert found == [[10 * n + 9] for n in range(2 * topic_planner.LOOKS_AT_ONCE)]
 
 
 def test_where_looking_takes_too_long_the_newest_slice_has_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes is compared with it; the others keep the mark from before."""
     clock = [0.0]
-    monkeypatch.setattr(planning, "LOOKS_AT_ONCE", 1)
-    monkeypatch.setattr(planning, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    assert _marked(monkeypatch, lambda _: clock.append(clock.pop() + planning.MARK_SECONDS), 3) == [[0], [0], [29]]
+    monkeypatch.setattr(topic_planner, "LOOKS_AT_ONCE", 1)
+    monkeypatch.setattr(topic_planner, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    assert _marked(monkeypatch, lambda _: clock.append(clock.pop() + topic_planner.MARK_SECONDS), 3) == [[0], [0], [29]]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from highwater.history import Fingerprint
+from highwater.divergence import Fingerprint
 from highwater.proof import Proof
 from highwater.slices import OffsetRange, Slice
 

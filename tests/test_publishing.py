@@ -27,7 +27,7 @@ from highwater.orchestration.run_tags import PURPOSE, RANGE_END, RANGE_START
 from highwater.orchestration.sensing import publishing
 from highwater.orchestration.sensing.publishing import RULES, SLICES_A_RUN, next_run, publish
 from highwater.orchestration.sensing.run_requests import Repair, Request
-from highwater.orchestration.sensing.ticks import Tick, run_requests
+from highwater.orchestration.sensing.stream_ticks import Tick, run_requests
 from highwater.plans import Generation
 from highwater.publishing import Copy, second_deliveries
 from highwater.resources.commit_log import TABLE as COMMITS

@@ -18,7 +18,7 @@ from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import Queued
 
 from highwater.orchestration.run_tags import PUBLISH, RETRY
 from highwater.orchestration.sensing.run_requests import first_requests
-from highwater.orchestration.sensing.ticks import run_requests
+from highwater.orchestration.sensing.stream_ticks import run_requests
 from tests.support import make_stream
 
 # Seconds of processor each.

@@ -26,8 +26,8 @@ from highwater.mirroring import MirrorMark
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.operations.rebuilding_all import Copies, begun, number_of, rebuild_from_kafka
-from highwater.orchestration.sensing.planning import Planner, _ensure_never_published
 from highwater.orchestration.sensing.retries import plan_tier
+from highwater.orchestration.sensing.topic_planner import Planner, _ensure_never_published
 from highwater.plans import Discard
 from highwater.resources.groups import commit, ensure_no_member
 from highwater.resources.kafka import PartitionState, TopicState

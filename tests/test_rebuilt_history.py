@@ -15,10 +15,10 @@ import pytest
 from dev.planted import plant
 from highwater.assets import raw
 from highwater.assets.work import Work
+from highwater.divergence import Fingerprint, digest
 from highwater.errors import DependencyAwayError
-from highwater.history import Fingerprint, digest
 from highwater.orchestration.operations import rebuilding
-from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation
 from highwater.proof import Proof
 from highwater.resources.kafka import Kafka, PartitionState, TopicState

@@ -24,7 +24,7 @@ from highwater.orchestration.reporting.stalled_work import skipped_files, skippe
 from highwater.orchestration.sensing import rounds, settled_rounds
 from highwater.orchestration.sensing.rounds import Cursor, limit_runs, visit_all
 from highwater.orchestration.sensing.run_requests import Request
-from highwater.orchestration.sensing.ticks import Tick
+from highwater.orchestration.sensing.stream_ticks import Tick
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger

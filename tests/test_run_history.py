@@ -21,16 +21,16 @@ from dev.broker import EmbeddedCluster
 from dev.processes import wait_until
 from highwater.assets import raw
 from highwater.declaration import Limits
+from highwater.divergence import Divergence, Fingerprint, Recorded, SeenRecord, digest, replaced
 from highwater.erasing import milliseconds, moment_of
 from highwater.errors import DependencyAwayError, TopicAbsentError, TopicTruncatedError
-from highwater.history import Fingerprint, History, Recorded, SeenRecord, digest, replaced
 from highwater.orchestration.asset_keys import topic_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.operations.acceptance import accept_loss, acceptance
-from highwater.orchestration.sensing.planning import Planner
-from highwater.orchestration.sensing.slice_planner import plan
+from highwater.orchestration.sensing.slice_cutting import cut_slices
+from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation, Planned, left_to_read
-from highwater.resources.history import compare, parted
+from highwater.resources.divergence import compare, parted
 from highwater.resources.kafka import Kafka, PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.scene import Scene
@@ -108,7 +108,7 @@ def test_a_partition_that_went_on_into_a_new_generation_is_still_compared_with_i
     after = Planned.of(generation(1, {0: 120, 1: 200}), last, [])
     assert after.recorded == {1: Recorded(200, 1)}
     state = topic(seen(0, 260, epoch=3), seen(0, 260, epoch=3))
-    result = plan(replace(STREAM, limits=Limits()), after, state, NOON, History({1: 150}))
+    result = cut_slices(replace(STREAM, limits=Limits()), after, state, NOON, Divergence({1: 150}))
     assert set(result.errors) == {1}
     assert [slice_.ranges[0] for slice_ in result.slices] == [OffsetRange(120, 260)]
     assert result.slices[0].epochs == {0: 3, 1: 1}, "what was not looked at keeps the epoch of its plan"

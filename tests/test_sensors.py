@@ -22,7 +22,7 @@ from highwater.orchestration.asset_keys import TABLES, table_key, topic_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import stream_status
-from highwater.orchestration.sensing import dead_workers, repairing, ticks
+from highwater.orchestration.sensing import dead_workers, repairing, stream_ticks
 from highwater.orchestration.sensing.rounds import Cursor
 from highwater.proof import Proof
 from highwater.resources.groups import group_offsets
@@ -537,7 +537,7 @@ def test_what_dagster_holds_and_the_lake_lost_is_asked_for(ticking: Callable[...
 
 def test_repair_compares_all_slices_in_turn(ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cost must not grow with the number of slices, and yet nothing stays unseen."""
-    monkeypatch.setattr(ticks, "PAGE", 3)
+    monkeypatch.setattr(stream_ticks, "PAGE", 3)
     ours = ticking(records=80)
     ours.evaluate("planner")
     _later(ours)
@@ -548,7 +548,7 @@ def test_repair_compares_all_slices_in_turn(ticking: Callable[..., Ticking], mon
         ours.tick("repair")
         seen.append(len(ours.keys()))
     assert seen == [3, 6, 8]
-    assert Cursor.parse(ours.cursors["repair"]).streams == {"orders": ticks.OLDEST}
+    assert Cursor.parse(ours.cursors["repair"]).streams == {"orders": stream_ticks.OLDEST}
 
 
 def test_a_key_that_somebody_added_by_hand_is_named_and_holds_nothing_up(ticking: Callable[..., Ticking]) -> None:
@@ -607,7 +607,7 @@ def test_the_planner_looks_back_until_dagster_holds_what_it_sees(
     ticking: Callable[..., Ticking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cost of a tick must not grow with the number of slices, and a crash may leave many keys to be added."""
-    monkeypatch.setattr(ticks, "LOOK_BACK", 1)
+    monkeypatch.setattr(stream_ticks, "LOOK_BACK", 1)
     ours = ticking(records=80)
     ours.evaluate("planner")
     keys = [slice_.key for slice_ in ours.ledger.slices("orders")]

@@ -18,7 +18,7 @@ from highwater.declaration import Limits
 from highwater.errors import OffsetsExpiredError, PermanentError, TopicTruncatedError, TopicVanishedError
 from highwater.orchestration.asset_keys import topic_key
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.sensing import ticks
+from highwater.orchestration.sensing import stream_ticks
 from highwater.plans import Generation
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.ledger import Ledger
@@ -103,7 +103,7 @@ def test_partitions_that_stopped_are_reported_together_and_behind_all_else(
     found = {name: value.value for name, value in seen.asset_observation.metadata.items()}
     assert found["lag"] == 8
     assert str(found["left_out"]).count("partition ") >= 3
-    tick = ticks.plan(instance, SimpleNamespace(**resources), STREAM)
+    tick = stream_ticks.plan_stream(instance, SimpleNamespace(**resources), STREAM)
     assert any(line.startswith("the breaker is open") for line in tick.lines)
     assert evaluated(instance, resources, result.cursor).asset_events == [], "observed once a minute"
     assert ledger.sensor_faults.all() == [fault], "a fault that lasts has the time of its first tick"
@@ -111,11 +111,11 @@ def test_partitions_that_stopped_are_reported_together_and_behind_all_else(
 
 def test_one_partition_that_stopped_is_reported_as_it_is() -> None:
     one = OffsetsExpiredError("gone", stored=1, found=2, remedy="accept it")
-    assert ticks.together([one]) is one
-    two = ticks.together([one, OffsetsExpiredError("gone too", stored=3, found=4, remedy="accept it")])
+    assert stream_ticks.together([one]) is one
+    two = stream_ticks.together([one, OffsetsExpiredError("gone too", stored=3, found=4, remedy="accept it")])
     assert type(two) is OffsetsExpiredError
     assert str(two) == "2 faults: gone; gone too; stored: 1; 3; found: 2; 4; remedy: accept it"
-    assert type(ticks.together([one, TopicTruncatedError("cut", remedy="look")])) is PermanentError
+    assert type(stream_ticks.together([one, TopicTruncatedError("cut", remedy="look")])) is PermanentError
 
 
 def test_tiers_that_stopped_are_reported_together_and_behind_what_is_paused(
@@ -127,7 +127,7 @@ def test_tiers_that_stopped_are_reported_together_and_behind_what_is_paused(
     for topic in stream.tier_topics:
         ledger.open_generation(Generation("orders", topic, "A", 0, {0: 0}, NOW))
     ledger.paused.pause("orders", Pause(stream.tier_topics[2], NOW, "ann", "a test"))
-    tick = ticks.retry(instance, SimpleNamespace(**opened(ledger=ledger, kafka=Topics())), stream)
+    tick = stream_ticks.plan_retries(instance, SimpleNamespace(**opened(ledger=ledger, kafka=Topics())), stream)
     assert isinstance(tick.error, TopicVanishedError)
     assert all(f"topic {topic} of stream orders is gone" in tick.error.problem for topic in (FIRST, SECOND))
     assert all(f"--topic {topic}" in tick.error.remedy for topic in (FIRST, SECOND))

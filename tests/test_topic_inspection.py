@@ -27,7 +27,7 @@ from highwater.orchestration.checking import topic_audit
 from highwater.orchestration.operations import accepting_losses
 from highwater.orchestration.operations.acceptance import Acceptance, accept_loss
 from highwater.orchestration.reporting.plan_status import topic_status
-from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation, Loss
 from highwater.resources import dlq_topics
 from highwater.resources.deleted_topics import parked_lost

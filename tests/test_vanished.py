@@ -32,9 +32,9 @@ from highwater.orchestration.operations.reclaiming import ReclaimRequest
 from highwater.orchestration.operations.reclaiming import reclaim_records as reclaim
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import _dlq, topic_status
-from highwater.orchestration.sensing import ticks
-from highwater.orchestration.sensing.planning import Planner
+from highwater.orchestration.sensing import stream_ticks
 from highwater.orchestration.sensing.retries import plan_tier
+from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation, Loss, Publication
 from highwater.resources import dlq_topics
 from highwater.resources.deleted_topics import parked_lost, vanished
@@ -110,7 +110,7 @@ def reported(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
             keys = [slice_.key for slice_ in ledger.slices("orders")]
             instance.add_dynamic_partitions(STREAM.partitions_name, keys)
-            found = ticks.retry(instance, resources, STREAM)
+            found = stream_ticks.plan_retries(instance, resources, STREAM)
             tick: Any = found.error or found.message
         alert = alerts._late_retries(alerts.StreamInputs(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM))
         status = {one.topic: one.error for one in _dlq(ledger, kafka, STREAM)}
@@ -174,7 +174,7 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_recreated_at_once(
         raise error
 
     ways: dict[str, Callable[[], object]] = {
-        "tick": lambda: ticks.plan(instance, resources, STREAM),
+        "tick": lambda: stream_ticks.plan_stream(instance, resources, STREAM),
         "plan": lambda: Planner(ledger, kafka).tick(STREAM, NOW, dry=True),
         "status": status,
         "observation": lambda: observation.look(kafka, ledger, STREAM),

@@ -32,8 +32,8 @@ from highwater.errors import (
 from highwater.plans import RECORDED_BY_DECLARATION, Loss, left_to_read, overtaken
 from highwater.proof import Proof
 from highwater.resources.deleted_topics import state_of
+from highwater.resources.divergence import compare, fingerprints
 from highwater.resources.expired import expired_slices
-from highwater.resources.history import compare, fingerprints
 from highwater.resources.spark import DIVERGED, delta_errors
 from highwater.resources.spark_tables import TASKS, known_rows
 from highwater.retention import records
@@ -289,13 +289,13 @@ def _replaced(
             for p, r in slice_.ranges.items()
             if r
         }
-        history = compare(work.kafka, state, farthest, seconds=LONGEST_COMPARISON)
-        if history.unsure:
+        divergence = compare(work.kafka, state, farthest, seconds=LONGEST_COMPARISON)
+        if divergence.unsure:
             raise DependencyAwayError(
-                f"{', '.join(slice_.key for slice_ in mine)}: " + next(iter(history.unsure.values())),
+                f"{', '.join(slice_.key for slice_ in mine)}: " + next(iter(divergence.unsure.values())),
                 remedy="see that every partition has a leader; it is tried again",
             )
-        errors = {slice_.key: _diverged(work.stream, slice_, history.diverged) for slice_ in mine}
+        errors = {slice_.key: _diverged(work.stream, slice_, divergence.diverged) for slice_ in mine}
         found.update({key: error for key, error in errors.items() if error is not None})
     return found
 
@@ -600,7 +600,7 @@ def _literal(value: int | str) -> str:
     return f"'{value}'" if isinstance(value, str) else f"{value}L"
 
 
-# `highwater.history.digest` as an expression of Spark.
+# `highwater.divergence.digest` as an expression of Spark.
 _DIGEST = (
     "SHA2(CONCAT(CAST(CAST({ms} AS STRING) AS BINARY), "
     "COALESCE(CONCAT(X'01', key), X'00'), COALESCE(CONCAT(X'01', value), X'00')), 256)"

@@ -30,7 +30,7 @@ from highwater.orchestration.sensing.rounds import (
 )
 from highwater.orchestration.sensing.run_history import id_of, place_of_instance
 from highwater.orchestration.sensing.settled_rounds import MirrorRound, PublisherRound, RepairRound, Rests
-from highwater.orchestration.sensing.ticks import Tick, run_requests
+from highwater.orchestration.sensing.stream_ticks import Tick, run_requests
 from highwater.resources.ledger.pauses import ALL, PLANNER, PUBLISHER, RETRIES
 from highwater.resources.ledger.sensor_faults import NAME_LENGTH, SensorFault
 from highwater.resources.webhook import post

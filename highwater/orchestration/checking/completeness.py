@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from highwater.divergence import digest
 from highwater.envelope import headers_of
 from highwater.errors import HighwaterError
 from highwater.gaps import places_in
-from highwater.history import digest
 from highwater.plans import overtaken
 from highwater.resources.delta import slice_is_one_of, stream_rows
 from highwater.retention import aged

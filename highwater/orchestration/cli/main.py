@@ -86,7 +86,7 @@ def main(context: click.Context, declarations: Path | None) -> None:
 @deployment_of
 def plan(deployment: Deployment, stream: str, commit: bool, as_json: bool) -> None:  # noqa: FBT001 - click's flags
     """Cut the new offsets of STREAM's topic into slices; a dry run unless --commit is given."""
-    from highwater.orchestration.sensing.planning import Planner
+    from highwater.orchestration.sensing.topic_planner import Planner
 
     declared = deployment.stream(stream)
     tick = Planner(deployment.ledger(), deployment.kafka()).tick(declared, datetime.now(UTC), dry=not commit)

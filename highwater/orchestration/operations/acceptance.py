@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from highwater.declaration import Stream
+from highwater.divergence import Divergence
 from highwater.errors import (
     ConfigurationError,
     DependencyAwayError,
@@ -18,11 +19,10 @@ from highwater.errors import (
     TemporaryError,
     TopicTruncatedError,
 )
-from highwater.history import History
-from highwater.orchestration.sensing.slice_planner import NOTHING, partition_errors
+from highwater.orchestration.sensing.slice_cutting import NOTHING, partition_errors
 from highwater.orchestration.sensing.topic_inspection import confirming_look, went_back, without_leaders
 from highwater.plans import Generation, Loss, Planned, left_to_read
-from highwater.resources.history import look_back, parted
+from highwater.resources.divergence import look_back, parted
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
@@ -311,8 +311,8 @@ def accept_loss(
     left = [left_to_read(slice_, recorded) for slice_ in unread(slices)]
 
     def work_out(state: TopicState) -> Acceptance:
-        history = look_back(kafka, state, planned, seconds=math.inf)
-        _ensure_sure(stream, history, partitions)
+        compared = look_back(kafka, state, planned, seconds=math.inf)
+        _ensure_sure(stream, compared, partitions)
         return acceptance(
             stream,
             planned,
@@ -321,7 +321,7 @@ def accept_loss(
             by=by,
             now=now,
             partitions=partitions,
-            diverged=_parted(kafka, planned, state, slices, history),
+            diverged=_parted(kafka, planned, state, slices, compared),
             divergence=divergence,
         )
 
@@ -340,12 +340,12 @@ def accept_loss(
 
 
 def _parted(
-    kafka: Kafka, planned: Planned, state: TopicState, slices: Sequence[Slice], history: History
+    kafka: Kafka, planned: Planned, state: TopicState, slices: Sequence[Slice], compared: Divergence
 ) -> dict[int, int]:
     """Where the partitions that were replaced part from their plans, also from the older ones of the generation."""
     found: dict[int, int] = {}
     newest = [slice_ for slice_ in reversed(slices) if slice_.generation == planned.generation.number]
-    for p, at in history.diverged.items():
+    for p, at in compared.diverged.items():
         sound = OffsetRange(min(state.partitions[p].log_start or 0, at), at)
         marks = (slice_.marks[p] for slice_ in newest if p in slice_.marks and p in slice_.ranges)
         found[p] = parted(kafka, state.topic, p, sound, marks)
@@ -380,9 +380,9 @@ def _agreed(found: Acceptance, again: Acceptance, first: TopicState, second: Top
     return again
 
 
-def _ensure_sure(stream: Stream, history: History, partitions: Partitions) -> None:
+def _ensure_sure(stream: Stream, compared: Divergence, partitions: Partitions) -> None:
     """Ensure that every partition that is meant could be compared: what was not looked at is not accepted (I15)."""
-    for partition, reason in history.unsure.items():
+    for partition, reason in compared.unsure.items():
         if partitions is None or partition in partitions:
             raise DependencyAwayError(
                 f"topic {stream.topic} partition {partition}: {reason}",

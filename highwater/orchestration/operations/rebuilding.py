@@ -34,8 +34,8 @@ from highwater.slices import OffsetRange, Slice, SliceKey
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
+    from highwater.divergence import Fingerprint
     from highwater.erasing import Recorded
-    from highwater.history import Fingerprint
     from highwater.orchestration.checking.check_rules import Attempts
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake

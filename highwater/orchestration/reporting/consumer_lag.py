@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError
 from highwater.orchestration.dependencies import ensure_lake_there, lake_guard
-from highwater.orchestration.sensing.slice_planner import positions
+from highwater.orchestration.sensing.slice_cutting import positions
 from highwater.plans import left_to_read
 from highwater.resources.guards import guarded
 from highwater.slices import OffsetRange

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from highwater.alerting import Alert
 from highwater.breaker import CLOSED, Circuit
 from highwater.declaration import Stream
+from highwater.divergence import SOUND, Divergence
 from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError, TopicVanishedError
-from highwater.history import SOUND, History
 from highwater.holds import Hold
 from highwater.instances import ONE_INSTANCE, Instance
 from highwater.orchestration.checking.origin_counts import count_parked
@@ -26,7 +26,7 @@ from highwater.orchestration.reporting.publication_status import Behind, accepte
 from highwater.orchestration.reporting.stalled_work import expired_errors
 from highwater.orchestration.sensing.due_times import Due, due_of
 from highwater.orchestration.sensing.retries import plan_tier
-from highwater.orchestration.sensing.slice_planner import ensure_same_topic, positions, skipped_partitions, sure_errors
+from highwater.orchestration.sensing.slice_cutting import ensure_same_topic, positions, skipped_partitions, sure_errors
 from highwater.orchestration.sensing.topic_inspection import compare_with_plan
 from highwater.orchestration.worker_leases import living
 from highwater.plans import Planned
@@ -471,9 +471,9 @@ def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> Strea
     partitions: list[PartitionStatus] = []
     errors: list[HighwaterError] = []
     try:
-        state, history = _compared_with_plan(kafka, stream, planned)
-        partitions = _partitions(stream, planned, state, history)
-        errors = _errors(stream, planned, state, history)
+        state, divergence = _compared_with_plan(kafka, stream, planned)
+        partitions = _partitions(stream, planned, state, divergence)
+        errors = _errors(stream, planned, state, divergence)
     except TopicAbsentError as error:
         errors.append(planned_topic_gone(stream, planned, error) if planned else error)
     except HighwaterError as error:
@@ -489,7 +489,7 @@ def topic_status(kafka: Kafka, stream: Stream, planned: Planned | None) -> Strea
     )
 
 
-def _compared_with_plan(kafka: Kafka, stream: Stream, planned: Planned | None) -> tuple[TopicState, History]:
+def _compared_with_plan(kafka: Kafka, stream: Stream, planned: Planned | None) -> tuple[TopicState, Divergence]:
     try:
         state = kafka.topic_state(stream.topic)
     except TopicAbsentError:
@@ -542,14 +542,16 @@ def _parked(ledger: Ledger, kafka: Kafka, stream: Stream) -> DlqStatus:
     return DlqStatus(stream.parked_topic, held)
 
 
-def _partitions(stream: Stream, planned: Planned | None, state: TopicState, history: History) -> list[PartitionStatus]:
+def _partitions(
+    stream: Stream, planned: Planned | None, state: TopicState, divergence: Divergence
+) -> list[PartitionStatus]:
     """The partitions as they are; those of another topic under the same name have no planned ends."""
     same = planned if planned is not None and planned.generation.topic_id == state.topic_id else None
     ends = positions(same, state) if same else {}
     trouble: dict[int, str] = {}
     if same:
-        trouble = {p: error.problem for p, error in sure_errors(stream, same, state, history).items()}
-        trouble |= {**history.unsure, **skipped_partitions(same, state)}
+        trouble = {p: error.problem for p, error in sure_errors(stream, same, state, divergence).items()}
+        trouble |= {**divergence.unsure, **skipped_partitions(same, state)}
     return [
         PartitionStatus(
             partition=p,
@@ -564,11 +566,11 @@ def _partitions(stream: Stream, planned: Planned | None, state: TopicState, hist
     ]
 
 
-def _errors(stream: Stream, planned: Planned | None, state: TopicState, history: History) -> list[HighwaterError]:
+def _errors(stream: Stream, planned: Planned | None, state: TopicState, divergence: Divergence) -> list[HighwaterError]:
     if planned is None:
         return []
     try:
         ensure_same_topic(stream, planned, state)
     except HighwaterError as error:
         return [error]
-    return list(sure_errors(stream, planned, state, history).values())
+    return list(sure_errors(stream, planned, state, divergence).values())

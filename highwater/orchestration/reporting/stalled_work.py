@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from highwater.alerting import DEPLOYMENT, Measure
 from highwater.errors import OffsetsExpiredError, PermanentError, TopicAbsentError
 from highwater.orchestration.reporting.consumer_lag import unread_slices
-from highwater.orchestration.sensing.planning import Planner, Tick
 from highwater.orchestration.sensing.retries import plan_tier
+from highwater.orchestration.sensing.topic_planner import Planner, PlanningResult
 from highwater.plans import RECORDED_BY_DECLARATION
 from highwater.resources.expired import expired_slices
 from highwater.resources.ledger.pauses import ALL, RETRIES
@@ -70,7 +70,7 @@ def retries_stopped(inputs: StreamInputs) -> Measure:
     return Measure(stream.name, "planning of retries", found.value, "it goes on", found.over, found.remedy)
 
 
-def _faults(tick: Tick) -> list[tuple[str, str]]:
+def _faults(tick: PlanningResult) -> list[tuple[str, str]]:
     """The errors that keep partitions from being planned, with their remedies."""
     skipped = [
         (f"{tick.state.topic} partition {p}: {why}", "see that every partition has a leader")

@@ -13,7 +13,7 @@ from highwater.slices import OffsetRange, SliceKey
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.orchestration.sensing.planning import Tick
+    from highwater.orchestration.sensing.topic_planner import PlanningResult
     from highwater.resources.kafka import Kafka
     from highwater.resources.ledger import Ledger
 
@@ -39,7 +39,7 @@ class Due:
         return {"next_due": self.next.isoformat(), "all_due": self.all.isoformat()}
 
 
-def due_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: Tick) -> Due | None:
+def due_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: PlanningResult) -> Due | None:
     """When what a dry tick found to be waiting is due; None where nothing waits, or its times could not be read.
 
     Nor where a producer's clock names a year that Python's times do not know, as it may on another system's topic.

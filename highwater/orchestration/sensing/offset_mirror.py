@@ -15,14 +15,14 @@ from highwater.errors import TopicAbsentError, UnknownSliceError
 from highwater.mirroring import GroupOffset, MirrorMark, prefix
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.dependencies import ensure_lake_there, kafka_guard, lake_guard
-from highwater.orchestration.sensing.ticks import Tick
+from highwater.orchestration.sensing.stream_ticks import Tick
+from highwater.resources.divergence import look_back
 from highwater.resources.groups import commit, ensure_no_member, group_offsets
 from highwater.resources.guards import guarded
-from highwater.resources.history import look_back
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.history import History
+    from highwater.divergence import Divergence
     from highwater.plans import Planned
     from highwater.resources.groups import Place
     from highwater.resources.kafka import Kafka, TopicState
@@ -50,7 +50,7 @@ class Looked:
     topic: str
     planned: Planned
     state: TopicState
-    history: History
+    divergence: Divergence
 
     @property
     def same(self) -> bool:
@@ -155,7 +155,7 @@ def _progress(ledger: Ledger, lake: Lake, stream: Stream, one: Looked, has: Offs
         _bounded(one, offsets),
         MirrorMark.of(one.state.topic_id, last, now),
         _line(one, last, behind[done:], has),
-        complete=done == len(behind) and not one.state.unled and not one.history.unsure,
+        complete=done == len(behind) and not one.state.unled and not one.divergence.unsure,
     )
 
 
@@ -192,8 +192,8 @@ def _bounded(one: Looked, offsets: Mapping[int, int]) -> dict[int, int]:
     found = {}
     for p, offset in offsets.items():
         seen = one.state.partitions.get(p)
-        if seen is not None and seen.last_stable is not None and p not in one.history.unsure:
-            found[p] = min(offset, seen.last_stable, one.history.diverged.get(p, offset))
+        if seen is not None and seen.last_stable is not None and p not in one.divergence.unsure:
+            found[p] = min(offset, seen.last_stable, one.divergence.diverged.get(p, offset))
     return found
 
 
@@ -220,5 +220,7 @@ def _line(one: Looked, last: Slice | None, left: Sequence[Slice], has: Offsets) 
     waits = f", {left[0].key} is not" if left else ""
     foreign = sorted(p for p, group_offsets in has.items() if group_offsets.mark is None)
     note = f"; somebody else had set partitions {', '.join(map(str, foreign))}" if foreign else ""
-    unsure = f"; not judged now: partitions {', '.join(map(str, one.history.unsure))}" if one.history.unsure else ""
+    unsure = (
+        f"; not judged now: partitions {', '.join(map(str, one.divergence.unsure))}" if one.divergence.unsure else ""
+    )
     return f"{one.topic}: {done}{waits}{note}{unsure}"

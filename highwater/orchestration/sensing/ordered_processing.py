@@ -17,13 +17,13 @@ from highwater.errors import OutOfTurnError
 from highwater.holds import in_the_way
 from highwater.orchestration.asset_keys import table_keys
 from highwater.orchestration.checking.slice_status import attempts
-from highwater.orchestration.sensing.run_requests import Request, histories
+from highwater.orchestration.sensing.run_requests import Request, runs_by_slice
 
 if TYPE_CHECKING:
     from highwater.assets.work import Work
     from highwater.declaration import Stream
     from highwater.holds import Hold
-    from highwater.orchestration.sensing.run_requests import History, PastRun, RepairRules
+    from highwater.orchestration.sensing.run_requests import PastRun, RepairRules, SliceRuns
     from highwater.resources.ledger import Ledger
 
 # How many slices before a run's slices are looked at. Each of those followed its own predecessors, so further back
@@ -110,7 +110,7 @@ def take_turn(
     undone = list(lacking)
     if not undone:
         return Turn()
-    known = histories(undone, runs)
+    known = runs_by_slice(undone, runs)
     first, due_at = known[undone[0]], _due_at(undone[0], known, planned_at, held, rules)
     goes = not first.in_flight and due_at <= now
     keys = _side_by_side(undone, order, most) if goes else ()
@@ -129,32 +129,32 @@ def take_turn(
 
 def _due_at(
     key: str,
-    known: Mapping[str, History],
+    known: Mapping[str, SliceRuns],
     planned_at: Mapping[str, datetime],
     held: Collection[str],
     rules: RepairRules,
 ) -> datetime:
-    history = known[key]
-    if history.last_end is None:
+    past = known[key]
+    if past.last_end is None:
         return planned_at[key] + rules.grace
-    if history.ended == 1 and key not in held:
-        return history.last_end  # that run may have been for raw alone
+    if past.ended == 1 and key not in held:
+        return past.last_end  # that run may have been for raw alone
     longest = LONGEST_WAIT if key in held else rules.longest_wait
-    return history.last_end + min(rules.wait(max(history.ended - 1, 1)), longest)
+    return past.last_end + min(rules.wait(max(past.ended - 1, 1)), longest)
 
 
 def _shares(
     key: str,
-    known: Mapping[str, History],
+    known: Mapping[str, SliceRuns],
     planned_at: Mapping[str, datetime],
     held: Collection[str],
     now: datetime,
     rules: RepairRules,
 ) -> bool:
     """Whether a slice may go on in a run with others: no run works on it, and no run of its own failed."""
-    history = known[key]
-    awaited = history.last_end is None and now < planned_at[key] + rules.grace
-    return key not in held and not history.in_flight and history.ended <= 1 and not awaited
+    past = known[key]
+    awaited = past.last_end is None and now < planned_at[key] + rules.grace
+    return key not in held and not past.in_flight and past.ended <= 1 and not awaited
 
 
 def _side_by_side(undone: Sequence[str], order: Sequence[str], most: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The rounds of the planner and of retries: one look at ledger and Kafka finds the streams with something new."""
+"""The rounds of planner and retries over all streams: they choose the streams with something new."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from highwater.orchestration.dependencies import kafka_guard
 from highwater.orchestration.partitions import unknown_to
 from highwater.orchestration.sensing.run_history import id_of
-from highwater.orchestration.sensing.slice_planner import is_caught_up
-from highwater.orchestration.sensing.ticks import Tick, plan, retry, tiers_to_plan
+from highwater.orchestration.sensing.slice_cutting import is_caught_up
+from highwater.orchestration.sensing.stream_ticks import Tick, plan_retries, plan_stream, tiers_to_plan
+from highwater.resources.divergence import elected_since
 from highwater.resources.guards import guarded, resting
-from highwater.resources.history import elected_since
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.orchestration.sensing.planning import Look
     from highwater.orchestration.sensing.rounds import RoundContext
+    from highwater.orchestration.sensing.topic_planner import Look
     from highwater.plans import Planned
     from highwater.resources.kafka import TopicState
 
@@ -124,10 +124,10 @@ class PlannerRound(_Looks):
         self._idle = {one.name for one in idle} - self._without_keys(idle, topics)
 
     def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
-        """Plan the stream's topic, unless it holds exactly the plan; raises what `ticks.plan` does."""
+        """Plan the stream's topic, unless it holds exactly the plan; raises what `stream_ticks.plan_stream` does."""
         if stream.name in self._idle and cursor is None:
             return None
-        tick = plan(
+        tick = plan_stream(
             self._context.instance, self._context.resources, stream, cursor, self.look(stream.name, stream.topic)
         )
         if tick.settled and not tick.keys:
@@ -161,13 +161,13 @@ class RetriesRound(_Looks):
             self._changed[name] = [*topics[name]]
 
     def visit(self, stream: Stream, cursor: str | None) -> Tick | None:
-        """Plan the tiers that hold something new; raises what `ticks.retry` does."""
+        """Plan the tiers that hold something new; raises what `stream_ticks.plan_retries` does."""
         changed = self._changed[stream.name]
         if not changed:
             paused = [f"{one.text}: nothing of it is planned" for one in self._paused.get(stream.name, {}).values()]
             return Tick(lines=paused, settled=True) if paused else None
         looks = {topic: self.look(stream.name, topic) for topic in changed}
-        tick = retry(self._context.instance, self._context.resources, stream, cursor, looks)
+        tick = plan_retries(self._context.instance, self._context.resources, stream, cursor, looks)
         if tick.settled and not tick.keys:
             self._remember(stream.name, changed)
         return tick

@@ -24,7 +24,7 @@ from highwater.orchestration.sensing.run_requests import (
     in_flight,
     neighbours,
 )
-from highwater.orchestration.sensing.ticks import OLDEST, PAGE, Tick, next_page
+from highwater.orchestration.sensing.stream_ticks import OLDEST, PAGE, Tick, next_page
 from highwater.resources.guards import guarded
 from highwater.routing import is_stream_topic
 

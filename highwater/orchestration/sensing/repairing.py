@@ -29,16 +29,16 @@ from highwater.orchestration.sensing.run_requests import (
     RepairRules,
     decide_repair,
     forgiven,
-    histories,
     in_flight,
     keys_named,
     last_tries,
     probe_requests,
     repair_requests,
+    runs_by_slice,
     stop,
     urgent_due,
 )
-from highwater.orchestration.sensing.ticks import OLDEST, PAGE, Tick, breaker_lines, next_page
+from highwater.orchestration.sensing.stream_ticks import OLDEST, PAGE, Tick, breaker_lines, next_page
 from highwater.resources.guards import guarded
 from highwater.routing import is_stream_topic
 
@@ -156,7 +156,9 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     first = put_first(instance, stream, seen.order, urgent)
     # Those of before are in the ledger, but for those that a person released since this tick read it.
     if fresh := [key for key in decided.repair.exhausted_slices if key not in still]:
-        ledger.exhausted_slices.add(stream.name, {key: one.ended for key, one in histories(fresh, runs).items()}, now)
+        ledger.exhausted_slices.add(
+            stream.name, {key: one.ended for key, one in runs_by_slice(fresh, runs).items()}, now
+        )
     stalled_slices = _stalled(
         ledger, stream, seen, gate, decided, {*still, *decided.repair.exhausted_slices}, runs, now
     )
@@ -285,7 +287,7 @@ def _stalled(
     over = [one for one in seen.stalled_slices if one.slice_key in others or seen.done(one.slice_key)]
     if over:
         ledger.stalled_slices.end([one.slice_key for one in over])
-    known = histories((key for key in seen.lacking if key not in others | decided.stopped.waiting), runs)
+    known = runs_by_slice((key for key in seen.lacking if key not in others | decided.stopped.waiting), runs)
     fresh = {key: one.ended for key, one in known.items() if one.ended >= RULES.most_runs and not one.in_flight}
     if fresh:
         ledger.stalled_slices.add(stream.name, fresh, now)
@@ -328,7 +330,7 @@ def _decide(
     if fresh := [key for key in found.exhausted_slices if key not in exhausted]:
         found = decide_repair(missing, runs, now, RULES, exhausted, failed_by_dependency(instance, fresh, runs))
     raw_alone = stopped.raw_alone | turn.raw_alone
-    known = histories(endangered_keys, runs)
+    known = runs_by_slice(endangered_keys, runs)
     urgent = urgent_due(endangered_keys, found, known, now, RULES.first_wait) - {*turn.keys, stopped.probe}
     due = {**{key: known[key].ended + 1 for key in urgent}, **found.due}
     # One slice that cannot be done fails the run of all: after some tries each goes by itself.

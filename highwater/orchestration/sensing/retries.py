@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from highwater.errors import TopicAbsentError
-from highwater.orchestration.sensing.planning import Look, Planner, Tick
+from highwater.orchestration.sensing.topic_planner import Look, Planner, PlanningResult
 from highwater.resources.deleted_topics import vanished
 from highwater.routing import due_after, on_tier
 from highwater.slices import SliceKey
@@ -28,7 +28,7 @@ def plan_tier(
     *,
     dry: bool = False,
     look: Look | None = None,
-) -> Tick:
+) -> PlanningResult:
     """Plan the due offsets of a tier, or of a topic that another system fills.
 
     Args:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from highwater.errors import HighwaterError, PermanentError, TemporaryError
 from highwater.log_fields import fields
-from highwater.orchestration.sensing.ticks import Tick
+from highwater.orchestration.sensing.stream_ticks import Tick
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -180,7 +180,7 @@ class Repair:
 
 
 @dataclass
-class History:
+class SliceRuns:
     """The runs of the last day for a slice: how many ended and left it undone."""
 
     in_flight: bool = False
@@ -207,48 +207,48 @@ def decide_repair(
         exhausted: slices that were exhausted before, and that nobody released.
         patient: slices that are never exhausted, however many runs left them undone.
     """
-    known = histories(missing, runs)
+    known = runs_by_slice(missing, runs)
     due: dict[str, int] = {}
     waiting: dict[str, datetime] = {}
     in_flight, over, held_back = [], [], []
     for key, planned_at in missing.items():
-        history = known[key]
-        due_at = _due_at(history, planned_at, rules)
-        if history.in_flight:
+        past = known[key]
+        due_at = _due_at(past, planned_at, rules)
+        if past.in_flight:
             in_flight.append(key)
-        elif key in exhausted or (history.ended >= rules.most_runs and key not in patient):
+        elif key in exhausted or (past.ended >= rules.most_runs and key not in patient):
             over.append(key)
         elif due_at > now:
             waiting[key] = due_at
         elif len(due) < rules.slices_a_tick:
-            due[key] = history.ended + 1
+            due[key] = past.ended + 1
         else:
             held_back.append(key)
     return Repair(due, tuple(in_flight), waiting, tuple(over), tuple(held_back))
 
 
-def histories(keys: Iterable[str], runs: Iterable[PastRun]) -> dict[str, History]:
-    """The histories of slices in runs."""
-    found = {key: History() for key in keys}
+def runs_by_slice(keys: Iterable[str], runs: Iterable[PastRun]) -> dict[str, SliceRuns]:
+    """The runs of the last day for each slice."""
+    found = {key: SliceRuns() for key in keys}
     for run in runs:
         for key in run.keys & found.keys():
-            history = found[key]
+            past = found[key]
             if run.ended_at is None:
-                history.in_flight = True
+                past.in_flight = True
             else:
-                history.ended += 1
-                history.last_end = max(history.last_end or run.ended_at, run.ended_at)
+                past.ended += 1
+                past.last_end = max(past.last_end or run.ended_at, run.ended_at)
     return found
 
 
-def _due_at(history: History, planned_at: datetime, rules: RepairRules) -> datetime:
-    if history.last_end is None:
+def _due_at(past: SliceRuns, planned_at: datetime, rules: RepairRules) -> datetime:
+    if past.last_end is None:
         return planned_at + rules.grace
-    return history.last_end + rules.wait(history.ended)
+    return past.last_end + rules.wait(past.ended)
 
 
 def urgent_due(
-    endangered: Collection[str], repair: Repair, known: Mapping[str, History], now: datetime, wait: timedelta
+    endangered: Collection[str], repair: Repair, known: Mapping[str, SliceRuns], now: datetime, wait: timedelta
 ) -> set[str]:
     """Endangered slices to be read now, whatever they waited for: only a run that ended just now is waited out.
 

@@ -16,7 +16,7 @@ from highwater.orchestration.sensing.offset_mirror import mirror
 from highwater.orchestration.sensing.publishing import publish
 from highwater.orchestration.sensing.repairing import ended_lines, repair
 from highwater.orchestration.sensing.run_history import RECORDS, streams_of
-from highwater.orchestration.sensing.ticks import Tick
+from highwater.orchestration.sensing.stream_ticks import Tick
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream

@@ -1,14 +1,14 @@
-"""Looking at a planned topic so that one wrong answer of a broker is never called a loss (I15)."""
+"""Two looks at a planned topic before a fault counts, so that one wrong answer of a broker is no loss (I15)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from highwater.divergence import Divergence
 from highwater.errors import DependencyAwayError, PermanentError, TopicAbsentError
-from highwater.history import History
-from highwater.orchestration.sensing.slice_planner import partition_errors
-from highwater.resources.history import look_back
+from highwater.orchestration.sensing.slice_cutting import partition_errors
+from highwater.resources.divergence import look_back
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 DISAGREE = "two looks at the topic disagree; the next look decides"
 
 
-def compare_with_plan(kafka: Kafka, stream: Stream, planned: Planned, state: TopicState) -> tuple[TopicState, History]:
+def compare_with_plan(
+    kafka: Kafka, stream: Stream, planned: Planned, state: TopicState
+) -> tuple[TopicState, Divergence]:
     """Compare a topic with its plan, and look a second time where the first look shows a fault.
 
     Every fault has a remedy that destroys something. So a fault counts only after two looks agree on it, and while all
@@ -37,20 +39,20 @@ def compare_with_plan(kafka: Kafka, stream: Stream, planned: Planned, state: Top
         DependencyAwayError: the topic seems to be recreated, which could not be confirmed, or exists at the first look
             only.
     """
-    history = look_back(kafka, state, planned)
-    first = _faults(stream, planned, state, history)
+    divergence = look_back(kafka, state, planned)
+    first = _faults(stream, planned, state, divergence)
     if not first:
-        return state, history
+        return state, divergence
     if state.unled:
-        return state, _doubt(planned, state, history, first, without_leaders(state))
+        return state, _doubt(planned, state, divergence, first, without_leaders(state))
     again = confirming_look(kafka, state.topic)
-    history = look_back(kafka, again, planned)
-    second = _faults(stream, planned, again, history)
+    divergence = look_back(kafka, again, planned)
+    second = _faults(stream, planned, again, divergence)
     if again.unled:
-        return again, _doubt(planned, again, history, {**first, **second}, without_leaders(again))
+        return again, _doubt(planned, again, divergence, {**first, **second}, without_leaders(again))
     doubtful = {p: kind for p, kind in {**first, **second}.items() if first.get(p) != second.get(p)}
     doubtful |= {p: kind for p, kind in second.items() if went_back(state, again, p)}
-    return again, _doubt(planned, again, history, doubtful, DISAGREE)
+    return again, _doubt(planned, again, divergence, doubtful, DISAGREE)
 
 
 def confirming_look(kafka: Kafka, topic: str) -> TopicState:
@@ -84,18 +86,18 @@ def went_back(first: TopicState, second: TopicState, partition: int) -> bool:
 
 
 def _faults(
-    stream: Stream, planned: Planned, state: TopicState, history: History
+    stream: Stream, planned: Planned, state: TopicState, divergence: Divergence
 ) -> dict[int, tuple[type[PermanentError] | str, int | None]]:
     """By partition the kind of its fault, and where its records were replaced; of another topic all partitions."""
     if state.topic_id != planned.generation.topic_id:
         return dict.fromkeys(state.partitions, (state.topic_id, None))
-    errors = partition_errors(stream, planned, state, history.diverged)
-    return {p: (type(error), history.diverged.get(p)) for p, error in errors.items() if p not in history.unsure}
+    errors = partition_errors(stream, planned, state, divergence.diverged)
+    return {p: (type(error), divergence.diverged.get(p)) for p, error in errors.items() if p not in divergence.unsure}
 
 
 def _doubt(
-    planned: Planned, state: TopicState, history: History, doubtful: Mapping[int, object], reason: str
-) -> History:
+    planned: Planned, state: TopicState, divergence: Divergence, doubtful: Mapping[int, object], reason: str
+) -> Divergence:
     if doubtful and state.topic_id != planned.generation.topic_id:
         raise DependencyAwayError(
             f"topic {state.topic} seems to be another one than was planned: {reason}",
@@ -103,4 +105,4 @@ def _doubt(
             found=f"topic ID {state.topic_id}",
             remedy="see that every partition has a leader; nothing was decided, and the next look tries again",
         )
-    return History(history.diverged, {**dict.fromkeys(doubtful, reason), **history.unsure})
+    return Divergence(divergence.diverged, {**dict.fromkeys(doubtful, reason), **divergence.unsure})

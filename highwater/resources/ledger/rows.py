@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from highwater.divergence import epochs_from_plain, epochs_to_plain, marks_from_plain, marks_to_plain
 from highwater.envelope import Origin
 from highwater.gaps import Gaps
-from highwater.history import epochs_from_plain, epochs_to_plain, marks_from_plain, marks_to_plain
 from highwater.plans import Discard, Generation, Loss, starts_from_plain
 from highwater.slices import OffsetRange, Slice, ranges_from_plain, ranges_to_plain
 

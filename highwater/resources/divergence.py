@@ -1,4 +1,4 @@
-"""Looking back into a topic: the last records before an end, and whether they are still those that were planned."""
+"""Comparison of a topic in Kafka with its plan: the last records before an end, and whether they are still the same."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from highwater.batching import batched
+from highwater.divergence import SOUND, Divergence, Fingerprint, Recorded, SeenRecord, digest, replaced
 from highwater.errors import DependencyAwayError, HighwaterError
-from highwater.history import SOUND, Fingerprint, History, Recorded, SeenRecord, digest, replaced
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def fingerprints(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) ->
     return {p: Fingerprint(seen.offset, seen.digest) for p, seen in found.items()}
 
 
-def look_back(kafka: Kafka, state: TopicState, planned: Planned, *, seconds: float = COMPARE_SECONDS) -> History:
+def look_back(kafka: Kafka, state: TopicState, planned: Planned, *, seconds: float = COMPARE_SECONDS) -> Divergence:
     """Compare a planned topic with its plan; one that was recreated is another topic, and is not compared."""
     if state.topic_id != planned.generation.topic_id:
         return SOUND
@@ -45,7 +45,7 @@ def look_back(kafka: Kafka, state: TopicState, planned: Planned, *, seconds: flo
 
 def compare(
     kafka: Kafka, state: TopicState, recorded: Mapping[int, Recorded], *, seconds: float = COMPARE_SECONDS
-) -> History:
+) -> Divergence:
     """Compare Kafka with the recorded history; costs nothing while no leader changed.
 
     Args:
@@ -75,7 +75,7 @@ def compare(
             diverged[p] = _beginning(kafka, state, p, suspect[p], deadline)
         except HighwaterError as error:
             unsure[p] = f"other records occupy planned offsets; from where could not be found: {error.problem}"
-    return History(diverged, unsure)
+    return Divergence(diverged, unsure)
 
 
 def parted(kafka: Kafka, topic: str, partition: int, sound: OffsetRange, marks: Iterable[Fingerprint]) -> int:

@@ -1,4 +1,4 @@
-"""The recorded past of a partition, and its comparison with Kafka's current log (I16)."""
+"""Divergence of a partition from its recorded past: other records or leader epochs than at planning (I16)."""
 
 # A leader election that is not clean replaces acknowledged records under the same offsets and the same topic ID. Two
 # things show: each batch carries the leader epoch in which it was written (KIP-320), and nothing before a planned end
@@ -85,7 +85,7 @@ class SeenRecord:
 
 
 @dataclass(frozen=True)
-class History:
+class Divergence:
     """The comparison of the contents of Kafka with what was recorded.
 
     Args:
@@ -97,7 +97,7 @@ class History:
     unsure: Mapping[int, str] = field(default_factory=dict)
 
 
-SOUND = History()
+SOUND = Divergence()
 
 
 def replaced(was: Recorded, now: Sequence[SeenRecord]) -> bool:

@@ -1,4 +1,4 @@
-"""Planning one stream in a tick: the ledger first, then Dagster's keys, then runs (I1)."""
+"""The tick of one stream: plan its topics in the ledger, then add keys to Dagster, then request runs (I1)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from highwater.breaker import Circuit
     from highwater.declaration import Stream
     from highwater.holds import Hold
-    from highwater.orchestration.sensing.planning import Look
-    from highwater.orchestration.sensing.planning import Tick as Planning
+    from highwater.orchestration.sensing.topic_planner import Look
+    from highwater.orchestration.sensing.topic_planner import PlanningResult as Planning
     from highwater.resources.ledger import Ledger
     from highwater.slices import Slice
 
@@ -88,7 +88,7 @@ def run_requests(stream: Stream, requests: Sequence[Request]) -> list[dg.RunRequ
     ]
 
 
-def plan(
+def plan_stream(
     instance: dg.DagsterInstance,
     resources: Any,
     stream: Stream,
@@ -115,7 +115,7 @@ def plan(
         TemporaryError: Kafka or the ledger is away; nothing was decided.
         PermanentError: the topic cannot be planned until a person acts. The text gives both values and the remedy.
     """
-    from highwater.orchestration.sensing.planning import Planner
+    from highwater.orchestration.sensing.topic_planner import Planner
 
     now = datetime.now(UTC)
     ledger, kafka = resources.ledger.open(), resources.kafka.open()
@@ -214,7 +214,7 @@ def keys_to_request(
     return asked, [line] if left else []
 
 
-def retry(
+def plan_retries(
     instance: dg.DagsterInstance,
     resources: Any,
     stream: Stream,

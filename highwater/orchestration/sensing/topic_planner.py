@@ -1,4 +1,4 @@
-"""Planning: look at a topic, and record the next offsets to read in the ledger."""
+"""Planning of one topic: compare it with its plan, and record the next offsets to read in the ledger."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from highwater.declaration import Start, Stream
+from highwater.divergence import SOUND, Fingerprint
 from highwater.envelope import SLICE
 from highwater.errors import ConfigurationError, PermanentError, TemporaryError, TopicAbsentError
-from highwater.history import SOUND, Fingerprint
 from highwater.orchestration.sensing.expiring_records import endangered_ends
-from highwater.orchestration.sensing.slice_planner import PlanResult, ensure_same_topic, plan, positions
+from highwater.orchestration.sensing.slice_cutting import SlicePlan, cut_slices, ensure_same_topic, positions
 from highwater.orchestration.sensing.topic_inspection import compare_with_plan
 from highwater.plans import Generation, Loss, Planned
 from highwater.resources.deleted_topics import state_of
-from highwater.resources.history import fingerprints
+from highwater.resources.divergence import fingerprints
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
@@ -39,12 +39,10 @@ Due = Callable[["TopicState", Planned], "TopicState"]
 # How far a topic is planned, and what it held a moment later.
 Look = tuple[Planned | None, "TopicState"]
 
-__all__ = ["PlanResult", "Planner", "Tick", "plan"]
-
 
 @dataclass(frozen=True)
-class Tick:
-    """The result of one tick of the planner.
+class PlanningResult:
+    """The result of planning a topic once.
 
     Args:
         stream: whose topic was planned.
@@ -55,7 +53,7 @@ class Tick:
     """
 
     stream: Stream
-    result: PlanResult
+    result: SlicePlan
     state: TopicState
     ends: Mapping[int, int]
     generation: Generation
@@ -91,7 +89,7 @@ class Tick:
         return [*_planned_lines(self), *_held_back_lines(self.state), *_trouble_lines(self)]
 
 
-def _planned_lines(tick: Tick) -> list[str]:
+def _planned_lines(tick: PlanningResult) -> list[str]:
     result = tick.result
     if result.slices:
         offsets = sum(slice_.offsets for slice_ in result.slices)
@@ -106,7 +104,7 @@ def _held_back_lines(state: TopicState) -> list[str]:
     return [f"{held:,} offsets of {state.topic} follow an open transaction"] if held else []
 
 
-def _trouble_lines(tick: Tick) -> list[str]:
+def _trouble_lines(tick: PlanningResult) -> list[str]:
     result = tick.result
     skipped = [f"partition {p} of {tick.state.topic} is left out now: {why}" for p, why in result.skipped.items()]
     losses = [f"recorded as lost: partition {loss.partition}, {loss.offsets}, {loss.reason}" for loss in result.losses]
@@ -127,7 +125,7 @@ class Planner:
 
     def tick(
         self, stream: Stream, now: datetime, *, dry: bool = False, due: Due | None = None, look: Look | None = None
-    ) -> Tick:
+    ) -> PlanningResult:
         """Look at the stream's topic and record the next offsets to read.
 
         Any number of planners may tick at once: each offset is planned by one of them.
@@ -151,24 +149,24 @@ class Planner:
         """
         for _ in range(TRIES):
             planned, state = look or self._look(stream)
-            look, history = None, SOUND
+            look, divergence = None, SOUND
             if planned is not None:
-                state, history = compare_with_plan(self._kafka, stream, planned, state)
+                state, divergence = compare_with_plan(self._kafka, stream, planned, state)
             if planned is None or _can_decide(planned, state):
                 planned = self._begun(stream, planned, state, now, dry=dry)
             if planned is None:
                 continue
-            result = plan(stream, planned, due(state, planned) if due else state, now, history)
+            result = cut_slices(stream, planned, due(state, planned) if due else state, now, divergence)
             if result.waiting and self._is_endangered(stream, planned, state):
                 # The tick before retention takes records is no time to wait for more of them.
                 at_once = replace(stream, limits=replace(stream.limits, fewest_records=1))
-                result = plan(at_once, planned, state, now, history)
+                result = cut_slices(at_once, planned, state, now, divergence)
             if not dry:
                 if result.losses and not self._confirmed(stream, state, result.losses):
                     continue
                 result = self._marked(state, result)
             if dry or self._stored(planned, result):
-                return Tick(stream, result, state, _ends(planned, result), planned.generation)
+                return PlanningResult(stream, result, state, _ends(planned, result), planned.generation)
         _ensure_own(self._ledger, stream)
         raise TemporaryError(
             f"stream {stream.name}: other planners were first {TRIES} times in a row",
@@ -195,7 +193,7 @@ class Planner:
         same = second.topic_id == state.topic_id
         return same and all(found.get(loss.partition, 0) >= loss.offsets.end for loss in losses)
 
-    def _marked(self, state: TopicState, result: PlanResult) -> PlanResult:
+    def _marked(self, state: TopicState, result: SlicePlan) -> SlicePlan:
         """The plan with the fingerprint of the last record of each range."""
         deadline = time.monotonic() + MARK_SECONDS
 
@@ -214,7 +212,7 @@ class Planner:
             slices.append(replace(slice_, marks=marks))
         return replace(result, slices=tuple(slices))
 
-    def _stored(self, planned: Planned, result: PlanResult) -> bool:
+    def _stored(self, planned: Planned, result: SlicePlan) -> bool:
         if not result.slices and not result.losses:
             return True
         return self._ledger.add(result.slices, result.losses, seen=planned.generation)
@@ -266,7 +264,7 @@ def _first_generation(stream: Stream, state: TopicState, starts: Mapping[int, in
     )
 
 
-def _ends(planned: Planned, result: PlanResult) -> dict[int, int]:
+def _ends(planned: Planned, result: SlicePlan) -> dict[int, int]:
     lost = {loss.partition: loss.offsets.end for loss in result.losses}
     cut = {p: offsets.end for p, offsets in result.slices[-1].ranges.items()} if result.slices else {}
     return {**planned.ends, **lost, **cut}

@@ -1,4 +1,4 @@
-"""The rule of planning: how what waits in a topic is cut into slices."""
+"""The pure rule of planning: how the waiting offsets of a topic are cut into slices."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from highwater.declaration import Limits, Stream
+from highwater.divergence import SOUND, Divergence
 from highwater.errors import (
     OffsetsExpiredError,
     PartitionsRemovedError,
@@ -16,7 +17,6 @@ from highwater.errors import (
     TopicRecreatedError,
     TopicTruncatedError,
 )
-from highwater.history import SOUND, History
 from highwater.plans import RECORDED_BY_DECLARATION, Loss, Planned
 from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice
@@ -28,7 +28,7 @@ NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class PlanResult:
+class SlicePlan:
     """The result of one look at a topic.
 
     Args:
@@ -48,7 +48,9 @@ class PlanResult:
     waiting: str | None = None
 
 
-def plan(stream: Stream, planned: Planned, state: TopicState, now: datetime, history: History = SOUND) -> PlanResult:
+def cut_slices(
+    stream: Stream, planned: Planned, state: TopicState, now: datetime, divergence: Divergence = SOUND
+) -> SlicePlan:
     """Cut slices from the stable offsets that have no plan yet.
 
     A slice names every partition that has a position, those with nothing to read by an empty range: so the newest slice
@@ -60,14 +62,14 @@ def plan(stream: Stream, planned: Planned, state: TopicState, now: datetime, his
             may lie beyond the last stable offset seen here.
         state: what the topic holds.
         now: the time, in UTC.
-        history: how the topic's past compares with what was recorded of it (I16).
+        divergence: the comparison of the topic with what was recorded of it (I16).
 
     Raises:
         TopicRecreatedError: the topic is not the one that was planned; nothing of it can be planned.
     """
     ensure_same_topic(stream, planned, state)
-    skipped = {**history.unsure, **skipped_partitions(planned, state)}
-    errors = sure_errors(stream, planned, state, history)
+    skipped = {**divergence.unsure, **skipped_partitions(planned, state)}
+    errors = sure_errors(stream, planned, state, divergence)
     losses = [_expired(planned, state, p, now) for p, error in errors.items() if _may_record(stream, error)]
     errors = {p: error for p, error in errors.items() if not _may_record(stream, error)}
     starts = positions(planned, state) | {loss.partition: loss.offsets.end for loss in losses}
@@ -80,13 +82,13 @@ def plan(stream: Stream, planned: Planned, state: TopicState, now: datetime, his
     slices = [] if waiting else _cut(stream, planned, state, starts, ready, now)
     ends = {p: offsets.end for p, offsets in slices[-1].ranges.items()} if slices else starts
     lag = {p: offsets.end - ends[p] for p, offsets in ready.items()}
-    return PlanResult(tuple(slices), tuple(losses), skipped, errors, lag, waiting)
+    return SlicePlan(tuple(slices), tuple(losses), skipped, errors, lag, waiting)
 
 
 def is_caught_up(planned: Planned, state: TopicState) -> bool:
     """Whether a topic holds exactly its plan, in every partition, so that planning has nothing to do.
 
-    Elections are not looked at: they may have replaced records (`highwater.resources.history.elected_since`).
+    Elections are not looked at: they may have replaced records (`highwater.resources.divergence.elected_since`).
 
     Args:
         planned: how far the topic is planned; it was read before `state`.
@@ -149,10 +151,12 @@ def partition_errors(
     return found
 
 
-def sure_errors(stream: Stream, planned: Planned, state: TopicState, history: History) -> dict[int, PermanentError]:
+def sure_errors(
+    stream: Stream, planned: Planned, state: TopicState, divergence: Divergence
+) -> dict[int, PermanentError]:
     """The same without the partitions that could not be judged."""
-    errors = partition_errors(stream, planned, state, history.diverged)
-    return {p: error for p, error in errors.items() if p not in history.unsure}
+    errors = partition_errors(stream, planned, state, divergence.diverged)
+    return {p: error for p, error in errors.items() if p not in divergence.unsure}
 
 
 def _partition_error(
