@@ -14,7 +14,7 @@ from tests.accepted import Tables
 from tests.publish_child import FENCED, RECORDS, Dying
 
 # Steps of a transaction as in `tests.publish_child`, and those of the table around them.
-# Each is a process that restarts, so the others of these steps are left to `tests.test_published`.
+# Each is a process that restarts, so the others of these steps are left to `tests.assets.test_published`.
 POINTS = ("written down", "half", "marked", "committing", "unrecorded", "settling")
 LAPSED = 8
 # What is written beside the half of a transaction, and has passed when it is written.

@@ -296,7 +296,7 @@ def quick(patch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 # What children are made of, each loaded once for all of them.
-CHILDREN = ["tests.crash_child", "tests.publish_child", "tests.accept_child", "tests.test_outbox"]
+CHILDREN = ["tests.crash_child", "tests.publish_child", "tests.accept_child", "tests.resources.test_outbox"]
 
 
 def forkserver() -> Any:

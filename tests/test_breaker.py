@@ -52,8 +52,8 @@ from highwater.resources.ledger import Ledger, breakers
 from highwater.resources.ledger.breakers import Acceptance, AcceptedReason, Judgement
 from highwater.slices import Slice
 from tests.commits import commit_current
+from tests.orchestration.reporting.test_audit import a_slice
 from tests.support import SilentKafka, make_stream
-from tests.test_audit import a_slice
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 RULES = Breaker()

@@ -20,8 +20,8 @@ from highwater.resources.lake import Lake
 from highwater.slices import OffsetRange, Slice
 from highwater.tiling import tiling_faults
 from tests.conftest import create_topic
+from tests.orchestration.checking.test_completeness import store
 from tests.scene import Scene
-from tests.test_completeness import store
 
 if TYPE_CHECKING:
     from highwater.orchestration.checking.check_rules import CheckResult

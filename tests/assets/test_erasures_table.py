@@ -1,0 +1,284 @@
+"""What was erased is known to a ledger that is rebuilt from the lake, wherever an erasure died; and what is retired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dev.planted import plant
+from highwater.assets import erasures_table, publication_log, raw
+from highwater.assets.erasures_table import keep, read
+from highwater.assets.work import Work
+from highwater.declaration import Accepted, Maintenance, Stream
+from highwater.erasing import BY_AGE, Erased, Erasure, Recorded, digest_of
+from highwater.errors import DependencyAwayError, TemporaryError
+from highwater.orchestration.checking import gap_checks
+from highwater.orchestration.operations import erasing, maintenance, rebuilding
+from highwater.orchestration.operations.erasing import ErasureRequest
+from highwater.orchestration.operations.rebuilding import Rebuilt
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.slices import OffsetRange
+from tests.orchestration.operations.test_erasing import Committed
+from tests.world import FIRST, NOON, RETRIED, STREAM, World, slice_
+
+# Seconds of processor each.
+pytestmark = pytest.mark.slow
+
+NOTHING = cast("Any", None)
+KAFKA = cast("Any", SimpleNamespace(groups=list))
+O5 = digest_of(b"o5")
+# Of the world: what was rejected of the first slice, and what of it came back through the tier.
+TAKEN = {FIRST.key: {0: [(2, 3), (4, 5)]}, RETRIED.key: {0: [(0, 1), (2, 4)]}}
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(gap_checks, "topic_settings", lambda *_: None)
+    made = World(tmp_path)
+    made.write()
+    return made
+
+
+def fresh(world: World, known: Sequence[str] = (), stream: Stream = STREAM) -> tuple[Ledger, Rebuilt]:
+    """A ledger that was rebuilt from the lake of the world."""
+    made = Ledger(f"sqlite:///{Path(world.lake.root).parent / 'rebuilt.sqlite'}")
+    return made, rebuilding.rebuild_from_lake(made, world.lake, KAFKA, stream, known, lambda _: None, sure=True)
+
+
+def taken(ledger: Ledger) -> dict[str, Any]:
+    """What was erased of slices, as plain numbers."""
+    found = ledger.erasures.slices([FIRST.key, RETRIED.key])
+    return {k: {p: [(r.start, r.end) for r in it] for p, it in one.places.items()} for k, [one] in found.items()}
+
+
+def test_the_table_follows_the_ledger_and_only_grows(tmp_path: Path) -> None:
+    ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
+    assert (keep(ledger, lake, "orders"), read(lake, "orders")) == (0, [])
+    first = ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
+    ledger.erasures.add(Erasure("others", O5, "asked for", "ann", NOON))
+    assert (keep(ledger, lake, "orders"), keep(ledger, lake, "orders")) == (1, 0)
+    places = {0: [OffsetRange(2, 3), OffsetRange(9, 12)], 3: [OffsetRange(0, 1)]}
+    ledger.erasures.begin(first, [Erased("a", places, {"raw": 5, "events": 1}), Erased("b", {})])
+    assert keep(ledger, lake, "orders") == 2
+    done = NOON + timedelta(microseconds=1)
+    ledger.erasures.done(["a"], O5, done)
+    assert keep(ledger, lake, "orders") == 1
+    erasure = Erasure("orders", O5, "asked for", "ann", NOON)
+    slices = {"a": Erased("a", places, {"raw": 5, "events": 1}, done), "b": Erased("b", {})}
+    assert read(lake, "orders") == [Recorded(erasure, slices)]
+
+    other = Ledger(f"sqlite:///{tmp_path / 'other.sqlite'}")
+    other.erasures.add(Erasure("orders", digest_of(b"o6"), "asked for", "bob", NOON + timedelta(days=1)))
+    assert keep(other, lake, "orders") == 1, "a ledger that knows less takes nothing away"
+    assert [one.erasure.erased_by for one in read(lake, "orders")] == ["ann", "bob"]
+    for _ in range(2):
+        other.restore([], [], {}, [], {}, erasures=read(lake, "orders"))
+    assert [(one.digest, one.erased_by) for one in other.erasures.of("orders")] == [
+        (digest_of(b"o6"), "bob"),
+        (O5, "ann"),
+    ]
+    assert {key: replace(one, number=0) for key, [one] in other.erasures.slices(["a", "b"]).items()} == slices
+    assert keep(other, lake, "orders") == 0
+
+
+def test_who_reads_records_looks_at_the_erasures_of_keys_alone(tmp_path: Path) -> None:
+    """What goes by its age is a row a slice, for ever."""
+    ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
+    number = ledger.erasures.add(Erasure("orders", BY_AGE, "retention", "maintenance", NOON))
+    ledger.erasures.begin(number, [Erased(f"s{n}", {}, {"aged": 1}) for n in range(3)])
+    ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
+    assert keep(ledger, lake, "orders", of_keys=True) == 1
+    assert [one.erasure.digest for one in read(lake, "orders", of_keys=True)] == [O5]
+    assert keep(ledger, lake, "orders") == 1 + 3
+    assert keep(ledger, lake, "orders", of_keys=True) == 0
+    assert len(read(lake, "orders")) == 2
+
+
+class Dies:
+    """Lets an erasure die at a point: `before 2` is before the table follows the ledger for the second time."""
+
+    def __init__(self, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.point, self.calls, self.keep = point, 0, erasures_table.keep
+        monkeypatch.setattr(erasures_table, "keep", self)
+
+    def __call__(self, ledger: Ledger, lake: Lake, stream: str) -> int:
+        self.calls += 1
+        self.see("before")
+        found = self.keep(ledger, lake, stream)
+        self.see("after")
+        return found
+
+    def see(self, when: str) -> None:
+        if self.point == f"{when} {self.calls}":
+            self.point = ""
+            raise TemporaryError(f"killed {when} {self.calls}", remedy="none")
+
+
+# The table follows after the erasure is in the ledger, after what each slice loses is, and when all of it is done.
+POINTS = ["before 1", "before 2", "after 2", "raw", "rejects", "before 3", ""]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_wherever_an_erasure_dies_the_lake_knows_what_was_removed_and_nothing_that_was_not_asked_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """A rebuilt ledger forgot erasures: what they had removed was reported as loss, and came back when it was read."""
+    for name in ("events", "rejects"):
+        counts = world.proofs[name][FIRST.key].counts
+        world.alter_proof(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
+    stored = Committed(world, monkeypatch)
+    stored.dies_after = point
+    Dies(point, monkeypatch)
+    asked = ErasureRequest(O5, sure=True, by="ann", because="asked for")
+
+    def erase(ledger: Ledger) -> None:
+        work = Work(STREAM, [], NOTHING, world.lake, ledger, NOTHING, lambda _: None)
+        erasing.erase_key(work, None, asked, datetime.now(UTC))
+
+    if point:
+        with pytest.raises(TemporaryError, match="killed"):
+            erase(world.ledger)
+        stored.dies_after = ""
+    else:
+        erase(world.ledger)
+    rebuilt, found = fresh(world)
+    gone = not world.of("raw", key=b"o5")
+    assert gone == (point not in POINTS[:3])
+    known = {(one.digest, one.erased_at) for one in world.ledger.erasures.of("orders")}
+    assert {(one.digest, one.erased_at) for one in rebuilt.erasures.of("orders")} == (
+        set() if point == "before 1" else known
+    )
+    assert taken(rebuilt) == ({} if point in POINTS[:2] else TAKEN)
+    open_ = point in POINTS[2:6]
+    assert any("they are not done: erase the keys again" in line for line in found.lines) == open_
+    world.ledger = rebuilt
+    if open_ or not gone:
+        erase(rebuilt)
+    assert taken(rebuilt) == TAKEN or len(rebuilt.erasures.slices([FIRST.key])[FIRST.key]) > 1
+    assert not world.of("raw", key=b"o5")
+    gaps = world.results()["gaps_explained"]
+    assert [gaps[key].passed for key in (FIRST.key, RETRIED.key)] == [True, True]
+    assert (gaps[FIRST.key].numbers["erased"], gaps[RETRIED.key].numbers["erased"]) == (2, 3)
+
+
+def test_without_the_table_a_rebuilt_ledger_takes_what_was_erased_for_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the test above can fail; and what a check finds out later reaches the table by maintenance."""
+    for name in ("events", "rejects"):
+        counts = world.proofs[name][FIRST.key].counts
+        world.alter_proof(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
+    Committed(world, monkeypatch)
+    work = Work(STREAM, [], NOTHING, world.lake, world.ledger, KAFKA, lambda _: None)
+    erasing.erase_key(work, None, ErasureRequest(O5, sure=True, by="ann", because="asked for"), datetime.now(UTC))
+    with monkeypatch.context() as patched:
+        patched.setattr(erasures_table, "read", lambda *_: [])
+        forgetful, _ = fresh(world)
+    known, world.ledger = world.ledger, forgetful
+    assert {FIRST.key, RETRIED.key} <= {*world.red()["gaps_explained"]}
+    number = known.erasures.of("orders")[0].number
+    later = slice_(7, p0=(50, 60))
+    known.erasures.excluded_slices(number, later.key, {0: [OffsetRange(51, 52)]}, NOON)
+    monkeypatch.setattr(maintenance, "_maintained", lambda task: task)
+    maintenance.maintain(work, None, datetime.now(UTC), sure=False)
+    assert later.key not in read(world.lake, "orders")[0].slices
+    maintenance.maintain(work, None, datetime.now(UTC), sure=True)
+    assert read(world.lake, "orders")[0].slices[later.key].places == {0: [OffsetRange(51, 52)]}
+
+
+def test_what_a_slice_leaves_out_is_in_the_lake_before_it_is_committed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An erasure that died before its first step is in force all the same: runs leave its records out."""
+    world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
+    monkeypatch.setattr(raw, "_literal_map", lambda _: (_ for _ in ()).throw(TemporaryError("no Spark", remedy="none")))
+    work = Work(STREAM, [], NOTHING, world.lake, world.ledger, NOTHING, lambda _: None)
+    with pytest.raises(TemporaryError, match="no Spark"):
+        raw._without_erased(work, NOTHING)
+    assert [one.erasure.digest for one in read(world.lake, "orders")] == [O5]
+
+
+def test_keys_that_dagster_does_not_hold_are_retired_as_maintenance_would(tmp_path: Path) -> None:
+    """Without it repair adds every key that was ever retired."""
+    world = World(tmp_path, copies=4)
+    world.write()
+    stream = replace(STREAM, maintenance=Maintenance(live_slices=2))
+    newest = {RETRIED.key, world.second.key}  # by the time of their plan, then by key
+    old = [key for key in world.keys if key not in newest]
+    del world.proofs["rejects"][old[1]]
+    world.write()
+    ledger, found = fresh(world, known=[old[0]], stream=stream)
+    assert found.retired == [old[2], old[3]], "not the one that is live, nor the one that is not whole"
+    assert ledger.retired.among(world.keys) == {*found.retired}
+    assert f"2 keys are retired: {old[2]} .. {old[3]}" in found.lines
+    publishing = replace(stream, publishes=Accepted("orders.accepted"))
+    assert rebuilding.look(world.lake, KAFKA, publishing, []).retired == [], "none of them is sent"
+
+
+def test_a_stream_that_has_published_can_be_rebuilt(tmp_path: Path) -> None:
+    """The table of the batch that is under way has no commit record of a slice, and names slices."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    world = World(tmp_path, copies=2)
+    world.write()
+    plant(world.lake.path("orders", publication_log.TABLE), publication_log.schema().empty_table())
+    batch = publication_log.Sending(3, "orders.accepted", "id", 0, {FIRST.key: 2})
+    rows = pa.Table.from_pylist([{"batch": batch.to_json()}], publication_log.sending_schema())
+    write_deltalake(world.lake.path("orders", publication_log.SENDING), rows)
+    publishing = replace(STREAM, publishes=Accepted("orders.accepted"), maintenance=Maintenance(live_slices=1))
+    assert rebuilding.look(world.lake, KAFKA, publishing, []).retired == []
+
+
+def test_a_ledger_that_was_restored_learns_what_its_backup_lacks(world: World, tmp_path: Path) -> None:
+    number = world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
+    places = {0: [OffsetRange(2, 3)]}
+    unknown = slice_(77).key
+    world.ledger.erasures.begin(number, [Erased(FIRST.key, places, {"raw": 1}), Erased(unknown, {})])
+    keep(world.ledger, world.lake, "orders")
+    world.ledger.erasures.done([FIRST.key], O5, NOON)
+    keep(world.ledger, world.lake, "orders")
+    backup, _ = fresh(world)
+    with backup.database.writing() as connection:
+        for table in ("erased_slices", "erasures"):
+            connection.exec_driver_sql(f"DELETE FROM {table}")
+    assert backup.erasures.of("orders") == []
+    assert keep(backup, world.lake, "orders") == 0
+    [one] = backup.erasures.recorded("orders")
+    assert (one.erasure.digest, one.erasure.erased_by) == (O5, "ann")
+    assert {key: it.done_at for key, it in one.slices.items()} == {FIRST.key: NOON}, "of slices that it knows"
+
+
+def test_what_is_done_in_the_table_alone_is_not_written_again_and_again(world: World) -> None:
+    """A ledger from a backup holds it as begun."""
+    number = world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
+    world.ledger.erasures.begin(number, [Erased(FIRST.key, {}, {}, NOON)])
+    keep(world.ledger, world.lake, "orders")
+    with world.ledger.database.writing() as connection:
+        connection.exec_driver_sql("UPDATE erased_slices SET done_at = NULL")
+    assert [keep(world.ledger, world.lake, "orders") for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("what", ["maintain", "erase"])
+def test_a_lake_whose_folder_is_gone_is_not_recreated(world: World, what: str) -> None:
+    world.ledger.erasures.add(Erasure("orders", O5, "asked for", "ann", NOON))
+    with world.ledger.database.writing() as connection:
+        connection.exec_driver_sql("UPDATE slices SET attempt = 1")
+    root = Path(world.lake.root)
+    root.rename(root.with_name("elsewhere"))
+    work = Work(STREAM, (), NOTHING, world.lake, world.ledger, NOTHING, lambda _: None)
+    asked = ErasureRequest(O5, sure=True, by="ann", because="asked for")
+    acts: dict[str, Callable[[], object]] = {
+        "maintain": lambda: maintenance.maintain(work, None, datetime.now(UTC), sure=True),
+        "erase": lambda: erasing.erase_key(work, None, asked, datetime.now(UTC)),
+    }
+    with pytest.raises(DependencyAwayError, match=r"folder .* is not there"):
+        acts[what]()
+    assert not root.exists()

@@ -1,0 +1,621 @@
+"""Rows of raw that are old enough go, nothing that somebody needs does, and what has gone is reported as that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import dagster as dg
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given
+from hypothesis import strategies as st
+
+from highwater.assets import events, raw_expiry
+from highwater.assets.commit import CommittedSlices
+from highwater.assets.raw import _Read
+from highwater.assets.work import Work
+from highwater.declaration import Retention, Stream
+from highwater.envelope import Origin
+from highwater.erasing import BY_AGE, Erased, Erasure, digest_of, until
+from highwater.errors import DeclarationError, SupersededAttemptError, TemporaryError, UnbalancedError
+from highwater.orchestration.checking import gap_checks
+from highwater.orchestration.checking.completeness import compare_with_topic
+from highwater.orchestration.checking.offset_queries import Rows, rows_in_raw
+from highwater.orchestration.checking.origin_counts import count_ends
+from highwater.orchestration.maintenance_job import _observe
+from highwater.orchestration.operations import erasing, maintenance, raw_retention, rebuilding
+from highwater.orchestration.operations.erasing import ErasureRequest
+from highwater.orchestration.operations.key_retirement import complete
+from highwater.orchestration.operations.maintenance import Report, TableReport
+from highwater.orchestration.operations.parked import Choice
+from highwater.orchestration.operations.raw_retention import Retained
+from highwater.orchestration.operations.reclaiming import look as look_to_reclaim
+from highwater.orchestration.reporting.explaining import explain
+from highwater.orchestration.reporting.locating import locate
+from highwater.plans import Discard
+from highwater.proof import Proof
+from highwater.reclaims import Reclaim
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.erasures import Erasures
+from highwater.resources.table_maintenance import Stock
+from highwater.retention import AGED_FROM, Needed, aged, free, old_enough, planned_before, records
+from highwater.slices import Slice
+from tests.orchestration.operations.test_erasing import Committed
+from tests.world import FIRST, NOON, RETRIED, STREAM, World
+
+# Seconds of processor each.
+pytestmark = pytest.mark.slow
+
+NOTHING = cast("Any", None)
+KAFKA = cast("Any", SimpleNamespace(groups=list))
+AGE = timedelta(days=30)
+STORED = replace(STREAM, retention=Retention(raw=AGE))
+NOW = datetime.now(UTC)
+DAY = timedelta(days=1)
+IN_DLQ = "with records that wait in a tier or are parked"
+
+
+# Deciding
+
+KEYS = st.sets(st.sampled_from("abcdef"))
+
+
+@given(KEYS, KEYS, KEYS, KEYS)
+def test_only_slices_that_nothing_keeps_lose_rows(
+    named: set[str], whole: set[str], in_dlq: set[str], reclaimed: set[str]
+) -> None:
+    found, retained = free("abcdef", Needed(named, whole, in_dlq, reclaimed))
+    assert {*found} == whole - named - in_dlq - reclaimed
+    assert found == sorted(found)
+    assert len(found) + sum(retained.values()) == 6
+
+
+def test_each_slice_reports_why_it_keeps_its_rows() -> None:
+    needed = Needed(named={"a"}, whole={"a", "c", "d", "e"}, in_dlq={"c", "d"}, reclaimed_slices={"d"})
+    assert free("abcde", needed) == (
+        ["e"],
+        {
+            "named by unfinished runs or backfills": 1,
+            "not whole in all tables yet": 1,
+            IN_DLQ: 1,
+            "reclaimed from the DLQ and not reprocessed yet": 1,
+        },
+    )
+
+
+def test_a_slice_is_as_old_as_its_newest_record_and_its_plan() -> None:
+    second = timedelta(seconds=1)
+    planned = {"b": NOON - 9 * DAY, "a": NOON - 9 * DAY, "c": NOON - 10 * DAY, "d": NOON - 7 * DAY}
+    assert planned_before(planned, 7 * DAY, NOON) == ["c", "a", "b"]
+    published = {
+        "a": NOON - 7 * DAY,
+        "b": NOON - 7 * DAY - second,
+        "c": NOON + DAY,
+        "d": NOON - 999 * DAY,
+    }
+    newest = {key: int(at.timestamp()) * 1_000 for key, at in published.items()}
+    assert old_enough(["d", "c", "b", "a", "no rows"], newest, 7 * DAY, NOON) == ["d", "b"]
+
+
+@pytest.mark.parametrize(
+    ("retention", "reported"),
+    [
+        (Retention(raw=timedelta(hours=23)), "raw is kept for a day at least"),
+        (Retention(raw=AGE, events=AGE), "events are kept forever"),
+        (Retention(rejects=AGE), "rejects are kept forever"),
+    ],
+)
+def test_what_is_not_offered_is_refused(retention: Retention, reported: str) -> None:
+    with pytest.raises(DeclarationError, match=reported):
+        replace(STREAM, retention=retention)
+
+
+def test_what_went_by_its_age_is_no_erased_key() -> None:
+    assert until([Erasure("orders", BY_AGE, "", "", NOON), Erasure("orders", "a", "", "", NOON)]) == {"a": NOON}
+
+
+# The step of maintenance, on tables that are written without a JVM
+
+
+class Step:
+    """Maintenance of a world, whose commits are written as Spark would write them.
+
+    Args:
+        world: its tables.
+        dies: where it dies, one of `POINTS`: the step that was done last.
+    """
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world, self.dies, self.stream = world, "", STORED
+        self.meanwhile: Callable[[], object] = lambda: None
+        self.instance = dg.DagsterInstance.ephemeral()
+        for _ in range(2):  # those that the tables have
+            world.ledger.next_attempts(world.keys)
+        monkeypatch.setattr(gap_checks, "topic_settings", lambda *_: None)
+        monkeypatch.setattr(maintenance, "_maintained", lambda task: task)
+        monkeypatch.setattr(raw_expiry, "_commit", self.commit)
+        monkeypatch.setattr(raw_expiry, "_held", self.held)
+        for after, (name, before) in {"begin": ("begin", "add"), "done": ("done", "")}.items():
+            monkeypatch.setattr(Erasures, name, self.dying(getattr(Erasures, name), before, after))
+
+    def held(self, work: Work, proofs: Mapping[str, Proof]) -> list[dict[str, Any]]:
+        """The rows of the versions that the commit records name."""
+        import pyarrow as pa
+        from deltalake import DeltaTable, QueryBuilder
+
+        rows = []
+        for key, proof in proofs.items():
+            table = DeltaTable(work.lake.path("orders", "raw"), version=proof.counts[AGED_FROM])
+            sql = f"SELECT * FROM t WHERE slice = '{key}'"
+            rows += pa.table(QueryBuilder().register("t", table).execute(sql)).to_pylist()
+        return rows
+
+    def commit(
+        self,
+        work: Work,
+        committed: CommittedSlices,
+        rows: Sequence[Any],
+        proofs: Sequence[Proof],
+        *,
+        records: Sequence[int],
+    ) -> None:
+        del work, records
+        self.see("keep")
+        mine = {proof.key: proof for proof in proofs}
+        assert {key: proof.attempt > committed.attempt(key) for key, proof in mine.items()} == dict.fromkeys(mine, True)
+        self.world.proofs["raw"].update(mine)
+        self.world.rows["raw"] = [row for row in self.world.rows["raw"] if row["slice"] not in mine] + [*rows]
+        self.world.write()
+        self.meanwhile()
+        self.see("commit")
+
+    def dying(self, do: Callable[..., None], before: str, after: str) -> Callable[..., None]:
+        """A method of the ledger's record, and the points on both sides of it."""
+
+        def done(*reported: Any) -> None:
+            self.see(before)
+            do(*reported)
+            self.see(after)
+
+        return done
+
+    def see(self, point: str) -> None:
+        if point and self.dies == point:
+            self.dies = ""
+            raise TemporaryError(f"killed at {point}", remedy="none")
+
+    def work(self, ledger: Ledger | None = None) -> Work:
+        spark = cast("Any", SimpleNamespace(createDataFrame=lambda *_: []))
+        return Work(self.stream, [], spark, self.world.lake, ledger or self.world.ledger, KAFKA, print)
+
+    def maintain(self, *, sure: bool = True) -> Retained:
+        found = maintenance.maintain(self.work(), self.instance, NOW, sure=sure).retained
+        assert found is not None
+        return found
+
+    def run(self, key: str) -> None:
+        tags = {"dagster/partition": key, "highwater/stream": "orders"}
+        self.instance.add_run(dg.DagsterRun(job_name="orders_slice", tags=tags, status=dg.DagsterRunStatus.STARTED))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path)
+    made.write()
+    return made
+
+
+@pytest.fixture
+def step(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Step]:
+    made = Step(world, monkeypatch)
+    assert world.red() == {}, "the gaps are looked at while all rows are there"
+    yield made
+    made.instance.dispose()
+
+
+def give_up(world: World) -> None:
+    """The one record of the world that is parked is discarded by a person."""
+    world.ledger.discard("orders", [Discard(Origin("orders", 0, 0, 2), "no use", "ann", NOON)])
+
+
+def held(world: World) -> set[str]:
+    return {row["slice"] for row in world.rows["raw"]}
+
+
+def test_a_dry_run_reports_what_would_go_and_what_stays(step: Step, world: World) -> None:
+    second = world.second.key
+    found = step.maintain(sure=False)
+    assert (dict(found.rows), dict(found.retained)) == ({second: 2, RETRIED.key: 3}, {IN_DLQ: 1})
+    assert found.lines == [
+        f"raw, kept for 720 h: 2 slices lose 5 rows: {second} .. {RETRIED.key}",
+        f"raw: 1 slices keep their rows, {IN_DLQ}",
+    ]
+    assert found.numbers == {"aged_slices": 2, "aged_rows": 5, "retained_slices": 1}
+    assert world.ledger.erasures.of("orders") == []
+    assert held(world) == {*world.keys}
+
+
+def test_nothing_goes_without_a_declaration_or_without_dagster(step: Step, world: World) -> None:
+    assert maintenance.maintain(replace(step.work(), stream=STREAM), step.instance, NOW, sure=True).retained is None
+    found = maintenance.maintain(step.work(), None, NOW, sure=True)
+    assert "raw: DAGSTER_HOME is not set, so no slice loses its rows" in found.lines
+    assert held(world) == {*world.keys}
+
+
+def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step: Step, world: World) -> None:
+    give_up(world)
+    found = step.maintain()
+    assert dict(found.rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
+    assert held(world) == set()
+    assert world.red() == {}
+    results = world.results()
+    gaps, placed = results["gaps_explained"][FIRST.key], results["offsets_accounted_for"][FIRST.key]
+    assert (gaps.numbers["aged"], gaps.numbers["gaps"], gaps.numbers["aborted"]) == (8, 2, 1)
+    assert "8 of records whose rows went by their age are left out" in gaps.text
+    assert (placed.numbers["raw"], placed.numbers["aged"], placed.numbers["gaps"]) == (8, 8, 2)
+    compared = results["events_as_recorded"][FIRST.key]
+    assert (compared.text, compared.numbers["events"]) == ("nothing is compared: 8 rows of raw went by their age", 0)
+    ends = count_ends(world.ledger, world.lake, STORED)
+    assert (ends.error, ends.produced, ends.accepted, ends.tombstones, ends.discarded) == (None, 10, 8, 1, 1)
+
+    reported = {offset: at(world, offset) for offset in (0, 2, 3, 5)}
+    assert {offset: one.end for offset, one in reported.items()} == {0: "accepted", 2: "discarded", 3: "aged", 5: "gap"}
+    went = f"its row of raw went by its age, by maintenance at {NOW}: raw is kept for 720 h"
+    assert reported[0].facts == [went]
+    assert went in reported[3].lines[-1]
+    [tier] = locate(world.ledger, NOTHING, world.lake, STORED, RETRIED.topic, 0, 0)
+    assert tier.end == "aged"
+    lines = explain(world.ledger, world.lake, STORED, FIRST.key, None).lines
+    assert f"by age: 8 records, by maintenance at {NOW:%Y-%m-%d %H:%M} UTC: raw is kept for 720 h" in lines
+    against = compare_with_topic(world.ledger, cast("Any", world.topics), world.lake, STORED, world.slices)
+    assert [one.skipped for one in against] == [f"{n} rows of raw went by their age" for n in (8, 2, 3)]
+    assert dict(step.maintain().rows) == {}, "they go once"
+
+
+def at(world: World, offset: int) -> Any:
+    [found] = locate(world.ledger, NOTHING, world.lake, STORED, "orders", 0, offset)
+    return found
+
+
+def take_rows(world: World) -> None:
+    world.rows["raw"] = [row for row in world.rows["raw"] if row["slice"] != world.second.key]
+
+
+def say_so(world: World) -> None:
+    """The commit's own word is no record."""
+    take_rows(world)
+    world.alter_proof("raw", world.second, counts={"aged": 2})
+
+
+@pytest.mark.parametrize(
+    ("damage", "red"),
+    [(take_rows, {"gaps_explained", "offsets_accounted_for"}), (say_so, {"gaps_explained"})],
+)
+def test_rows_that_went_without_a_record_are_an_error(
+    step: Step, world: World, damage: Callable[[World], None], red: set[str]
+) -> None:
+    damage(world)
+    assert {*world.red()} == red
+    if damage is say_so:
+        assert "and the ledger knows of 0 of them" in world.results()["gaps_explained"][world.second.key].text
+    else:
+        assert count_ends(world.ledger, world.lake, STORED).error is not None
+    del step
+
+
+def test_a_record_explains_nothing_of_rows_that_came_back(step: Step, world: World) -> None:
+    """They were read from Kafka again; that they are gone again is another matter."""
+    before = [*world.rows["raw"]]
+    step.maintain()
+    world.rows["raw"] = before
+    world.alter_proof("raw", world.second, counts={})
+    world.alter_proof("raw", RETRIED, counts={})
+    assert world.red() == {}
+    reported = explain(world.ledger, world.lake, STORED, world.second.key, None).aged
+    assert reported[-1] == "raw was read again since, and holds its records"
+    take_rows(world)
+    assert {*world.red([world.second.key])} == {"gaps_explained", "offsets_accounted_for"}
+    assert at(world, 6).end == "gap"
+
+
+@pytest.mark.parametrize("what", ["an event is gone", "in two places", "not planned"])
+def test_what_is_wrong_downstream_is_found_without_raw(step: Step, world: World, what: str) -> None:
+    step.maintain()
+    event = world.at("events", world.second, (0, 0))
+    if what == "an event is gone":
+        world.rows["events"].remove(event)
+    elif what == "in two places":
+        reject = {**world.rows["rejects"][0], "slice": world.second.key}
+        world.rows["rejects"].append({**reject, **{n: event[n] for n in event if n.startswith("origin_")}})
+    else:
+        event["origin_offset"] = 99
+    assert world.second.key in world.red()["offsets_accounted_for"]
+    text = world.results()["offsets_accounted_for"][world.second.key].text
+    reported = {
+        "an event is gone": "and 1 are there",
+        "in two places": "1 in two places",
+        "not planned": "and not planned",
+    }
+    assert reported[what] in text
+
+
+# The steps of retention, each in the ledger (add, begin, done), the table that follows it (keep), or raw (commit).
+POINTS = ["add", "begin", "keep", "commit", "done"]
+
+
+@pytest.mark.parametrize("point", POINTS[1:])
+def test_wherever_it_dies_the_next_one_finishes_it(step: Step, world: World, point: str) -> None:
+    step.dies = point
+    with pytest.raises(TemporaryError, match=f"killed at {point}"):
+        step.maintain()
+    assert held(world) == ({FIRST.key} if point in {"commit", "done"} else {*world.keys})
+    assert world.red() == {}
+    fresh = Ledger(f"sqlite:///{Path(world.lake.root).parent / 'rebuilt.sqlite'}")
+    rebuilt = rebuilding.rebuild_from_lake(fresh, world.lake, KAFKA, STORED, [], lambda _: None, sure=True)
+    assert ("2 slices lost rows of raw by their age" in rebuilt.lines) == (point != "begin")
+    world.ledger = fresh  # as it were lost, too
+    for _ in range(9):
+        fresh.next_attempts(world.keys)
+    assert step.maintain().back == []
+    assert held(world) == {FIRST.key}
+    assert world.red() == {}
+    recorded = [it for one in fresh.erasures.recorded("orders") for it in one.slices.values()]
+    assert {one.slice_key for one in recorded if one.done_at} == {world.second.key, RETRIED.key}
+
+
+@pytest.mark.parametrize("point", POINTS[:3])
+def test_what_was_begun_and_not_taken_is_not_done(step: Step, world: World, point: str) -> None:
+    """It was said to be done of slices that held all of their rows."""
+    step.dies = point
+    with pytest.raises(TemporaryError, match="killed"):
+        step.maintain()
+    step.stream = replace(STORED, retention=Retention(raw=9999 * DAY))  # declared so meanwhile: nothing is old enough
+    assert dict(step.maintain().rows) == {}
+    assert held(world) == {*world.keys}
+    both = [world.second.key, RETRIED.key]
+    [recorded] = world.ledger.erasures.recorded("orders")
+    assert {key: one.done_at for key, one in recorded.slices.items()} == dict.fromkeys(both if point != "add" else [])
+    step.stream = STORED
+    assert [*step.maintain().rows] == both
+    found = [it for one in world.ledger.erasures.recorded("orders") for it in one.slices.values()]
+    assert (len(found), [one for one in found if one.done_at is None]) == (2 if point == "add" else 4, [])
+
+
+def begin_a_run(step: Step) -> None:
+    step.meanwhile = lambda: None
+    step.instance.add_dynamic_partitions("orders_slices", step.world.keys)
+    step.run(step.world.second.key)
+
+
+def reprocess(step: Step) -> None:
+    step.meanwhile = lambda: None
+    step.world.alter_proof("events", step.world.second, attempt=9)
+    step.world.write()
+
+
+@pytest.mark.parametrize("meanwhile", [begin_a_run, reprocess])
+def test_rows_that_a_run_needs_meanwhile_are_put_back(
+    step: Step, world: World, meanwhile: Callable[[Step], None]
+) -> None:
+    before = world.of("raw", slice=world.second.key)
+    step.meanwhile = lambda: meanwhile(step)
+    found = step.maintain()
+    assert (found.back, [*found.rows]) == ([world.second.key], [RETRIED.key])
+    again = sorted(world.of("raw", slice=world.second.key), key=lambda row: row["offset"])
+    assert [(row["offset"], row["key"], row["value"]) for row in again] == [
+        (row["offset"], row["key"], row["value"]) for row in before
+    ]
+    proof = world.lake.committed("orders", "raw", [world.second.key])[world.second.key]
+    assert (proof.rows, aged(proof), AGED_FROM in proof.counts) == (2, 0, False)
+    [open_] = world.ledger.erasures.slices([world.second.key])[world.second.key]
+    assert open_.done_at is None
+
+
+def test_slices_that_runs_work_on_or_that_are_not_whole_keep_their_rows(step: Step, world: World) -> None:
+    step.instance.add_dynamic_partitions("orders_slices", world.keys)
+    step.run(world.second.key)
+    world.alter_proof("rejects", RETRIED, attempt=1)
+    world.write()
+    found = step.maintain()
+    assert dict(found.retained) == {
+        IN_DLQ: 1,
+        "named by unfinished runs or backfills": 1,
+        "not whole in all tables yet": 1,
+    }
+    assert held(world) == {*world.keys}
+
+
+def test_a_record_that_a_retry_rejected_again_keeps_rows_of_both_slices(world: World) -> None:
+    """Parked by reference, it is in raw of the slice of the tier; reclaimed, it is decided from the first one."""
+    for name in ("rejects", "dlq"):
+        [row] = world.of(name, origin_offset=2)
+        world.rows[name].append({**row, "slice": RETRIED.key, "retries": 1})
+    world.write()
+    assert raw_retention.in_dlq(world.ledger, world.lake, STORED) == {FIRST.key, RETRIED.key}
+    give_up(world)
+    assert raw_retention.in_dlq(world.ledger, world.lake, STORED) == set()
+
+
+def test_slices_whose_records_were_reclaimed_keep_their_rows(step: Step, world: World) -> None:
+    reclaim = Reclaim(Origin("orders", 0, 0, 6), world.second.key, 1, "a fixed rule", "ann", NOON)
+    world.ledger.reclaims.add("orders", [reclaim])
+    found = step.maintain()
+    assert dict(found.retained) == {IN_DLQ: 1, "reclaimed from the DLQ and not reprocessed yet": 1}
+    assert [*found.rows] == [RETRIED.key]
+
+
+def test_rows_that_were_reread_since_they_were_recorded_stay(step: Step, world: World) -> None:
+    work, both = replace(step.work(), slices=[world.second, RETRIED]), [world.second.key, RETRIED.key]
+    number = world.ledger.erasures.add(Erasure("orders", BY_AGE, "", "", NOW))
+    world.ledger.erasures.begin(number, [Erased(key, {}, {}) for key in both])
+    assert raw_expiry.take(work, dict(zip(both, (1, 3), strict=True))) == [RETRIED.key]
+    assert held(world) == {FIRST.key, world.second.key}
+    assert raw_retention._settle(work, step.instance, both, NOW) == []
+    [recorded] = world.ledger.erasures.recorded("orders")
+    assert [key for key, one in recorded.slices.items() if one.done_at] == [RETRIED.key]
+
+
+def test_the_job_shows_what_went_on_the_page_of_raw(step: Step) -> None:
+    seen: list[Any] = []
+    tables = [TableReport(name, Stock(1, 1, 1, 1), Stock(1, 1, 1, 1), 0, 0, 0) for name in ("raw", "events")]
+    report = Report(tables, done=True, retained=step.maintain(sure=False))
+    _observe(cast("Any", SimpleNamespace(log_event=seen.append)), STORED, report)
+    reported = [{name: value.value for name, value in one.metadata.items() if "slices" in name} for one in seen]
+    assert reported == [{"maintenance/aged_slices": 2, "maintenance/retained_slices": 1}, {}]
+
+
+def test_one_maintenance_takes_a_bounded_number_of_slices_the_oldest_first(
+    step: Step, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raw_retention, "MOST_SLICES", 1)
+    first, second = step.maintain(), step.maintain()
+    assert ([*first.rows], [*second.rows]) == ([world.second.key], [RETRIED.key])
+    assert [len(one.notes) for one in (first, second)] == [1, 0]
+
+
+def test_no_slice_is_looked_at_beyond_those_that_one_maintenance_takes(
+    step: Step, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    def looking(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+        looked.extend(keys)
+        return complete(lake, stream, keys)
+
+    monkeypatch.setattr(raw_retention, "complete", looking)
+    monkeypatch.setattr(raw_retention, "MOST_SLICES", 1)
+    monkeypatch.setattr(raw_retention, "PAGE", 1)
+    give_up(world)
+    found = step.maintain(sure=False)
+    assert ([*found.rows], len(found.notes)) == ([FIRST.key], 1)
+    assert looked == [FIRST.key, world.second.key], "the second one tells that there are more"
+
+
+def test_few_rounds_take_all(step: Step, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads the whole record of what went; only the question for offsets is asked of few slices at a time."""
+    rounds, asked = list[int](), list[int]()
+
+    def taking(work: Work, recorded: Mapping[str, int]) -> list[str]:
+        rounds.append(len(work.slices))
+        return raw_expiry.take(work, recorded)
+
+    def asking(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, Rows]:
+        asked.append(len(slices))
+        return rows_in_raw(raw, slices)
+
+    monkeypatch.setattr(raw_retention, "take", taking)
+    monkeypatch.setattr(raw_retention, "rows_in_raw", asking)
+    step.stream = replace(STORED, limits=replace(STORED.limits, slices_a_run=1))
+    give_up(world)
+    assert dict(step.maintain().rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
+    assert (held(world), rounds, asked) == (set(), [3], [1, 1, 1])
+    assert world.red() == {}
+
+
+def test_records_that_were_rejected_during_the_look_keep_the_rows(
+    step: Step, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run began and ended in between, so that nothing names the slice."""
+
+    def reprocessed(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
+        for name in ("rejects", "dlq"):
+            [row] = world.of(name, origin_offset=2)
+            world.rows[name].append({**row, "slice": world.second.key, "origin_offset": 6})
+        world.write()
+        return complete(lake, stream, keys)
+
+    monkeypatch.setattr(raw_retention, "complete", reprocessed)
+    assert [*step.maintain().rows] == [RETRIED.key]
+    assert held(world) == {FIRST.key, world.second.key}
+
+
+def test_an_erasure_that_goes_on_is_waited_for(step: Step, world: World) -> None:
+    with world.ledger.lease("erase orders", 60):
+        found = step.maintain()
+    assert "gave way to another writer" in found.notes[0]
+    assert held(world) == {*world.keys}
+
+
+# What comes after
+
+
+def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
+    step: Step, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its event goes; of its second deliveries nothing is known any more, and nothing is claimed."""
+    for name in ("events", "rejects"):
+        counts = world.proofs[name][FIRST.key].counts
+        world.alter_proof(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
+    give_up(world)
+    step.maintain()
+    assert held(world) == set()
+    rows = dict(world.proofs["raw"])
+    retained = Committed(world, monkeypatch)
+    world.proofs["raw"].update(rows)
+    world.write()
+    retained.dies_after = "raw"
+    work, asked = step.work(), ErasureRequest(digest_of(b"o5"), sure=True, by="ann", because="asked for")
+    with pytest.raises(TemporaryError, match="killed"):
+        erasing.erase_key(work, None, asked, NOW)
+    retained.dies_after = ""
+    erasing.erase_key(work, None, asked, NOW)
+    assert [name for name in retained.names if name != "forgotten"] == ["raw", "events", "rejects"]
+    assert world.of("events", key="o5") == world.of("rejects", key=b"o5") == []
+    lost = {key: one for key, one in world.proofs["raw"].items() if "erased" in one.counts}
+    reported = {key: (records(one), one.counts["erased"], AGED_FROM in one.counts) for key, one in lost.items()}
+    assert reported == {FIRST.key: (6, 2, False), RETRIED.key: (2, 1, False)}
+    red = world.red()
+    assert {name: red.get(name) for name in ("gaps_explained", "offsets_accounted_for")} == {
+        "gaps_explained": None, "offsets_accounted_for": None
+    }  # fmt: skip
+    assert (at(world, 4).end, at(world, 0).end) == ("erased", "accepted")
+
+
+def test_records_of_slices_without_rows_are_not_reclaimed(step: Step, world: World) -> None:
+    """A retry that is reprocessed may reject what it had accepted; there is nothing to decide of on the main topic."""
+    found = look_to_reclaim(world.ledger, world.lake, STORED, Choice())
+    assert (found.slices, found.aged) == ([FIRST.key], 0)
+    world.alter_proof("raw", FIRST, counts={"aged": 8})
+    world.write()
+    found = look_to_reclaim(world.ledger, world.lake, STORED, Choice())
+    assert (found.slices, found.aged) == ([], 1)
+    assert "1 are of slices whose rows of raw went by their age" in found.lines[-1]
+    del step
+
+
+def committed(proof: Proof) -> CommittedSlices:
+    return CommittedSlices({proof.key: proof}, 7)
+
+
+def test_a_decision_remains_without_raw_and_none_is_made_of_nothing() -> None:
+    gone, whole = committed(Proof(FIRST, 2, 0, {"aged": 8})), committed(Proof(FIRST, 1, 8))
+    assert events._undecidable(whole, [FIRST.key], CommittedSlices({}, -1)) == {}
+    decided = committed(Proof(FIRST, 2, 5))
+    assert "8 rows of raw went by their age" in events._undecidable(gone, [FIRST.key], decided)[FIRST.key]
+    with pytest.raises(UnbalancedError, match="nothing to decide of"):
+        events._undecidable(gone, [FIRST.key], CommittedSlices({}, -1))
+
+
+def test_a_split_of_rows_that_went_meanwhile_is_not_committed(world: World) -> None:
+    work = Work(STORED, [FIRST], NOTHING, world.lake, world.ledger, NOTHING, print)
+    read = CommittedSlices.read(work, "raw")
+    events._ensure_as_read(work, read, {FIRST.key: 8})
+    events._ensure_as_read(work, read, {FIRST.key: 7})  # damaged by something else, which the checks find
+    world.alter_proof("raw", FIRST, attempt=2, counts={"aged": 8})
+    world.rows["raw"] = [row for row in world.rows["raw"] if row["slice"] != FIRST.key]
+    world.write()
+    with pytest.raises(SupersededAttemptError, match="committed again"):
+        events._ensure_as_read(work, read, {FIRST.key: 0})
+
+
+def test_a_part_of_what_went_does_not_come_back() -> None:
+    """Compaction took records since: events of fewer would be fewer events."""
+    again = _Read(NOTHING, {}, {FIRST.key: 7})
+    assert "would give 7 records, the commit recorded 8" in str(again.refused(FIRST, Proof(FIRST, 2, 0, {"aged": 8})))
+    assert replace(again, again={FIRST.key: 8}).refused(FIRST, Proof(FIRST, 2, 0, {"aged": 8})) is None

@@ -1,0 +1,193 @@
+"""The doctor's process for Spark: a bounded time, whatever Spark waits for, and nothing that goes on behind it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dev import jars
+from dev.object_store import ObjectStore
+from dev.spark_local import environment, local_conf, write_conf_dir
+from dev.spark_standalone import SparkStandalone
+from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.orchestration.reporting import spark_trial
+from highwater.orchestration.reporting.spark_trial import JOB, KAFKA, LAKE, SESSION, as_plain, from_plain, try_spark
+from highwater.orchestration.reporting.tried import Tried
+from highwater.resources.object_store import LOG_STORE_JAR
+from highwater.settings import Settings
+from tests.resources.test_spark_checks import FakeSession
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dev.spark_connect import SparkConnect
+    from highwater.orchestration.reporting.spark_trial import Step
+
+NAMES = ["Spark", "Spark session", "Spark and the lake", "Spark and Kafka", "Spark job"]
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        Tried("a", "text"),
+        Tried("a", "text", warning=True, remedy="do"),
+        Tried("a", error=ConfigurationError("problem", stored="s", found="f", remedy="do")),
+        Tried("a", error=DependencyAwayError("problem", remedy="do")),
+    ],
+)
+def test_a_result_comes_back_as_it_was(one: Tried) -> None:
+    back = from_plain(as_plain(one))
+    assert back.row == one.row
+    assert type(back.error) is type(one.error)
+
+
+def try_with(monkeypatch: pytest.MonkeyPatch, script: str, **given: str) -> list[Tried]:
+    """Have a script in the place of the process that opens a session."""
+    begin = "import json, os, sys, time\npipe = os.fdopen(int(sys.argv[1]), 'w')\n"
+    begin += "def say(what, **more):\n    print(json.dumps({'what': what, **more}), file=pipe, flush=True)\n"
+    monkeypatch.setattr(spark_trial, "reach", lambda *_: ("it answers", []))
+    monkeypatch.setattr(spark_trial, "command", lambda end, _: [sys.executable, "-c", f"{begin}{script}", str(end)])
+    monkeypatch.setattr(spark_trial, "END_SECONDS", 5.0)
+    return list(try_spark(Settings.from_environment(given), os.environ, avro=False))
+
+
+def in_time(monkeypatch: pytest.MonkeyPatch, step: Step, seconds: float) -> None:
+    monkeypatch.setitem(vars(step), "seconds", seconds)
+
+
+def test_what_the_process_reports_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = try_with(monkeypatch, f"for what in {NAMES[1:]}: say(what, text='fine')")
+    assert [one.row for one in found] == [
+        ["ok", "Spark", "it answers", ""],
+        *(["ok", n, "fine", ""] for n in NAMES[1:]),
+    ]
+
+
+def test_a_cluster_without_workers_is_found_within_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A master answers and takes the application, and a run would wait for ever."""
+    in_time(monkeypatch, JOB, 0.5)
+    script = (
+        f"for what in {NAMES[1:-1]}: say(what, text='fine')\n"
+        "print('WARN Initial job has not accepted any resources; check your cluster UI', file=sys.stderr, flush=True)\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    )
+    started = time.monotonic()
+    *_, last = try_with(monkeypatch, script)
+    assert time.monotonic() - started < 60
+    assert isinstance(last.error, DependencyAwayError)
+    assert last.what == "Spark job"
+    assert last.error.problem == "no executor of Spark ran a task within 0.5 s"
+    assert str(last.error.found).startswith("Initial job has not accepted any resources")
+    assert "start workers" in last.error.remedy
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_nothing_follows_a_session_that_is_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_time(monkeypatch, SESSION, 0.5)
+    found = try_with(monkeypatch, "time.sleep(600)")
+    assert [one.what for one in found] == NAMES[:2]
+    assert "no Spark session was open within 0.5 s" in found[1].row[2]
+
+
+def test_a_process_that_ends_is_an_error_with_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = try_with(monkeypatch, "say('Spark session', text='fine'); print('x OutOfMemoryError: heap'); os._exit(1)")
+    assert [one.what for one in found] == NAMES[:3]
+    assert found[2].row[2] == "the process that tried Spark ended at: Spark and the lake: OutOfMemoryError: heap"
+
+
+def test_a_token_of_the_servers_address_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "say('Spark session', error={'problem': 'a planted b', 'stored': None, 'found': None, 'remedy': 'c'})"
+    found = try_with(monkeypatch, script, SPARK_REMOTE="sc://spark/;token=planted;user_id=me")
+    assert found[1].row[2] == "a (hidden) b"
+
+
+def test_a_session_of_a_process_is_stopped_and_none_follows_one_that_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session, stops, settings = FakeSession(), count(), Settings.from_environment({})
+    monkeypatch.setattr(session, "stop", lambda: next(stops), raising=False)
+    monkeypatch.setattr(spark_trial, "open_session", lambda _: session)
+    assert [one.row[0] for one in spark_trial.run_steps([SESSION, LAKE, KAFKA], settings)] == ["ok"] * 3
+    session.conf.pop("spark.sql.session.timeZone")
+    assert [one.row[0] for one in spark_trial.run_steps([SESSION, LAKE, KAFKA], settings)] == ["failed"]
+    assert next(stops) == 2
+
+
+def tried_on(home: Path, variables: Mapping[str, str], **given: str) -> dict[str, Tried]:
+    """What the doctor finds of a real Spark."""
+    found = Settings.from_environment({"HIGHWATER_HOME": str(home), **given})
+    return {one.what: one for one in try_spark(found, variables, avro=True)}
+
+
+def states(found: Mapping[str, Tried]) -> dict[str, str]:
+    return {name: one.row[0] for name, one in found.items()}
+
+
+ALL = [*NAMES[:4], "Spark and Avro", NAMES[4]]
+
+
+@pytest.mark.slow
+def test_a_local_session_has_all_and_one_without_jars_names_them(tmp_path: Path) -> None:
+    variables = environment(write_conf_dir(tmp_path, "local", local_conf(tmp_path, driver_memory_mb=512)))
+    found = tried_on(tmp_path, variables, HIGHWATER_SPARK_MASTER="local[1]")
+    assert states(found) == dict.fromkeys(ALL, "ok"), [one.row for one in found.values()]
+    bare = environment(write_conf_dir(tmp_path, "bare", {"spark.driver.memory": "512m", "spark.ui.enabled": "false"}))
+    found = tried_on(tmp_path, bare, HIGHWATER_SPARK_MASTER="local[1]", HIGHWATER_LAKE="s3a://bucket/lake")
+    assert states(found) == {
+        **dict.fromkeys(ALL, "ok"),
+        **dict.fromkeys(("Spark and the lake", "Spark and Kafka", "Spark and Avro"), "failed"),
+    }
+    jars = {name: str(one.error.stored) for name, one in found.items() if one.error}
+    assert "delta-spark_" in jars["Spark and the lake"]
+    assert "spark-sql-kafka-0-10_" in jars["Spark and Kafka"]
+    assert "spark-avro_" in jars["Spark and Avro"]
+
+
+@pytest.mark.slow
+def test_a_lake_on_s3_needs_the_class_of_the_log_store(tmp_path: Path) -> None:
+    """It was missed at the first commit only."""
+    with ObjectStore(tmp_path) as store:
+        lake = f"{store.make_bucket('lake')}/lake"
+        conf = {**local_conf(tmp_path, driver_memory_mb=512), "spark.ui.enabled": "false"}
+        whole = conf["spark.driver.extraClassPath"]
+        # Not the folder: `highwater jars` may have put the log store there.
+        lacking = os.pathsep.join(
+            str(jar) for jar in jars.folder("spark").glob("*.jar") if jar.name != LOG_STORE_JAR.name
+        )
+        for name, path, state in (("whole", whole, "ok"), ("lacking", lacking, "failed")):
+            folder = write_conf_dir(tmp_path, name, {**conf, "spark.driver.extraClassPath": path})
+            variables = {**environment(folder), **store.variables}
+            found = tried_on(tmp_path, variables, HIGHWATER_SPARK_MASTER="local[1]", HIGHWATER_LAKE=lake)
+            assert states(found) == {**dict.fromkeys(ALL, "ok"), "Spark and the lake": state}, name
+    assert "cannot load the log store" in found["Spark and the lake"].row[2]
+
+
+@pytest.mark.slow
+def test_a_connect_server_has_all(tmp_path: Path, spark_server: SparkConnect) -> None:
+    found = tried_on(tmp_path, os.environ, SPARK_REMOTE=spark_server.remote)
+    assert states(found) == dict.fromkeys(ALL, "ok"), [one.row for one in found.values()]
+
+
+@pytest.mark.slow
+def test_a_standalone_master_with_and_without_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master without workers takes the application, and its jobs wait."""
+    in_time(monkeypatch, JOB, 25.0)
+    with SparkStandalone(tmp_path, workers=0) as cluster:
+        found = tried_on(tmp_path, cluster.driver_environment(), HIGHWATER_SPARK_MASTER=cluster.master)
+        assert states(found) == {**dict.fromkeys(ALL, "ok"), "Spark job": "failed"}, [o.row for o in found.values()]
+        assert "no executor of Spark ran a task" in found["Spark job"].row[2]
+        monkeypatch.undo()
+        cluster.add_worker()
+        found = tried_on(tmp_path, cluster.driver_environment(), HIGHWATER_SPARK_MASTER=cluster.master)
+        assert states(found) == dict.fromkeys(ALL, "ok"), [one.row for one in found.values()]
+    found = tried_on(tmp_path, cluster.driver_environment(), HIGHWATER_SPARK_MASTER=cluster.master)
+    assert states(found) == {"Spark": "failed"}, "nothing of it runs"

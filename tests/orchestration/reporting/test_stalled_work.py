@@ -1,0 +1,382 @@
+"""What hangs until a person acts has an alert, and `highwater status` ends with an error."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteInstigatorOrigin, RemoteRepositoryOrigin
+from dagster._core.scheduler.instigation import (
+    InstigatorState,
+    InstigatorStatus,
+    SensorInstigatorData,
+    TickData,
+    TickStatus,
+)
+from dagster_shared.error import SerializableErrorInfo
+
+from dev.processes import wait_until
+from highwater.alerting import Alert, Measure
+from highwater.declaration import Alerts
+from highwater.errors import ConfigurationError, DependencyAwayError
+from highwater.orchestration import sensors
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.cli.terminal import PERMANENT
+from highwater.orchestration.operations.acceptance import accept_loss, never_read
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.reporting.stalled_work import (
+    failing_sensors,
+    losses_recorded,
+    planning_stopped,
+    retries_stopped,
+    slices_expired,
+    slices_waiting,
+)
+from highwater.plans import Loss
+from highwater.resources import expired
+from highwater.resources.kafka import PartitionState, TopicState
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.pauses import Pause
+from highwater.slices import OffsetRange
+from tests.conftest import TopicFactory
+from tests.orchestration.reporting.test_consumer_lag import STREAM, TIER, Deployed, Topic
+from tests.scene import Scene
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def asked(deployed: Any, kafka: Any = None, **changes: Any) -> alerts.StreamInputs:
+    return alerts.StreamInputs(deployed.ledger, kafka or deployed.kafka, deployed.lake, replace(STREAM, **changes))
+
+
+class Played(Topic):
+    """Each partition as a test says it is."""
+
+    def __init__(self, seen: dict[int, PartitionState], topic_id: str = "A") -> None:
+        self.seen, self.topic_id = seen, topic_id
+
+    def topic_state(self, topic: str) -> TopicState:
+        return TopicState(topic, self.topic_id, self.seen)
+
+    look_again = topic_state
+
+    def offsets_at(self, *_: object) -> dict[int, int]:
+        """All records are old enough to be retried."""
+        return {p: seen.last_stable or 0 for p, seen in self.seen.items()}
+
+
+SOUND, UNLED = PartitionState(0, 100, 100, 1), PartitionState(None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("kafka", "value", "remedy"),
+    [
+        (Played({0: SOUND, 1: PartitionState(0, 40, 40, 1)}), "last stable offset 40", "accept-loss orders --part"),
+        (Played({0: PartitionState(70, 100, 100, 1), 1: SOUND}), "log start offset 70", "accept-loss orders --part"),
+        (Played({0: SOUND}), "partition 1 is gone", "accept-loss orders --partition 1"),
+        (Played({0: SOUND, 1: SOUND}, "B"), "stored: topic ID A; found: topic ID B", "accept-loss orders"),
+        (Played({0: SOUND, 1: UNLED}), "orders partition 1: no leader", "every partition has a leader"),
+    ],
+    ids=["truncated", "expired", "removed", "recreated", "without a leader"],
+)
+def test_planning_that_stopped_is_an_alert(tmp_path: Path, kafka: Any, value: str, remedy: str) -> None:
+    """Only the log of a sensor's tick said so, and `highwater status` when a person asked."""
+    deployed = Deployed(tmp_path)
+    found = planning_stopped(asked(deployed, kafka))
+    assert (found.over, value in found.value, remedy in found.remedy) == (True, True, True)
+    assert not planning_stopped(asked(deployed, Played({0: SOUND, 1: SOUND}))).over
+    assert len(deployed.ledger.slices("orders")) == 6, "nothing is planned by it"
+
+
+@pytest.mark.slow
+def test_planning_that_a_person_must_fix_is_reported_on_a_real_broker(
+    bootstrap: str, topic: TopicFactory, tmp_path: Path
+) -> None:
+    scene, heard = Scene(bootstrap, topic(), tmp_path), list[str]()
+    lake = Lake(str(tmp_path / "lake"))
+
+    def tick(stream: Any) -> list[str]:
+        heard.clear()
+        report: Callable[[Alert], object] = lambda alert: heard.append(f"{alert.to_plain()['kind']}: {alert.value}")  # noqa: E731
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(alerts, "MEASURES", (planning_stopped,))
+            alerts.tick(scene.ledger, scene.kafka, lake, [stream], report)  # type: ignore[arg-type]
+        return heard
+
+    absent = replace(scene.stream, topic=f"{scene.topic}.absent")
+    assert "does not exist" in tick(absent)[0]
+    scene.write(3)
+    scene.tick()
+    assert tick(scene.stream)[0].startswith("recovery")
+    [reported] = tick(replace(scene.stream, name="renamed"))
+    assert "is planned by another stream" in reported
+    scene.admin.delete_topics([scene.topic])[scene.topic].result(30)
+    wait_until(scene.absent, 30, "the topic's end")
+    [reported] = tick(scene.stream)
+    assert "is gone" in reported
+
+
+def test_retries_that_are_not_planned_are_an_alert(tmp_path: Path) -> None:
+    deployed = Deployed(tmp_path, topic=TIER)
+    Deployed.__init__(deployed, tmp_path)  # the main topic is planned too
+    truncated = Played({0: SOUND, 1: PartitionState(0, 40, 40, 1)})
+    tiers = STREAM.tiers[:1]
+    found = retries_stopped(asked(deployed, truncated, tiers=tiers))
+    assert (found.over, f"topic {TIER} partition 1" in found.value) == (True, True)
+    deployed.ledger.paused.pause("orders", Pause(TIER, NOW, "ann", "fixing"))
+    assert not retries_stopped(asked(deployed, truncated, tiers=tiers)).over, "a person wants it so"
+
+
+def test_a_planned_slice_that_lost_offsets_before_it_was_read_is_an_alert(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`status` ended with 0 and lag 0, and the slice failed on and on."""
+    deployed = Deployed(tmp_path)
+    deployed.read(0, 1)
+    gone = Played({0: PartitionState(25, 100, 100, 1), 1: PartitionState(18, 100, 100, 1)})
+    found = slices_expired(asked(deployed, gone, tiers=()))
+    assert found.over
+    assert found.value == (
+        "1 planned slices of orders, from orders@0000002 on, lost 5 offsets before they were read; "
+        "stored: 0: [20, 30); found: deleted: 0: [20, 25)"
+    )
+    assert "highwater accept-loss orders" in found.remedy
+    assert not slices_expired(asked(deployed, gone, tiers=(), on_expired="record")).over, "its run records the loss"
+    deployed.ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(20, 25), "expired", "ann", NOW)])
+    assert not slices_expired(asked(deployed, gone, tiers=())).over
+
+
+def test_status_ends_with_an_error_for_planned_slices_that_expired(tmp_path: Path) -> None:
+    """It ended with 0 and lag 0, since the plan goes on behind what retention took."""
+    deployed = Deployed(tmp_path)
+    deployed.read(0, 1)
+    gone = Played({0: PartitionState(25, 60, 60, 1), 1: PartitionState(18, 60, 60, 1)})
+
+    def errors(**changes: Any) -> list[str]:
+        stream = replace(STREAM, tiers=(), **changes)
+        found = stream_status(deployed.ledger, cast("Any", gone), stream, {}, deployed.lake)
+        assert found.lag == 0
+        return [f"{type(one).__name__}: {one}" for one in found.errors]
+
+    [error] = errors()
+    assert error.startswith("OffsetsExpiredError: 1 planned slices of orders, from orders@0000002 on, lost 5 offsets")
+    assert errors(on_expired="record") == []
+
+
+def test_a_tick_of_the_alerts_measures_all_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measure that the sensor does not know is never reported."""
+    monkeypatch.setattr("highwater.orchestration.reporting.alerts.topic_settings", lambda *_: None)
+    deployed, heard = Deployed(tmp_path), dict[str, str]()
+    deployed.read(0, 1)
+    deployed.ledger.record_loss(
+        [Loss("orders", "orders", 0, 1, OffsetRange(0, 5), "expired", "on_expired=record", datetime.now(UTC))]
+    )
+    kafka: Any = Played({0: PartitionState(25, 100, 100, 1), 1: PartitionState(0, 40, 40, 1)})
+
+    def report(alert: Alert) -> None:
+        heard[alert.what] = alert.value
+
+    failing = Measure("orders", "sensor offset_mirror", "its ticks failed", "3", over=True, remedy="see them")
+    alerts.tick(deployed.ledger, kafka, deployed.lake, [replace(STREAM, tiers=())], report, lambda: [failing])
+    assert heard.keys() >= {
+        "planning",
+        "expired slices",
+        "age of unread slices",
+        "recorded losses",
+        "sensor offset_mirror",
+    }
+    assert "last stable offset 40" in heard["planning"]
+    assert retries_stopped in alerts.MEASURES
+
+
+def test_what_stopped_is_reported_within_a_minute_and_of_every_sensor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The sensor ticked once a minute, and the daemon looks every five seconds; no tick looked at other sensors."""
+    [sensor] = [one for one in build_defs(streams=[STREAM]).sensors or () if one.name == "alerts"]
+    assert isinstance(sensor, dg.SensorDefinition)
+    # The daemon sees five seconds late that a tick is due; the measuring has the rest.
+    assert (sensor.minimum_interval_seconds or 60) + 5 <= 50
+    asked: list[str] = []
+
+    def failing(_: object, sensors: list[str], __: object) -> list[Measure]:
+        asked.extend(sensors)
+        return []
+
+    def tick(*_: Any, sensors: Callable[[], object], **__: Any) -> alerts.TickResult:
+        sensors()
+        return alerts.TickResult(["measured"])
+
+    monkeypatch.setattr(sensors, "failing_sensors", failing)
+    monkeypatch.setattr(alerts, "tick", tick)
+    opened = SimpleNamespace(open=lambda: Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"))
+    with dg.DagsterInstance.ephemeral() as instance:
+        resources = {"kafka": opened, "lake": opened, "ledger": opened}
+        sensor.evaluate_tick(dg.build_sensor_context(instance=instance, resources=resources))
+    ours = {one.name for one in build_defs(streams=[STREAM]).sensors or ()} - {"alerts"}
+    assert {*asked} == ours
+
+
+def test_a_planned_slice_that_nobody_reads_is_an_alert(tmp_path: Path) -> None:
+    """A run queue that hung was reported when retention came near: never, where a topic keeps all."""
+    deployed = Deployed(tmp_path)
+    deployed.read(0, 1)
+    found = slices_waiting(asked(deployed, tiers=()))
+    assert found is not None
+    assert (found.over, found.value.startswith("orders@0000002 was planned ")) == (True, True)
+    patient = slices_waiting(asked(deployed, tiers=(), alerts=Alerts(unread_late=timedelta(days=100_000))))
+    assert patient is not None
+    assert not patient.over
+    deployed.read(*range(2, 6))
+    found = slices_waiting(asked(deployed, tiers=()))
+    assert found is not None
+    assert not found.over
+
+
+def test_nothing_is_expired_by_a_single_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log start that only one answer has leads a person to give records up."""
+    deployed = Deployed(tmp_path)
+    looks = iter([{0: PartitionState(25, 100, 100, 1), 1: SOUND}, {0: SOUND, 1: SOUND}])
+    kafka = Played({})
+    for look in ("topic_state", "look_again"):
+        monkeypatch.setattr(kafka, look, lambda topic: TopicState(topic, "A", next(looks)))
+    assert expired.expired_slices(kafka, "orders", deployed.slices) == []  # type: ignore[arg-type]
+
+
+def test_a_loss_that_the_declaration_records_is_reported_for_a_day(tmp_path: Path) -> None:
+    deployed, now = Deployed(tmp_path), datetime.now(UTC)
+    person = Loss("orders", "orders", 0, 0, OffsetRange(0, 5), "expired", "ann", now)
+    deployed.ledger.record_loss([person])
+    assert not losses_recorded(asked(deployed)).over
+    deployed.ledger.record_loss([replace(person, offsets=OffsetRange(60, 67), accepted_by="on_expired=record")])
+    found = losses_recorded(asked(deployed))
+    assert (found.over, "7 offsets, last of orders partition 0: [60, 67)" in found.value) == (True, True)
+
+
+@pytest.mark.slow
+def test_status_reports_expired_slices(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+    scene = Scene(bootstrap, topic(), tmp_path)
+    scene.write(5)
+    scene.tick()
+    (tmp_path / "lake").mkdir()
+    assert scene.run("status", "orders").exit_code == 0
+    scene.delete_before(3)
+    shown = scene.run("status", "orders")
+    assert (shown.exit_code, "OffsetsExpiredError: 1 planned slices" in shown.output) == (PERMANENT, True)
+    unread = never_read(Lake(str(tmp_path / "lake")), scene.stream)
+    accept_loss(scene.ledger, scene.kafka, scene.stream, unread, by="ann", now=datetime.now(UTC), dry=False)
+    assert scene.run("status", "orders").exit_code == 0
+
+
+def instance_in(folder: Path) -> dg.DagsterInstance:
+    """An instance with storage for ticks."""
+    return dg.DagsterInstance.local_temp(str(folder))
+
+
+@pytest.mark.slow
+def test_status_reports_that_nobody_measures_alerts(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> None:
+    """Where Dagster's daemon is dead no alert can say so, and `status` had nothing to say."""
+    scene = Scene(bootstrap, topic(), tmp_path)
+    text = "no alert was measured since"
+    assert text not in scene.run("status", "orders").output, "nobody ever did"
+    scene.ledger.watch(["orders"], datetime.now(UTC) - timedelta(minutes=29))
+    assert text not in scene.run("status", "orders").output
+    scene.ledger.watch(["orders"], datetime.now(UTC) - timedelta(minutes=31))
+    shown = scene.run("status", "orders")
+    assert (shown.exit_code, text in shown.output) == (0, True)
+    assert json.loads(scene.run("status", "orders", "--json").output)[0]["alerts_measured_at"] is not None
+
+
+def ticks(instance: dg.DagsterInstance, name: str, *statuses: TickStatus, location: str = "here", at: float = 0) -> str:
+    """A sensor whose ticks ended so, the oldest first."""
+    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), "highwater")
+    origin = RemoteInstigatorOrigin(repository, name)
+    state = InstigatorState(origin, InstigatorType.SENSOR, InstigatorStatus.RUNNING, SensorInstigatorData())
+    instance.add_instigator_state(state)
+    for number, status in enumerate(statuses):
+        cause = SerializableErrorInfo("TopicRecreatedError: the password is swordfish\n", [], "TopicRecreatedError")
+        error = SerializableErrorInfo("SensorExecutionError", [], "SensorExecutionError", cause=cause)
+        instance.create_tick(
+            TickData(
+                origin.get_id(),
+                name,
+                InstigatorType.SENSOR,
+                status,
+                time.time() + at + number,
+                error=error if status == TickStatus.FAILURE else None,
+                run_ids=["run"] if status == TickStatus.SUCCESS else [],
+                skip_reason="nothing to do" if status == TickStatus.SKIPPED else None,
+                selector_id=state.selector_id,
+            )
+        )
+    return state.selector_id
+
+
+FAILED, SKIPPED, DONE, STARTED = TickStatus.FAILURE, TickStatus.SKIPPED, TickStatus.SUCCESS, TickStatus.STARTED
+
+
+@pytest.mark.parametrize(
+    ("statuses", "over"),
+    [
+        ((DONE, FAILED, FAILED, FAILED), True),
+        ((FAILED, FAILED, FAILED, STARTED), True),
+        ((FAILED, FAILED), False),
+        ((FAILED, FAILED, FAILED, SKIPPED), False),
+        ((FAILED, DONE, FAILED, FAILED), False),
+        ((), False),
+    ],
+)
+def test_a_sensor_that_fails_three_ticks_in_a_row_is_an_alert(
+    tmp_path: Path, statuses: tuple[TickStatus, ...], over: bool
+) -> None:
+    """A sensor of any kind that failed, was timed out, or could not be loaded: only Dagster's page showed it."""
+    with instance_in(tmp_path) as instance:
+        ticks(instance, "offset_mirror", *statuses)
+        ticks(instance, "planner", DONE)
+        mirror, planner = failing_sensors(instance, ["offset_mirror", "planner"], ["swordfish"])
+    assert (mirror.over, planner.over) == (over, False)
+    assert mirror.what == "sensor offset_mirror"
+    if over:
+        assert "TopicRecreatedError: the password is (hidden)" in mirror.value
+
+
+def test_the_ticks_of_a_code_location_that_was_renamed_do_not_count(tmp_path: Path) -> None:
+    with instance_in(tmp_path) as instance:
+        ticks(instance, "planner", FAILED, FAILED, FAILED, location="before", at=-3600)
+        ticks(instance, "planner", DONE, DONE, DONE)
+        [found] = failing_sensors(instance, ["planner"])
+    assert not found.over
+
+
+def test_a_measure_that_fails_for_good_is_an_alert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the tick's log said so: nobody knew what it should have measured."""
+    heard: list[str] = []
+    deployed = Deployed(tmp_path)
+
+    def tick(*errors: Exception) -> list[str]:
+        def raising(error: Exception) -> Callable[[object], Measure]:
+            def measured(_: object) -> Measure:
+                raise error
+
+            return measured
+
+        heard.clear()
+        monkeypatch.setattr(alerts, "MEASURES", [raising(error) for error in errors])
+        alerts.tick(deployed.ledger, deployed.kafka, deployed.lake, [STREAM], lambda one: heard.append(one.value))
+        return heard
+
+    assert tick(DependencyAwayError("the lake is away", remedy="wait")) == []
+    reported = tick(ConfigurationError("the broker forbids it", remedy="allow it"), OverflowError("year 10000"))
+    assert reported == ["the broker forbids it; measured: OverflowError"]
+    assert tick() == ["all is measured"]

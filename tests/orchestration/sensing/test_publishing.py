@@ -1,0 +1,652 @@
+"""Which slices the sensor `publisher` asks for, and what a run of the asset reports to Dagster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import dagster as dg
+import pytest
+from dagster._core.test_utils import create_run_for_test
+
+from assets.streams.payments import STREAM as PAYMENTS
+from highwater.assets import accepted_copies, publication_log, published, retraction_guard
+from highwater.assets.dlq_marks import needless_groups
+from highwater.declaration import Field
+from highwater.envelope import Origin
+from highwater.errors import KAFKA, RetractionError, SupersededAttemptError
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.checking.check_rules import CheckResult
+from highwater.orchestration.checking.published_checks import events_published, publication_line
+from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
+from highwater.orchestration.run_tags import PURPOSE, RANGE_END, RANGE_START
+from highwater.orchestration.sensing import publishing
+from highwater.orchestration.sensing.publishing import RULES, SLICES_A_RUN, next_run, publish
+from highwater.orchestration.sensing.run_requests import Repair, Request
+from highwater.orchestration.sensing.stream_ticks import Tick, run_requests
+from highwater.plans import Generation
+from highwater.publishing import Copy, second_deliveries
+from highwater.resources.commit_log import TABLE as COMMITS
+from highwater.resources.delta import query
+from highwater.resources.dlq_topics import Shape
+from highwater.resources.ledger.breakers import Acceptance
+from highwater.slices import Slice
+from tests.accepted import NOON, Broken, Event, Log, Tables
+from tests.orchestration.reporting.test_audit import Written, a_slice
+from tests.support import failed_by, make_stream
+
+LATER = datetime.now(UTC) + timedelta(days=2)
+
+
+@dataclass
+class Scene:
+    """Tables without Spark, a topic in memory, and Dagster."""
+
+    tables: Tables
+    log: Log
+    instance: dg.DagsterInstance
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        opened = {"ledger": self.tables.ledger, "lake": self.tables.lake, "kafka": SimpleNamespace(topics=list)}
+        return {name: SimpleNamespace(open=lambda one=one: one) for name, one in opened.items()}
+
+    def plan(
+        self, ordinal: int, topic: str | None = None, minute: float | None = None, **ranges: tuple[int, int]
+    ) -> Slice:
+        slice_ = self.tables.plan(ordinal, topic, minute, **ranges)
+        self.instance.add_dynamic_partitions("orders_slices", [slice_.key])
+        return slice_
+
+    def decide(self, slice_: Slice, *offsets: int, **changes: object) -> None:
+        """Take a slice through all tables up to dlq, with these offsets of partition 0 as events."""
+        self.tables.read(slice_, len(offsets))
+        self.tables.decide(slice_, [Event(0, n, f"o{n}", minute=n, changes=changes) for n in offsets])
+
+    def tick(self) -> Tick:
+        return publish(self.instance, SimpleNamespace(**self.resources), self.tables.stream)
+
+    def asked(self) -> list[tuple[str, ...]]:
+        return [request.keys for request in self.tick().requests]
+
+    def run(self, request: Request) -> dg.ExecuteInProcessResult:
+        """What the daemon makes of a request."""
+        defs = build_defs(streams=[self.tables.stream], resources=self.resources)
+        [asked] = run_requests(self.tables.stream, [request])
+        return defs.resolve_job_def("orders_publish").execute_in_process(
+            instance=self.instance, tags=asked.tags, raise_on_error=False
+        )
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    log = Log()
+    monkeypatch.setattr(published, "Transactions", log)
+    monkeypatch.setattr(published, "ensure_accepted", lambda *_: Shape(2, 1, {"max.message.bytes": "1000000"}))
+    monkeypatch.setattr(published, "_topic_id", lambda *_: "T" * 22)
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Scene(Tables(tmp_path), log, instance)
+
+
+def test_slices_are_asked_for_up_to_the_first_that_is_not_done_and_a_run_sends_them(scene: Scene) -> None:
+    slices = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
+    for n in (3, 1, 0):
+        scene.decide(slices[n], 2 * n, 2 * n + 1)
+    tick = scene.tick()
+    [request] = tick.requests
+    assert request.keys == (slices[0].key, slices[1].key)
+    assert f"wait for {slices[2].key}, which is not done" in tick.message
+    done = scene.run(request)
+    assert done.success
+    assert [record.place[1] for record in scene.log.records] == [0, 1, 2, 3]
+    found = {e.partition: e for e in done.get_asset_materialization_events()}
+    assert {*found} == {slices[0].key, slices[1].key}
+    numbers = {name: one.value for name, one in found[slices[0].key].materialization.metadata.items()}
+    assert (numbers["sent"], numbers["sent_now"], numbers["second_deliveries"], numbers["late"]) == (2, 2, 0, 0)
+    assert "seconds/publish" in numbers
+    checked = [e.asset_check_evaluation_data for e in done.all_events if e.event_type_value == "ASSET_CHECK_EVALUATION"]
+    assert {(one.check_name, one.partition, one.passed) for one in checked} == {
+        ("events_published", slices[n].key, True) for n in (0, 1)
+    }
+    assert scene.asked() == []
+    scene.decide(slices[2], 4, 5)
+    assert scene.asked() == [(slices[2].key, slices[3].key)]
+    line = publication_line(scene.tables.lake, scene.tables.stream)
+    assert line == f"sent to orders.accepted up to {slices[1].key}: 4 sent, 0 second delivery, 0 retracted"
+
+
+@pytest.mark.slow
+def test_what_changed_and_what_came_back_follows(scene: Scene) -> None:
+    tier = scene.tables.stream.tier_topics[0]
+    first = scene.plan(0, minute=0, p0=(0, 2))
+    retried = scene.plan(0, tier, minute=5, p0=(0, 1))
+    second = scene.plan(1, minute=10, p0=(2, 4))
+    scene.decide(first, 0)
+    scene.decide(retried, 1)
+    assert scene.asked() == [(first.key,)], "a tier's slice comes after all that was planned before it"
+    scene.run(scene.tick().requests[0])
+    assert scene.asked() == [(retried.key,)]
+    scene.decide(second, 2, 3)
+    scene.decide(first, 0, status="paid")
+    [request] = scene.tick().requests
+    assert request.keys == (second.key,), "alone: what cannot be sent of another slice would stop it"
+    assert scene.run(request).success
+    [request] = scene.tick().requests
+    assert request.keys == (first.key, retried.key), "neighbours in Dagster's order"
+    assert scene.run(request).success
+    assert [(one.place[1], one.headers.get("highwater.late")) for one in scene.log.records] == [
+        (0, None),
+        (2, None),
+        (3, None),
+        (0, "corrected"),
+        (1, "retried"),
+    ]
+
+
+def test_slices_whose_keys_are_gone_get_them_again_and_are_sent(scene: Scene) -> None:
+    """A key that is retired without its slice being sent stopped all that follows, and no line named it."""
+    retired, half, lost = (scene.plan(n, p0=(n, n + 1)) for n in range(3))
+    for at, slice_ in enumerate((retired, half, lost)):
+        scene.decide(slice_, at)
+    ledger = scene.tables.ledger
+    ledger.retired.retire("orders", [retired.key, half.key], NOON)
+    for slice_ in (retired, lost):
+        scene.instance.delete_dynamic_partition("orders_slices", slice_.key)
+    tick = scene.tick()
+    assert tick.keys == [retired.key, lost.key]
+    assert tick.lines[0] == f"2 had no key in Dagster, and get it again: {retired.key} .. {lost.key}"
+    assert ledger.retired.among([retired.key, half.key]) == set(), "nobody deletes them while they are asked for"
+    scene.instance.add_dynamic_partitions("orders_slices", list(tick.keys))
+    [request] = tick.requests
+    assert request.keys == (half.key, retired.key, lost.key), "as Dagster orders them now"
+    assert scene.run(request).success
+    assert [record.place[1] for record in scene.log.records] == [0, 1, 2]
+
+
+def test_a_slice_that_is_being_reprocessed_is_not_asked_for(scene: Scene) -> None:
+    slice_ = scene.plan(0, p0=(0, 1))
+    scene.decide(slice_, 0)
+    scene.run(scene.tick().requests[0])
+    scene.decide(slice_, 0, status="paid")
+    tags = {"highwater/stream": "orders", RANGE_START: slice_.key, RANGE_END: slice_.key}
+    run = create_run_for_test(scene.instance, tags=tags, status=dg.DagsterRunStatus.STARTED)
+    assert scene.asked() == []
+    scene.instance.report_run_failed(run)
+    assert scene.asked() == [(slice_.key,)]
+
+
+def test_slices_of_a_topic_that_the_declaration_does_not_name_are_not_asked_for(scene: Scene) -> None:
+    """They passed for slices of a tier, which go out at any time, and every run of them is refused."""
+    slice_ = scene.plan(0, p0=(0, 1))
+    scene.decide(slice_, 0)
+    before = scene.tables.stream
+    scene.tables.stream = replace(before, topic="orders.v2")
+    assert scene.asked() == []
+    scene.tables.stream = before
+    assert scene.asked() == [(slice_.key,)]
+
+
+def test_slices_that_a_person_has_reprocessed_are_left_out_of_what_is_next(scene: Scene) -> None:
+    """The first one that is; the run that decides a slice for the first time goes on while it is sent."""
+    slices = [scene.plan(n, p0=(n, n + 1)) for n in range(3)]
+    for n, slice_ in enumerate(slices):
+        scene.decide(slice_, n)
+    tags = {"highwater/stream": "orders", RANGE_START: slices[1].key, RANGE_END: slices[1].key}
+    for more, wanted in (({PURPOSE: "plan"}, slices), ({}, slices[:1])):
+        run = create_run_for_test(scene.instance, tags={**tags, **more}, status=dg.DagsterRunStatus.STARTED)
+        tick = scene.tick()
+        assert [request.keys for request in tick.requests] == [tuple(slice_.key for slice_ in wanted)]
+        assert (f"2 wait for {slices[1].key}, which is being reprocessed" in tick.lines) == (not more)
+        scene.instance.report_run_failed(run)
+    [asked] = scene.asked()
+    assert len(asked) == 3
+
+
+def test_one_run_at_a_time_and_one_that_failed_waits(scene: Scene) -> None:
+    slice_ = scene.plan(0, p0=(0, 1))
+    scene.decide(slice_, 0)
+    [request] = scene.tick().requests
+    tags = {PURPOSE: "publish", "highwater/stream": "orders", RANGE_START: slice_.key, RANGE_END: slice_.key}
+    run = create_run_for_test(scene.instance, tags=tags, status=dg.DagsterRunStatus.STARTED)
+    assert scene.tick().lines == ["a run is sending 1 slices"]
+    scene.instance.report_run_failed(run)
+    tick = scene.tick()
+    assert (tick.requests, tick.lines) == ([], ["1 wait for their next attempt"])
+    assert request.run_key.startswith(f"{slice_.key}..{slice_.key} publish 1")
+
+
+def exhausted_slices(scene: Scene, text: str = "RecordTooLargeError: too large") -> list[Slice]:
+    """Two slices that were asked for together, as often as in a day, by runs that failed by an error of this text."""
+    slices = [scene.plan(n, p0=(n, n + 1)) for n in range(2)]
+    for n, slice_ in enumerate(slices):
+        scene.decide(slice_, n)
+    tags = {PURPOSE: "publish", "highwater/stream": "orders", RANGE_START: slices[0].key, RANGE_END: slices[1].key}
+    for _ in range(RULES.most_runs):
+        failed_by(scene.instance, tags, text)
+    return slices
+
+
+def test_slices_that_were_abandoned_are_asked_for_when_a_person_lets_them_go(scene: Scene) -> None:
+    """They stayed exhausted for a day, whatever was accepted meanwhile."""
+    first, second = exhausted_slices(scene)
+    tick = scene.tick()
+    line = f"2 exhausted for a day after {RULES.most_runs} runs, look at them, then highwater retry-slice {first.key}"
+    assert (tick.requests, tick.lines) == ([], [line])
+    leave = [Acceptance(one.key, "test data", "ann", LATER) for one in (first, second)]
+    scene.tables.ledger.breakers.accept("orders", leave)
+    assert scene.asked() == [(first.key, second.key)]
+
+
+def test_slices_that_were_abandoned_are_tried_again_when_a_person_says_so_of_one(scene: Scene) -> None:
+    """`retry-slice` refused: only repair heard it, and only accept-rejects helped, which lets events be retracted."""
+    first, second = exhausted_slices(scene)
+    ledger, streams = scene.tables.ledger, {"orders": scene.tables.stream}
+    lines: list[str] = []
+    assert release_for_retries(ledger, streams, RetryRequest(first.key), LATER, lines.append) is None
+    assert scene.asked() == [], "a dry run"
+    for _ in range(2):  # said twice is no error
+        release_for_retries(ledger, streams, RetryRequest(first.key, sure=True, by="ann"), LATER, lines.append)
+    assert (
+        lines[-1]
+        == f"{first.key}: recorded; where it is not sent, the sensor publisher requests it and those behind it"
+    )
+    assert scene.asked() == [(first.key, second.key)]
+    assert ledger.exhausted_slices.open("orders") == [], "repair gave nothing up"
+
+
+def test_what_failed_while_a_dependency_was_left_alone_is_asked_for_when_it_is_back(scene: Scene) -> None:
+    """The outage used up the six runs, and the broker's return changed nothing for a day."""
+    first, second = exhausted_slices(scene, "BreakerOpenError: kafka is not asked")
+    assert scene.asked() == []
+    scene.tables.ledger.breakers.change(KAFKA, lambda row: replace(row, closed=LATER))
+    assert scene.asked() == [(first.key, second.key)]
+
+
+def test_what_fails_because_a_coordinator_is_away_is_not_abandoned(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other brokers answer meanwhile, so the breaker of Kafka stays closed, and nothing was forgiven at the end."""
+    first, second = exhausted_slices(scene, "DependencyAwayError: Kafka did not answer")
+    assert scene.tick().lines == ["2 wait for their next attempt"]
+    monkeypatch.setattr(publishing, "datetime", SimpleNamespace(now=lambda _: LATER))
+    assert scene.asked() == [(first.key, second.key)], "an hour after the last run"
+
+
+def test_the_check_reports_events_that_were_not_sent_and_rows_that_are_none(scene: Scene) -> None:
+    from deltalake import DeltaTable
+
+    first, second = scene.plan(0, p0=(0, 2)), scene.plan(1, p0=(2, 4))
+    scene.decide(first, 0, 1)
+    scene.decide(second, 2, 3)
+    ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
+    scene.tables.publish(first)
+    found = events_published(ledger, lake, stream, [first.key, second.key])["events_published"]
+    assert found[first.key].numbers == {"events": 2, "sent": 2, "second_deliveries": 0, "retracted": 0, "unlike": 0}
+    assert (found[second.key].passed, found[second.key].text) == (
+        True,
+        "the slice is not published yet: its turn comes",
+    )
+    DeltaTable(lake.path("orders", "published")).update({"fingerprint": "'x'"}, predicate="origin_offset = 1")
+    result = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
+    assert (result.passed, result.text) == (False, "1 sent with another value")
+    assert [row["offset"] for row in result.samples] == [1]
+    DeltaTable(lake.path("orders", "published")).update({"origin_offset": "17"}, predicate="origin_offset = 1")
+    result = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
+    assert not result.passed
+    assert result.text == "1 an event, and neither sent nor a second delivery; 1 sent, and no event"
+    DeltaTable(lake.path("orders", "published")).delete(predicate="origin_offset = 0")
+    result = events_published(ledger, lake, stream, [first.key])["events_published"][first.key]
+    assert "the commit names 2 sent" in result.text
+
+
+def test_a_row_of_published_that_is_there_twice_is_reported(scene: Scene) -> None:
+    import pyarrow as pa
+    from deltalake import DeltaTable, write_deltalake
+
+    slice_ = scene.plan(0, p0=(0, 2))
+    scene.decide(slice_, 0, 1)
+    scene.tables.publish(slice_)
+    table = DeltaTable(scene.tables.lake.path("orders", "published"))
+    rows = pa.table(table.to_pyarrow_table(filters=[("origin_offset", "=", 1)]))
+    write_deltalake(table, rows, mode="append")
+    ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
+    result = events_published(ledger, lake, stream, [slice_.key])["events_published"][slice_.key]
+    assert result.text.startswith("1 there twice; the commit names 2 sent")
+
+
+def test_what_waits_for_its_turn_is_distinguished_from_what_was_lost(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slice whose commit was removed from the table passed as one that waits, rows and all."""
+    from deltalake import DeltaTable
+
+    tables, log = scene.tables, scene.log
+    first, second = scene.plan(0, minute=0, p0=(0, 2)), scene.plan(1, minute=10, p0=(2, 4))
+    retried = scene.plan(0, tables.stream.tier_topics[0], minute=5, p0=(0, 1))
+    for slice_, offsets in ((first, (0, 1)), (second, (2, 3)), (retried, (7,))):
+        scene.decide(slice_, *offsets)
+    every = [first.key, second.key, retried.key]
+
+    def red() -> dict[str, str]:
+        found = events_published(tables.ledger, tables.lake, tables.stream, every)["events_published"]
+        return {key: one.text for key, one in found.items() if not one.passed}
+
+    monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 1)
+    for broken in ("before 4", "before 5"):
+        log.breaks = broken
+        with pytest.raises(Broken):
+            tables.publish(first, second)
+        assert red() == {}, "what broke off is sent with the next run"
+    assert tables.lake.committed("orders", "published", [second.key])[second.key].attempt == publication_log.INCOMPLETE
+    tables.publish(first, second)
+    assert red() == {}, "a slice of a tier may come at any time"
+    tables.publish(retried)
+    scene.decide(first, 0, 1)
+    assert red() == {}, "reprocessed"
+    tables.publish(first)
+    assert red() == {}, "its rows stay those of the decision before"
+    scene.decide(second, 2, 3)
+    tables.publish(second)
+    assert red() == {}
+
+    log_of_commits = DeltaTable(tables.lake.path("orders", COMMITS))
+    log_of_commits.delete(f"\"table\" = 'published' AND slice IN ('{first.key}', '{retried.key}')")
+    gone = "rows, and the commit that they came with is gone: restore the table"
+    assert red() == {first.key: f"the slice has 2 {gone}", retried.key: f"the slice has 1 {gone}"}
+    DeltaTable(tables.lake.path("orders", "published")).delete(f"slice IN ('{first.key}', '{retried.key}')")
+    assert red() == {first.key: f"the slice is not published, and {second.key} behind it is: restore the table"}
+
+
+def test_values_of_another_declaration_are_not_compared(scene: Scene) -> None:
+    """A field that came to the stream since, or left it, makes another value of every event."""
+    slice_ = scene.plan(0, p0=(0, 2))
+    scene.decide(slice_, 0, 1)
+    scene.tables.publish(slice_)
+    ledger, lake, stream = scene.tables.ledger, scene.tables.lake, scene.tables.stream
+    more = replace(stream, fields=(*stream.fields, Field("currency", "string")))
+    fewer = replace(stream, fields=stream.fields[::-1])
+    for declared in (more, fewer):
+        assert events_published(ledger, lake, declared, [slice_.key])["events_published"][slice_.key].passed
+
+
+def test_values_with_a_field_that_came_between_decision_and_publication_are_compared(scene: Scene) -> None:
+    """They were sent with null in it; events with a null were left out, so that nobody saw them altered."""
+    from deltalake import DeltaTable
+
+    slice_, tables = scene.plan(0, p0=(0, 2)), scene.tables
+    scene.decide(slice_, 0, 1)
+    tables.stream = replace(tables.stream, fields=(*tables.stream.fields, Field("currency", "string")))
+    tables.publish(slice_)
+
+    def result() -> CheckResult:
+        found = events_published(tables.ledger, tables.lake, tables.stream, [slice_.key])
+        return found["events_published"][slice_.key]
+
+    assert result().passed
+    DeltaTable(tables.lake.path("orders", "events")).update({"customer_id": "NULL"}, predicate="origin_offset = 1")
+    assert (result().passed, result().text) == (False, "1 sent with another value")
+
+
+def publish_and_die(monkeypatch: pytest.MonkeyPatch, tables: Tables, *slices: Slice) -> None:
+    """Die when the commit of `published` is done, while `_sending` still has the batch that it settled."""
+    commit = publication_log._commit
+
+    def killed(*given: Any, **named: Any) -> None:
+        commit(*given, **named)
+        raise Broken("settled")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(publication_log, "_commit", killed)
+        with pytest.raises(Broken, match="settled"):
+            tables.publish(*slices)
+
+
+def test_a_batch_that_is_settled_is_not_settled_a_second_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "SLICES_A_BATCH", 1)
+    tables, lake, stream = scene.tables, scene.tables.lake, scene.tables.stream
+    slices = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
+    for n, slice_ in enumerate(slices):
+        scene.decide(slice_, 2 * n, 2 * n + 1)
+    publish_and_die(monkeypatch, tables, *slices)
+    written_down = publication_log.Sending.from_json(
+        query(lake.table_at("orders", publication_log.SENDING), BATCHES)[0]["batch"]
+    )
+    assert written_down.slices.keys() == {slices[0].key}
+    assert publication_log.batch_of(lake, stream) == publication_log.Sending(
+        1, "orders.accepted", "T" * 22, settled={slices[0].key: 1}
+    )
+    assert publication_log.under_way(lake, stream) == set()
+    settled, version = lake.committed_at("orders", publication_log.TABLE, [slices[0].key])
+    tables.publish(*slices)
+    assert not [line for line in tables.lines if "broke off" in line]
+    assert lake.committed_at("orders", publication_log.TABLE, [slices[0].key]) == (settled, version + 1)
+    assert [record.place[1] for record in scene.log.records] == [0, 1, 2, 3]
+
+
+BATCHES = "SELECT batch FROM t WHERE batch IS NOT NULL"
+
+
+def test_a_slice_to_be_looked_at_again_stays_so_where_the_run_dies_behind_the_commit(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settled a second time, its second delivery stood as before, and the topic lacked a content of the events."""
+    tables = scene.tables
+    slices = [scene.plan(n, p0=(n, n + 1)) for n in range(3)]
+    same = [Event(0, n, "o1", minute=n) for n in range(2)]
+    for slice_, event in zip(slices, [*same, Event(0, 2, "o2")], strict=True):
+        tables.decide(slice_, [event])
+    tables.publish(*slices[:2])
+    tables.decide(slices[0], [replace(same[0], changes={"status": "paid"})])
+    tables.decide(slices[1], same[1:])
+    publish_and_die(monkeypatch, tables, *slices[:2])
+    keys = [slice_.key for slice_ in slices]
+
+    def again() -> bool:
+        return (
+            tables.lake.committed("orders", publication_log.TABLE, keys)[keys[1]].attempt == publication_log.LOOK_AGAIN
+        )
+
+    assert again()
+    tables.publish(slices[2])
+    assert again()
+    tables.publish(*slices)
+    assert [record.place[1] for record in scene.log.records] == [0, 0, 2, 1]
+    attempts = tables.lake.committed("orders", "events", keys)
+    assert [
+        *publication_log.as_decided(tables.lake, tables.stream, keys, {k: p.attempt for k, p in attempts.items()})
+    ] == keys
+
+
+def test_a_batch_without_records_leaves_the_one_before_it_settled(scene: Scene) -> None:
+    """It is not written down, and its number comes again."""
+    tables, log = scene.tables, scene.log
+    slice_ = scene.plan(0, p0=(0, 2))
+    scene.decide(slice_, 0, 1)
+    tables.publish(slice_)
+    scene.decide(slice_, 0, 1)
+    tables.publish(slice_)
+    assert (len(log.records), publication_log.under_way(tables.lake, tables.stream)) == (2, set())
+    assert tables.lake.committed("orders", publication_log.TABLE, [slice_.key])[slice_.key].attempt == 2
+    scene.decide(slice_, 0, 1, status="paid")
+    log.breaks = f"committed {log.commits + 1}"
+    with pytest.raises(Broken):
+        tables.publish(slice_)
+    assert publication_log.under_way(tables.lake, tables.stream) == {slice_.key}
+    tables.publish(slice_)
+    assert publication_log.under_way(tables.lake, tables.stream) == set()
+    assert [record.headers.get("highwater.revision") for record in log.records] == [None, None, "1", "1"]
+
+
+def test_a_batch_that_sent_nothing_is_over_where_a_decision_was_first(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody may take its records for sent: decisions that reject them were refused until the next publication."""
+    tables = scene.tables
+    slice_ = scene.plan(0, p0=(0, 2))
+    scene.decide(slice_, 0, 1)
+    ensure_done = published._ensure_done
+
+    def decided_meanwhile(*given: Any) -> None:
+        ensure_done(*given)
+        scene.decide(slice_, 0, status="paid")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(published, "_ensure_done", decided_meanwhile)
+        with pytest.raises(SupersededAttemptError):
+            tables.publish(slice_)
+    assert publication_log.batch_of(tables.lake, tables.stream) == publication_log.Sending(
+        1, "orders.accepted", "T" * 22
+    )
+    assert publication_log.under_way(tables.lake, tables.stream) == set()
+    assert retraction_guard._reached(tables.work(slice_), [slice_.key]) == []
+    tables.publish(slice_)
+    assert [record.place[1] for record in scene.log.records] == [0]
+
+
+def test_a_batch_that_begins_while_an_erasure_looks_stops_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = scene.tables
+    slice_ = scene.plan(0, p0=(0, 2))
+    scene.decide(slice_, 0, 1)
+    tables.publish(slice_)
+    scene.decide(slice_, 0, 1, status="paid")
+
+    def begun(*_: object) -> None:
+        scene.log.breaks = f"committed {scene.log.commits + 1}"
+        with pytest.raises(Broken):
+            tables.publish(slice_)
+
+    version = tables.lake.table_at("orders", publication_log.TABLE).version()
+    monkeypatch.setattr(accepted_copies, "forget", begun)
+    with pytest.raises(SupersededAttemptError, match=f"{slice_.key}: a publication of them is under way"):
+        publication_log.forget(tables.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
+    assert tables.lake.table_at("orders", publication_log.TABLE).version() == version
+
+
+def test_what_is_settled_while_a_decision_looks_is_seen(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at the table before the batch missed both, and what was sent could be rejected."""
+    tables = scene.tables
+    slice_ = scene.plan(0, p0=(0, 2))
+    scene.decide(slice_, 0, 1)
+    scene.log.breaks = "committed 1"
+    with pytest.raises(Broken):
+        tables.publish(slice_)
+
+    def settled_first(*given: Any) -> set[str]:
+        tables.publish(slice_)
+        return publication_log.under_way(*given)
+
+    monkeypatch.setattr(retraction_guard, "under_way", settled_first)
+    assert retraction_guard._reached(tables.work(slice_), [slice_.key]) == [slice_.key]
+
+
+KEYS = [f"t@{n:07}" for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("order", "main", "late", "due", "expected"),
+    [
+        (KEYS, KEYS[1:3], [], KEYS, KEYS[1:3]),
+        (KEYS, KEYS[1:3], [KEYS[0], KEYS[3]], KEYS, KEYS[1:3]),
+        (KEYS, KEYS[1:2], [KEYS[3]], KEYS, KEYS[1:2]),
+        (KEYS, KEYS[1:3], [], KEYS[2:], []),
+        (KEYS, KEYS[1:3], [KEYS[4]], KEYS[4:], KEYS[4:]),
+        # Keys that were lost and added again follow the others.
+        ([KEYS[0], KEYS[2], KEYS[1]], KEYS[0:3], [], KEYS, [KEYS[0], KEYS[2], KEYS[1]]),
+        ([KEYS[1], KEYS[3], KEYS[0], KEYS[2]], KEYS[1:4], [], KEYS, [KEYS[1]]),
+        (KEYS, [], [], KEYS, []),
+    ],
+)
+def test_a_run_takes_neighbours_and_begins_where_the_order_goes_on(
+    order: list[str], main: list[str], late: list[str], due: list[str], expected: list[str]
+) -> None:
+    found = Repair(due=dict.fromkeys(due, 1))
+    assert next_run(order, main, late, found) == tuple(expected)
+
+
+def test_a_run_takes_so_many_slices_at_the_most() -> None:
+    keys = [f"t@{n:07}" for n in range(3 * SLICES_A_RUN)]
+    assert next_run(keys, keys, [], Repair(due=dict.fromkeys(keys, 1))) == tuple(keys[:SLICES_A_RUN])
+
+
+def test_only_streams_that_publish_have_the_asset(scene: Scene) -> None:
+    repository = build_defs(streams=[scene.tables.stream, PAYMENTS]).get_repository_def()
+    keys = {key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()}
+    assert "orders/published" in keys
+    assert "payments/published" not in keys
+    [publisher] = [s for s in repository.sensor_defs if s.name == "publisher"]
+    assert [target.job_name for target in publisher.targets] == ["orders_publish"]
+    assert {name for name in repository.job_names if name.endswith("_publish")} == {"orders_publish"}
+    node = repository.asset_graph.get(dg.AssetKey(["orders", "published"]))
+    assert node.kinds == {"python", "kafka", "deltalake"}
+
+
+def test_the_horizon_looks_back_from_an_events_own_time() -> None:
+    from highwater.envelope import Origin
+
+    def copy(offset: int, minute: int, place: int | None) -> Copy:
+        return Copy("t@0000000", Origin("t", 0, 0, offset), "same", minute * 60_000, place)
+
+    cases = {
+        "within": ([copy(0, 0, 0), copy(1, 10, 1)], {1}),
+        "beyond": ([copy(0, 0, 0), copy(1, 11, 1)], set()),
+        "one after the other": ([copy(0, 0, 0), copy(1, 8, 1), copy(2, 16, 2)], {1, 2}),
+        "a copy that overtook": ([copy(0, 99, None), copy(1, 0, 5)], {1}),
+        "judged before, whatever its place": ([copy(0, 0, 0), copy(1, 0, None)], {0}),
+    }
+    for name, (copies, expected) in cases.items():
+        found = second_deliveries(copies, timedelta(minutes=10))
+        assert {origin.offset for _, origin in found} == expected, name
+
+
+def test_only_groups_that_nothing_needs_any_more_are_deleted(tmp_path: Path) -> None:
+    """Each slice with rejects left a consumer group for good. One that is needed keeps a publication from doubling.
+
+    A mark is needed until the table `dlq` records that its decision is published, and a slice that this ledger does not
+    know may be another ledger's.
+    """
+    published_, reprocessed, open_, unknown = (a_slice(n, 10, "orders") for n in range(4))
+    written = Written(tmp_path)
+    written.ledger.open_generation(Generation("orders", "orders", published_.topic_id, 0, {0: 0}, NOON))
+    written.ledger.add([published_, reprocessed, open_])
+    for slice_, rejects, dlq in ((published_, 2, 2), (reprocessed, 3, 1), (open_, 1, None), (unknown, 1, 1)):
+        written.prove(slice_, {"rejects": 1}, attempt=rejects)
+        if dlq is not None:
+            written.prove(slice_, {"dlq": 1}, attempt=dlq)
+    written.write()
+    expected = {f"highwater.pub.{published_.key}{attempt}": attempt != "#3" for attempt in ("", "#1", "#2", "#3")}
+    expected |= {f"highwater.pub.{reprocessed.key}{end}": end == "#1" for end in ("", "#1", "#3")}
+    others = ("highwater.pub.orders.accepted", "highwater.orders", "highwater.pub.sales@0000001#1", "somebody")
+    needed = [f"highwater.pub.{open_.key}#1", f"highwater.pub.{unknown.key}#1", f"highwater.pub.{open_.key}", *others]
+    expected |= dict.fromkeys(needed, False)
+    kafka = SimpleNamespace(groups=lambda: [*expected])
+    work: Any = SimpleNamespace(stream=make_stream("orders"), kafka=kafka, ledger=written.ledger, lake=written.lake)
+    assert needless_groups(work) == sorted(name for name, needless in expected.items() if needless)
+
+
+def test_a_copy_of_the_last_moment_that_there_is_ends_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float rounded it into the year 10000: the run failed by a bare ValueError, and every try after it.
+
+    A record on the accepted topic may have any timestamp; in a rebuilt lake one beyond 9999 has this moment.
+    """
+    origin = {f"origin_{name}": value for name, value in Origin("orders", 0, 0, 1)._asdict().items()}
+
+    class Row(dict[str, Any]):
+        def asDict(self) -> dict[str, Any]:  # noqa: N802 - as Spark's
+            return self
+
+    row = Row(slice="orders@0000001", us=253_402_300_799_999_999, **origin)
+    monkeypatch.setattr(retraction_guard, "_reached", lambda *_: [])
+    monkeypatch.setattr("highwater.assets.accepted_copies.refused", lambda *_: [row])
+    seen: list[Any] = []
+    monkeypatch.setattr(retraction_guard, "lets_go", lambda _, sent_at: seen.extend(sent_at))
+    ledger = SimpleNamespace(breakers=SimpleNamespace(accepted=lambda _: {}))
+    nothing: Any = None
+    with pytest.raises(RetractionError):
+        retraction_guard.ensure_no_retraction(
+            cast("Any", SimpleNamespace(ledger=ledger)), ["orders@0000001"], nothing, nothing
+        )
+    assert seen == [datetime.max.replace(tzinfo=UTC)]

@@ -1,0 +1,551 @@
+"""What was read stays true (I16): replaced history is noticed, before a row of it is read as if it followed the old."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from assets.streams.orders import STREAM
+from dev.broker import EmbeddedCluster
+from dev.processes import wait_until
+from highwater.assets import raw
+from highwater.declaration import Limits
+from highwater.divergence import Divergence, Fingerprint, Recorded, SeenRecord, digest, replaced
+from highwater.erasing import milliseconds, moment_of
+from highwater.errors import DependencyAwayError, TopicAbsentError, TopicTruncatedError
+from highwater.orchestration.asset_keys import topic_key
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.operations.acceptance import accept_loss, acceptance
+from highwater.orchestration.sensing.slice_cutting import cut_slices
+from highwater.orchestration.sensing.topic_planner import Planner
+from highwater.plans import Generation, Planned, left_to_read
+from highwater.resources.divergence import compare, parted
+from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.slices import OffsetRange, Slice
+from tests.orchestration.test_sensors import Ticking
+from tests.scene import Scene
+from tests.support import Bench, Message, make_bench, make_stream, order_message, send
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+    from pyspark.sql import SparkSession
+
+    from dev.broker import EmbeddedBroker
+    from highwater.resources.ledger import Ledger
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+WAS = Recorded(end=10, epoch=3, mark=Fingerprint(9, "a"))
+
+
+def record(offset: int, text: str, epoch: int | None) -> SeenRecord:
+    return SeenRecord(offset, text, epoch)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "expected"),
+    [
+        (WAS, [record(9, "a", 3)], False),
+        (WAS, [record(9, "b", 5)], True),
+        (WAS, [record(9, "b", None)], True),  # an old format of batches carries no epoch
+        (WAS, [record(9, "a", None)], False),
+        (WAS, [record(7, "z", 2)], False),  # compaction took the marked one
+        (WAS, [record(9, "a", 3), record(9, "c", 5)], True),
+        (WAS, [], False),
+        (replace(WAS, mark=None), [record(9, "b", 5)], True),
+        (replace(WAS, mark=None), [record(9, "b", 3)], False),
+        (Recorded(10, None, None), [record(9, "b", 5)], False),
+    ],
+)
+def test_another_record_or_a_later_epoch_reports(was: Recorded, now: list[SeenRecord], expected: bool) -> None:
+    assert replaced(was, now) is expected
+
+
+def test_a_digest_reports_null_from_empty_and_key_from_value() -> None:
+    contents = [(None, None), (b"", None), (None, b""), (b"", b""), (b"a", b"b"), (b"ab", b"")]
+    assert len({digest(1, *content) for content in contents}) == len(contents)
+    assert digest(1, b"a", b"b") != digest(2, b"a", b"b")
+
+
+def test_a_digest_takes_the_milliseconds_as_kafka_has_them() -> None:
+    """By a time it took year 1 as replaced history, and there is no time for nanoseconds taken as milliseconds."""
+    for ms in (1_767_225_600_000_000_000, 2**63 - 1, -(2**63), -62_135_596_800_000, -1):
+        assert digest(ms, b"k", None) == sha256(str(ms).encode() + b"\1k" + b"\0").hexdigest()
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+@example(2**63 - 1)
+@example(253_402_300_800_000)
+@example(253_402_300_799_999)
+@example(-(2**63))
+def test_a_record_of_any_timestamp_is_not_younger_than_the_erasure_that_saw_it(ms: int) -> None:
+    """The moment of an erasure is never before a record that it took: else a later read brought the record back."""
+    moment = moment_of(ms)
+    assert milliseconds(moment) >= ms
+    if 0 <= ms < 253_402_300_800_000:
+        assert moment == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+        assert milliseconds(moment) == ms
+
+
+def generation(number: int, starts: dict[int, int | None]) -> Generation:
+    return Generation("orders", "orders", "id", number, starts, NOON)
+
+
+def test_a_partition_that_went_on_into_a_new_generation_is_still_compared_with_its_past() -> None:
+    """Two are replaced; accepting one must not make the other's new records look as if they followed."""
+    ranges = {0: OffsetRange(100, 200), 1: OffsetRange(100, 200)}
+    last = Slice("orders", "orders", "id", 0, 4, ranges, NOON, epochs={0: 1, 1: 1})
+    after = Planned.of(generation(1, {0: 120, 1: 200}), last, [])
+    assert after.recorded == {1: Recorded(200, 1)}
+    state = topic(seen(0, 260, epoch=3), seen(0, 260, epoch=3))
+    result = cut_slices(replace(STREAM, limits=Limits()), after, state, NOON, Divergence({1: 150}))
+    assert set(result.errors) == {1}
+    assert [slice_.ranges[0] for slice_ in result.slices] == [OffsetRange(120, 260)]
+    assert result.slices[0].epochs == {0: 3, 1: 1}, "what was not looked at keeps the epoch of its plan"
+
+
+def test_a_partition_that_was_cut_off_and_grew_again_begins_where_it_is_sound() -> None:
+    """Planned to 200, cut off at 100, grown to 150: the records from 100 on are new."""
+    last = Slice("orders", "orders", "id", 0, 4, {0: OffsetRange(0, 200)}, NOON, epochs={0: 1})
+    planned_ = Planned.of(generation(0, {0: 0}), last, [])
+    for divergence in (True, False):
+        found = acceptance(
+            STREAM,
+            planned_,
+            topic(seen(0, 150, epoch=3)),
+            [last],
+            by="ann",
+            now=NOON,
+            diverged={0: 100},
+            divergence=divergence,
+        )
+        assert found.opened is not None
+        assert found.opened.starts == {0: 100}
+        assert [loss.offsets for loss in found.losses] == [OffsetRange(100, 200)]
+
+
+def test_what_a_slice_of_an_earlier_generation_had_left_can_be_lost_too() -> None:
+    """It was refused as expired, with a command as the remedy that found nothing to accept."""
+    left = Slice("orders", "orders", "id", 0, 4, {0: OffsetRange(40, 100)}, NOON, epochs={0: 1})
+    for state, lost in (
+        (topic(seen(60, 250, epoch=3)), OffsetRange(40, 60)),
+        (topic(seen(120, 250, epoch=3)), OffsetRange(40, 100)),
+    ):
+        planned_ = Planned.of(generation(1, {0: 130}), left, [])
+        found = acceptance(STREAM, planned_, state, [left], by="ann", now=NOON)
+        assert [(loss.generation, loss.offsets) for loss in found.losses] == [(0, lost)]
+        assert found.opened is None
+    after = Planned.of(generation(1, {0: 100}), left, [])
+    again = acceptance(STREAM, after, topic(seen(0, 80, epoch=5)), [left], by="ann", now=NOON)
+    assert [(loss.generation, loss.offsets) for loss in again.losses] == [(0, OffsetRange(80, 100))]
+    assert again.opened is not None
+    other = replace(left, topic_id="of the one before")
+    assert acceptance(STREAM, after, topic(seen(60, 250, epoch=3)), [other], by="ann", now=NOON).nothing
+
+
+def test_accepting_a_divergence_leaves_what_expired() -> None:
+    """Without partitions to mean, offsets of others that had expired were recorded as lost with it."""
+    ranges = {0: OffsetRange(0, 200), 1: OffsetRange(0, 200), 2: OffsetRange(0, 200), 3: OffsetRange(0, 9)}
+    last = Slice("orders", "orders", "id", 0, 4, ranges, NOON, epochs=dict.fromkeys(ranges, 1))
+    before = Planned.of(generation(0, dict.fromkeys(ranges, 0)), last, [])
+    # The first was replaced from 100 on, of the second part of a slice expired, of the third more than was planned.
+    state = topic(seen(40, 250, epoch=3), seen(40, 250, epoch=1), seen(230, 250, epoch=1))
+    asked = {"by": "ann", "now": NOON, "diverged": {0: 100}}
+    found = acceptance(STREAM, before, state, [last], **asked, divergence=True)  # type: ignore[arg-type]
+    assert [(loss.partition, loss.offsets) for loss in found.losses] == [(0, OffsetRange(100, 200))]
+    assert found.opened is not None
+    assert found.opened.starts == {0: 100, 1: 200, 2: 200, 3: 9}
+    assert len(found.reasons) == 1
+    rest = left_to_read(last, found.losses)
+    later = Planned.of(replace(found.opened, revision=1), None, [])
+    more = acceptance(STREAM, later, state, [rest], by="bob", now=NOON)
+    assert {(loss.generation, loss.partition, loss.offsets) for loss in more.losses} == {
+        (0, 0, OffsetRange(0, 40)),
+        (0, 1, OffsetRange(0, 40)),
+        (0, 2, OffsetRange(0, 200)),
+        (1, 2, OffsetRange(200, 230)),
+        (0, 3, OffsetRange(0, 9)),
+    }, "and nothing of it is left out by the command that is meant for it"
+
+
+def seen(log_start: int, stable: int, *, epoch: int) -> PartitionState:
+    return PartitionState(log_start, stable, stable, 1, epoch)
+
+
+def topic(*partitions: PartitionState) -> TopicState:
+    return TopicState("orders", "id", dict(enumerate(partitions)))
+
+
+class Replaced(Kafka):
+    """A cluster in whose one partition other records are from offset 100 on, of a later epoch; it ends at 250."""
+
+    log_start: int = 0
+
+    def topic_state(self, topic: str) -> TopicState:
+        return TopicState(topic, "id", {0: seen(self.log_start, 250, epoch=3)})
+
+    def read(self, topic: str, ranges: Mapping[int, OffsetRange], **_: object) -> Iterator[Any]:
+        for offset in range(ranges[0].start, ranges[0].end) if 0 in ranges else ():
+            reported = {"partition": 0, "offset": offset, "leader_epoch": 1 if offset < 100 else 3}
+            made = {**reported, "timestamp": (1, 0), "key": b"k", "value": b"%d" % offset}
+            yield SimpleNamespace(**{name: partial(lambda found: found, value) for name, value in made.items()})
+
+
+class Played(dg.ConfigurableResource[Any]):
+    """Replaces the place where runs take their Kafka from."""
+
+    def open(self) -> Kafka:
+        return PLAYED
+
+
+PLAYED = Replaced("nowhere:1")
+
+
+def test_the_jobs_do_what_the_commands_do(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One accepts that records were replaced, the other that they expired, and neither what is the other's."""
+    monkeypatch.setenv("HIGHWATER_LEDGER_URL", url)
+    monkeypatch.setenv("HIGHWATER_LAKE", str(Path(url.removeprefix("sqlite:///")).parent / "lake"))
+    ledger.open_generation(generation(0, {0: 0}))
+    ledger.add([Slice("orders", "orders", "id", 0, 0, {0: OffsetRange(0, 200)}, NOON, epochs={0: 1})])
+    defs = build_defs(streams=[make_stream("orders")], resources={"kafka": Played()})
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def done(what: str, **asked: object) -> bool:
+            job, run = defs.get_job_def(what), {"stream": "orders", **asked}
+            return job.execute_in_process(instance=instance, run_config=run, raise_on_error=False).success
+
+        def lost() -> list[tuple[int, int, int, str]]:
+            return [(x.generation, x.offsets.start, x.offsets.end, x.accepted_by) for x in ledger.losses("orders")]
+
+        assert done("accept_loss", record=True, by="ann")
+        assert done("accept_divergence", by="ann", partitions=[0])
+        assert not done("accept_divergence", record=True), "nobody is named"
+        assert lost() == []
+        assert done("accept_divergence", record=True, by="ann", partitions=[0])
+        assert lost() == [(0, 100, 200, "ann")]
+        assert ledger.generations("orders", "orders")[-1].starts == {0: 100}
+        monkeypatch.setattr(PLAYED, "log_start", 230)
+        assert done("accept_divergence", record=True, by="bob")
+        assert done("accept_loss", by="bob")
+        assert len(lost()) == 1, "what expired is not accepted with what was replaced"
+        assert done("accept_loss", record=True, by="bob")
+        assert lost()[1:] == [(1, 100, 230, "bob"), (0, 0, 100, "bob")], "what was left of the slice expired as well"
+
+
+MADE = {n: digest(0, b"k", b"%d" % n) for n in range(250)}
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        ([(99, MADE[99])], 100),
+        ([(49, MADE[49])], 100),  # nothing contradicts the epochs
+        ([(99, "other"), (79, "other"), (49, MADE[49]), (19, "other")], 50),
+        ([(199, "other"), (99, "other")], 10),  # nothing that it holds agrees
+        ([(99, "other"), (5, MADE[5])], 10),  # gone by retention
+        ([], 100),
+    ],
+)
+def test_a_log_parts_behind_the_newest_mark_that_agrees(marks: list[tuple[int, str]], expected: int) -> None:
+    """Two elections: below the place that epochs show were records that no plan had seen, and they were never read."""
+    found = parted(PLAYED, "orders", 0, OffsetRange(10, 100), [Fingerprint(*mark) for mark in marks])
+    assert found == expected
+
+
+def test_what_is_accepted_begins_where_older_plans_still_agree(ledger: Ledger) -> None:
+    ledger.open_generation(generation(0, {0: 0}))
+    for ordinal, end, text in ((0, 40, MADE[39]), (1, 90, "other"), (2, 200, "other")):
+        slice_ = Slice("orders", "orders", "id", 0, ordinal, {0: OffsetRange(end - 40, end)}, NOON, epochs={0: 1})
+        ledger.add([replace(slice_, marks={0: Fingerprint(end - 1, text)})])
+    found = accept_loss(
+        ledger, PLAYED, make_stream("orders"), lambda _: [], by="ann", now=NOON, divergence=True, dry=True
+    )
+    assert found.opened.starts == {0: 40}
+
+
+def test_a_range_without_a_fingerprint_gets_one_before_it_is_read() -> None:
+    """Its plan had no answer in time; nothing would have reported other records that came there during the read."""
+    ranges = {0: OffsetRange(40, 60), 1: OffsetRange(5, 5)}
+    slice_ = Slice("orders", "orders", "id", 0, 0, ranges, NOON, marks={0: Fingerprint(39, MADE[39])})
+    work: Any = SimpleNamespace(kafka=PLAYED)
+    marked = raw._marked(work, slice_)
+    assert marked.marks == {0: Fingerprint(59, MADE[59])}
+    assert raw._marked(work, marked) is marked
+
+
+# From here on against real brokers.
+
+
+@pytest.mark.slow
+def test_a_plan_keeps_the_last_record_of_each_range_and_raw_agrees_with_it(bench: Bench) -> None:
+    """Python and Spark compute the same digest, of a record with a null key or value too."""
+    bench.send(order_message("o1", 1), Message(b"k", None, 1), Message(None, b"v", 2))
+    [slice_] = planned(bench)
+    assert {p: mark.offset for p, mark in slice_.marks.items()} == {0: 0, 1: 0, 2: 0}
+    assert bench.ledger.get([slice_.key])[0].marks == slice_.marks
+    assert raw.materialise(bench.work(slice_))[0].rows == 3
+
+
+@pytest.mark.slow
+def test_another_record_under_the_mark_is_not_read(bench: Bench) -> None:
+    """As a topic that is recreated while it is read would have it: the look before the read has seen nothing."""
+    bench.send(order_message("o1", 1), order_message("o1", 2))
+    [slice_] = planned(bench)
+    other = replace(slice_, marks={0: Fingerprint(1, digest(0, b"o1", b"other"))})
+    with pytest.raises(TopicTruncatedError, match="another record is") as caught:
+        raw.materialise(bench.work(other))
+    assert "partition 0 offset 1" in str(caught.value.found)
+    assert bench.rows("raw") == []
+
+
+@pytest.mark.slow
+def test_a_mark_is_found_behind_markers_and_aborted_records(bench: Bench) -> None:
+    from confluent_kafka import Producer
+
+    bench.send(order_message("o1", 1))
+    producer = Producer({"bootstrap.servers": bench.bootstrap, "transactional.id": bench.stream.topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for number in range(40):
+        producer.produce(bench.stream.topic, value=b"%d" % number, partition=0)
+    producer.flush(30)
+    producer.abort_transaction(30)
+    wait_until(
+        lambda: bench.kafka.topic_state(bench.stream.topic).partitions[0].last_stable == 42, 30, "the abort's marker"
+    )
+    [slice_] = planned(bench)
+    assert slice_.ranges[0].end == 42
+    assert slice_.marks[0].offset == 0
+
+
+def planned(bench: Bench) -> tuple[Slice, ...]:
+    stream = replace(bench.stream, limits=Limits(fewest_records=1))
+    return Planner(bench.ledger, bench.kafka).tick(stream, datetime.now(UTC)).slices
+
+
+TOPIC = "orders.diverging"
+LEADER, FOLLOWER, WITNESS = 0, 1, 2
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
+    """Three brokers; the partition has its replicas on two of them, and the third keeps the controllers' quorum."""
+    with EmbeddedCluster(tmp_path / "cluster") as started:
+        yield started
+
+
+def ticks_up_to_an_error(bench: Bench) -> list[Any]:
+    """A partition whose new leader does not answer in time is left out of a tick."""
+    ticks = []
+
+    def noticed() -> bool:
+        ticks.append(Planner(bench.ledger, bench.kafka).tick(bench.stream, datetime.now(UTC)))
+        return bool(ticks[-1].errors)
+
+    wait_until(noticed, 60, "a tick that sees the partition")
+    return ticks
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.timeout(1800)
+def test_replaced_history_is_noticed_before_it_is_read(
+    cluster: EmbeddedCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    """End 200, after the unclean election 100, then 250: same topic, same ID, other records from offset 100."""
+    witness = cluster.brokers[WITNESS].bootstrap
+    make_topic(cluster)
+    bench = make_bench(TOPIC, cluster.bootstrap, spark, tmp_path)
+    old = [order_message("o1", n + 1) for n in range(200)]
+    send(cluster.bootstrap, TOPIC, old[:100])
+    cluster.brokers[FOLLOWER].kill()
+    wait_until(lambda: in_sync(witness) == [leader_id(cluster)], 60, "the follower leaving the in-sync replicas")
+    send(cluster.bootstrap, TOPIC, old[100:150])
+    [read] = planned(bench)
+    raw.materialise(bench.work(read))
+    send(cluster.bootstrap, TOPIC, old[150:])
+    [unread] = planned(bench)
+    cluster.brokers[LEADER].kill()
+    cluster.brokers[FOLLOWER].start()
+    wait_until(lambda: leader(witness) == cluster.brokers[FOLLOWER].node.id, 60, "the unclean election")
+    new = [order_message("o2", n + 1) for n in range(150)]
+    send(witness, TOPIC, new)
+    wait_until(lambda: _end(bench.kafka) == 250, 60, "the new leader's offsets")
+
+    ticks = ticks_up_to_an_error(bench)
+    assert [tick.slices for tick in ticks] == [()] * len(ticks)
+    error = ticks[-1].errors[0]
+    assert isinstance(error, TopicTruncatedError)
+    assert "planned to offset 200 in leader epoch" in str(error.stored)
+    assert "ends at offset 100" in str(error.found)
+    assert "highwater accept-divergence orders --partition 0" in error.remedy
+    with pytest.raises(TopicTruncatedError, match="other records occupy"):
+        raw.materialise(bench.work(unread))
+    [again] = raw.materialise(bench.work(read))
+    assert "rows kept as they are" in str(again.note)
+
+    operator = Scene(cluster.bootstrap, TOPIC, tmp_path)
+    remaining = operator.run("accept-loss", "orders", "--yes", "--by", "ann")
+    assert "there is nothing to accept" in remaining.output, "lost offsets are another thing than replaced ones"
+    asked = ("accept-divergence", "orders", "--partition", "0")
+    dry = operator.run(*asked)
+    assert (dry.exit_code, "a dry run: nothing was recorded" in dry.output) == (0, True), dry.output
+    assert bench.ledger.losses("orders", TOPIC) == []
+    done = operator.run(*asked, "--yes", "--by", "ann")
+    assert (done.exit_code, done.output.splitlines()[-1]) == (0, "recorded"), done.output
+    [after] = planned(bench)
+    assert (after.generation, after.ranges[0].start, after.ranges[0].end) == (1, 100, 250)
+    raw.materialise(bench.work(unread))
+    raw.materialise(bench.work(after))
+    rows = sorted((row["generation"], row["offset"], row["value"]) for row in bench.rows("raw"))
+    as_read = [(0, n, old[n].value) for n in range(150)]
+    as_new = [(1, 100 + n, new[n].value) for n in range(150)]
+    assert rows == as_read + as_new, "the old history as far as it was read, and the new one, apart"
+    [loss] = bench.ledger.losses("orders", TOPIC)
+    assert (loss.offsets.start, loss.offsets.end, loss.accepted_by) == (150, 200, "ann")
+
+
+OFFLINE = "orders.offline"
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_a_clean_election_is_no_divergence_and_a_partition_without_a_broker_waits_alone(
+    cluster: EmbeddedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_topic(cluster)
+    send(cluster.bootstrap, TOPIC, [order_message("o1", n + 1) for n in range(20)])
+    kafka = Kafka(cluster.bootstrap)
+    before = kafka.topic_state(TOPIC)
+    recorded = {0: Recorded(20, before.partitions[0].leader_epoch)}
+    with dg.DagsterInstance.ephemeral() as instance:
+        offline = Offline(cluster, instance, tmp_path, monkeypatch)
+        cluster.brokers[LEADER].kill()
+        wait_until(
+            lambda: leader(cluster.brokers[WITNESS].bootstrap) == cluster.brokers[FOLLOWER].node.id, 60, "the election"
+        )
+        wait_until(lambda: _end(kafka) is not None, 60, "the new leader's offsets")
+        now = kafka.topic_state(TOPIC)
+        assert now.partitions[0].leader_epoch != recorded[0].epoch
+        assert compare(kafka, now, recorded).diverged == {}
+        assert compare(kafka, now, {0: Recorded(20, before.partitions[0].leader_epoch, Fingerprint(19, "x"))}).diverged
+        offline.ensure_left_out()
+        cluster.brokers[LEADER].start()
+        offline.ensure_caught_up_with()
+
+
+class Offline:
+    """A stream whose topic has its partitions on one broker each, planned as far as its first record."""
+
+    def __init__(
+        self, cluster: EmbeddedCluster, instance: dg.DagsterInstance, folder: Path, patch: pytest.MonkeyPatch
+    ) -> None:
+        from confluent_kafka.admin import NewTopic
+
+        patch.setenv("HIGHWATER_HOME", str(folder))
+        patch.setenv("HIGHWATER_KAFKA_BOOTSTRAP", cluster.bootstrap)
+        self.cluster, self.instance = cluster, instance
+        self.ours = Ticking(make_stream(OFFLINE), instance, folder)
+        placed = [[cluster.brokers[number].node.id] for number in (FOLLOWER, LEADER)]
+        topic = NewTopic(OFFLINE, num_partitions=2, replica_assignment=placed)
+        client = admin(cluster.bootstrap)  # one that is let go of drops the request under way
+        client.create_topics([topic])[OFFLINE].result(30)
+        wait_until(lambda: self.led() == [0, 1], 60, "both leaders")
+        self.send(0, 1)
+        self.tick_that_plans()
+
+    def tick_that_plans(self) -> None:
+        # A client that asked the broker which is gone skips a tick.
+        wait_until(lambda: bool(self.ours.tick("planner").run_requests), 60, "a plan")
+
+    def send(self, *partitions: int) -> None:
+        send(self.cluster.bootstrap, OFFLINE, [order_message("o1", 1, partition) for partition in partitions])
+
+    def led(self) -> list[int]:
+        try:
+            state = Kafka(self.cluster.bootstrap).topic_state(OFFLINE)
+        except (DependencyAwayError, TopicAbsentError):
+            return []
+        return [number for number, one in state.partitions.items() if one.known]
+
+    def planned(self) -> list[dict[int, tuple[int, int]]]:
+        return [{p: (r.start, r.end) for p, r in one.ranges.items()} for one in self.ours.ledger.slices("orders")]
+
+    def observed(self) -> dg.AssetObservation:
+        [record] = self.instance.fetch_observations(topic_key(self.ours.stream), limit=1).records
+        assert record.asset_observation is not None
+        return record.asset_observation
+
+    def ensure_left_out(self) -> None:
+        """Tick and observation name the partition, and the other one goes on."""
+        wait_until(lambda: self.led() == [0], 60, "the partition's end")
+        self.send(0)
+        self.tick_that_plans()
+        assert self.planned() == [{0: (0, 1), 1: (0, 1)}, {0: (1, 2), 1: (1, 1)}]
+        assert self.observed().metadata["left_out"].value == "1: no leader"
+        assert "partition 1 of orders.offline is left out now: no leader" in self.ours.tick("planner").skip_message
+        before = len(self.instance.fetch_observations(topic_key(self.ours.stream), limit=9).records)
+        job = self.ours.defs.resolve_implicit_global_asset_job_def()
+        assert job.execute_in_process(instance=self.instance, asset_selection=[topic_key(self.ours.stream)]).success
+        assert len(self.instance.fetch_observations(topic_key(self.ours.stream), limit=9).records) == before + 1
+        assert self.observed().metadata["left_out"].value == "1: no leader"
+        positions = [row.data for row in self.observed().metadata["positions"].records]  # type: ignore[attr-defined]
+        assert [(row["planned"], row["last_stable"]) for row in positions] == [(2, 2), (1, None)]
+
+    def ensure_caught_up_with(self) -> None:
+        """Back with what it had: the next tick plans what comes then."""
+        wait_until(lambda: self.led() == [0, 1], 60, "the partition's leader")
+        self.send(1)
+        self.tick_that_plans()
+        assert self.planned()[2:] == [{0: (2, 2), 1: (1, 2)}]
+        assert self.observed().metadata["left_out"].value == "none"
+
+
+def _end(kafka: Kafka) -> int | None:
+    try:
+        return kafka.topic_state(TOPIC).partitions[0].last_stable
+    except DependencyAwayError:  # for a moment the client asks the broker that is gone
+        return None
+
+
+def make_topic(cluster: EmbeddedCluster) -> None:
+    from confluent_kafka.admin import NewTopic
+
+    ids = [cluster.brokers[number].node.id for number in (LEADER, FOLLOWER)]
+    config = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+    topic = NewTopic(TOPIC, num_partitions=1, replica_assignment=[ids], config=config)
+    client = admin(cluster.bootstrap)
+    client.create_topics([topic])[TOPIC].result(30)
+    wait_until(lambda: sorted(in_sync(cluster.bootstrap)) == sorted(ids), 30, "both replicas")
+    wait_until(lambda: leader(cluster.bootstrap) == leader_id(cluster), 60, "the election")
+
+
+def leader_id(cluster: EmbeddedCluster) -> int:
+    broker: EmbeddedBroker = cluster.brokers[LEADER]
+    return broker.node.id
+
+
+def admin(bootstrap: str) -> AdminClient:
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+
+
+def in_sync(bootstrap: str) -> list[int]:
+    partitions = admin(bootstrap).list_topics(TOPIC, timeout=60).topics[TOPIC].partitions
+    return list(partitions[0].isrs) if partitions else []  # for a moment a new topic shows none
+
+
+def leader(bootstrap: str) -> int:
+    partitions = admin(bootstrap).list_topics(TOPIC, timeout=60).topics[TOPIC].partitions
+    return int(partitions[0].leader) if partitions else -1

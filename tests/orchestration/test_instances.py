@@ -1,0 +1,103 @@
+"""A new Dagster instance, or two on one ledger: what they request, and where that is reported. Without Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import dagster as dg
+import pytest
+
+from highwater.orchestration.build import build_defs
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting.plan_status import stream_status
+from highwater.orchestration.sensing import stream_ticks
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
+from tests.orchestration.reporting.test_consumer_lag import Topic
+from tests.support import make_stream
+from tests.test_breaker import FOUR, ONE, THREE, TWO, Repairing, prove
+
+STREAM = make_stream("orders")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Repairing]:
+    """Three older slices, of which raw holds the first two, and one that this tick planned."""
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
+        made = Repairing(tmp_path, instance, [ONE, TWO, THREE, FOUR])
+        prove(made.lake, [ONE, TWO], "raw")
+        yield made
+
+
+def requested(world: Repairing) -> list[str]:
+    keys = [one.key for one in (ONE, TWO, THREE, FOUR)]
+    asked, lines = stream_ticks.keys_to_request(world.ledger, world.resources, STREAM, keys, [FOUR])
+    left = len(keys) - len(asked)
+    assert bool(left) == bool(lines)
+    assert all(f"no key of {left} slices: the keys are added" in line for line in lines)
+    return asked
+
+
+def test_of_slices_that_dagster_lacks_only_those_without_records_are_requested(world: Repairing) -> None:
+    """A run was requested for each slice of the history, and all were validated again by today's reference table."""
+    assert requested(world) == [THREE.key, FOUR.key]
+    world.ledger.exhausted_slices.add("orders", {THREE.key: 6}, datetime.now(UTC))
+    assert requested(world) == [FOUR.key], "a person releases what repair gave up"
+
+
+@pytest.mark.parametrize("how", ["not readable", "not mounted"])
+def test_of_a_lake_that_is_away_nothing_is_taken_for_missing(world: Repairing, how: str) -> None:
+    """I15: slices are not requested because nobody can see them; what was planned just now is."""
+    if how == "not readable":
+        for file in (Path(world.lake.path("orders", "raw")) / "_delta_log").glob("*.json"):
+            file.write_text("no JSON")
+    else:
+        world.ledger.next_attempts([ONE.key])
+        world.lake = Lake(str(Path(world.lake.root).parent / "elsewhere"))
+    assert requested(world) == [FOUR.key]
+
+
+def test_every_sensor_records_its_instance_for_each_stream(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two deployments on one ledger did each other's work, and nothing reported it."""
+    opened = SimpleNamespace(open=lambda: ledger)
+    resources = {"kafka": opened, "lake": opened, "ledger": opened, "spark": opened}
+    monkeypatch.setenv("DAGSTER_HOME", "/srv/dagster")
+    ours = [one for one in build_defs(streams=[STREAM]).sensors or () if one.name not in {"alerts", "publisher"}]
+    assert ours
+    for number, sensor in enumerate(ours, 1):
+        needed = {name: resources[name] for name in sensor.required_resource_keys}
+        with dg.DagsterInstance.ephemeral() as instance, suppress(Exception):  # what the tick does then is no matter
+            sensor.evaluate_tick(dg.build_sensor_context(instance=instance, resources=needed))
+        found = ledger.instances.of("orders")
+        assert len(found) == number, sensor.name
+        assert found[-1].place.endswith(":/srv/dagster")
+
+
+def test_status_and_alert_report_two_instances_at_once(ledger: Ledger, tmp_path: Path) -> None:
+    kafka, lake, now = cast("Any", Topic()), Lake(str(tmp_path / "lake")), datetime.now(UTC)
+
+    def reported() -> tuple[list[str], int, bool]:
+        status = stream_status(ledger, kafka, STREAM, {})
+        lines = [line for line in status.lines if "is not alone" in line]
+        assert [one["id"] for one in status.to_plain()["instances"]] == [one.id for one in status.instances]
+        measured = alerts._measured(ledger, kafka, lake, STREAM, [], [])
+        [alert] = [one for one in measured if one.what == "Dagster instances"]
+        assert ("stop the sensors" in alert.remedy) is alert.over
+        assert all(one.id in alert.value for one in status.instances)
+        return [one.id for one in status.instances], len(lines), alert.over
+
+    def seen(name: str, minutes_ago: float) -> None:
+        ledger.instances.record(["orders"], name, f"{name}.example:/dagster", now - timedelta(minutes=minutes_ago))
+
+    seen("old", 3)
+    assert reported() == ([], 0, False)
+    seen("new", 2)
+    assert reported() == ([], 0, False), "it may have replaced the old one"
+    seen("old", 1)
+    seen("new", 0)
+    assert reported() == (["old", "new"], 2, True)

@@ -1,0 +1,130 @@
+"""Every `highwater` command line in a code block of a page has a command, options and arguments that exist."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+import pytest
+
+from highwater.orchestration.cli.main import main
+from tests.project.test_docs import PAGES, REPOSITORY, spans, text_of
+
+SHELL_BLOCK = re.compile(r"^ *```(?:sh|bash|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+SEPARATORS = {"|", "||", ";", "&&", "&"}
+REDIRECTIONS = {">", ">>", "<"}
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """The arguments behind each `highwater` in the shell blocks of a page."""
+    for block in SHELL_BLOCK.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            if not re.search(r"(?:^|[\s/])highwater ", line):
+                continue
+            lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=";|&<>")
+            lexer.whitespace_split = True
+            yield from (words[1:] for words in simple_commands(list(lexer)) if words[0].split("/")[-1] == "highwater")
+
+
+def simple_commands(tokens: Sequence[str]) -> Iterator[list[str]]:
+    """The commands of one line, without redirections and leading assignments."""
+    words: list[str] = []
+    skip_next = False
+    for token in [*tokens, ";"]:
+        if token in SEPARATORS:
+            if words:
+                yield words
+            words, skip_next = [], False
+        elif skip_next:
+            skip_next = False
+        elif token in REDIRECTIONS:
+            skip_next = True
+        elif words or not re.match(r"\w+=", token):
+            words.append(token)
+
+
+def fault_of(arguments: Sequence[str]) -> str | None:
+    """The faults of the arguments of `highwater`; None if they can be parsed. Nothing is executed."""
+    command: click.Command = main
+    rest = list(arguments)
+    while isinstance(command, click.Group):
+        name = rest.pop(0) if rest else ""
+        found = command.commands.get(name)
+        if found is None:
+            return f"no command {name!r}"
+        command = found
+    context = click.Context(command)
+    try:
+        values, left, _ = command.make_parser(context).parse_args(rest)
+    except click.UsageError as error:
+        return error.format_message()
+    missing = [p.name for p in command.params if p.required and not given(values.get(p.name or ""))]
+    return f"extra arguments {left}" if left else f"missing {missing}" if missing else None
+
+
+def given(value: object) -> bool:
+    """Whether the parser found a value: click marks an absent one by None, an empty tuple or an enum member."""
+    return isinstance(value, str) or (isinstance(value, tuple | list) and any(map(given, value)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_command_line_of_a_page_can_be_parsed(page: Path) -> None:
+    faults = {" ".join(words): fault for words in command_lines(page.read_text()) if (fault := fault_of(words))}
+
+    assert faults == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ('highwater accept-loss "$STREAM" --topic orders.dlq.1 --yes --by "$USER"', None),
+        ("A=1 .venv/bin/highwater metrics > new.prom; mv new.prom old.prom  # a comment", None),
+        ("highwater ledger verify && highwater audit orders --records 10", None),
+        ('highwater erase orders --digest "$(printf %s "$KEY" | cut -d\' \' -f1)" --because "asked for"', None),
+        ("highwater statis", "no command 'statis'"),
+        ("highwater status --verbose", "No such option '--verbose'."),
+        ("highwater slices", "missing ['stream']"),
+        ("highwater explain orders@0000001 orders@0000002", "extra arguments ['orders@0000002']"),
+        ("highwater accept-loss orders --topic", "Option '--topic' requires an argument."),
+    ],
+)
+def test_a_wrong_command_line_has_a_fault(line: str, fault: str | None) -> None:
+    found = [fault_of(words) for words in command_lines(f"```sh\n{line}\n```\n")]
+
+    assert found
+    assert next(filter(None, found), None) == fault
+
+
+def test_the_page_of_commands_has_every_command() -> None:
+    named = {word for span in spans(text_of("docs/commands.md")) for word in re.findall(r"[a-z][a-z-]+", span)}
+
+    assert set(main.commands) - named == set()
+
+
+def test_every_variable_of_a_command_in_the_runbook_is_set_on_the_page_or_by_the_deployment() -> None:
+    text = text_of("docs/runbook.md")
+    blocks = "\n".join(SHELL_BLOCK.findall(text))
+    set_here = set(re.findall(r"^(\w+)=", blocks, re.MULTILINE))
+    used = set(re.findall(r"\$\{?(\w+)", blocks))
+
+    assert {name for name in used - set_here if not name.startswith("HIGHWATER_")} == {"USER"}
+
+
+def commands_below(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    if isinstance(command, click.Group):
+        for one in command.commands.values():
+            yield from commands_below(one)
+
+
+@pytest.mark.parametrize("command", [*commands_below(main)], ids=lambda command: str(command.name))
+def test_a_help_text_has_whole_sentences(command: click.Command) -> None:
+    """A text lost its first line and had its last one twice, and nothing noticed."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    assert [one for one in paragraphs if not re.match(r"[A-Z`(]", one) or not re.search(r"[.:)]$", one)] == []
+    lines = [line for one in paragraphs for line in one.splitlines()]
+    assert len(lines) == len({*lines})

@@ -1,0 +1,153 @@
+"""Repeated requests are reported too: slices that are never exhausted, and that run after run leaves undone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from highwater.alerting import Alert
+from highwater.orchestration.reporting import alerts
+from highwater.orchestration.sensing import repairing
+from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.stalled_slices import StalledSlice
+from tests.pipeline.test_holds import FOUND, ONE, STREAM, TWO
+from tests.resources.ledger.test_exhausted_slices import NAMED, NOW
+from tests.support import failed_by
+from tests.test_breaker import OPEN, Repairing, opened, prove
+
+ALL = ("events", "rejects", "current")
+
+
+class Telling:
+    """Repair's ticks and those of the alerts, each of which opens the ledger as another daemon does."""
+
+    def __init__(self, folder: Path, ours: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.url, self.ours, self.heard = f"sqlite:///{folder / 'ledger.sqlite'}", ours, list[Alert]()
+        monkeypatch.setattr(alerts, "MEASURES", (alerts._stalled, alerts._exhausted, alerts._held))
+
+    def tick(self) -> str:
+        unused: Any = None
+        _, found = self.ours.tick()
+        alerts.tick(Ledger(self.url), unused, unused, [self.ours.stream], self.heard.append)
+        return found.message
+
+    def kinds(self) -> list[str]:
+        return [f"{alert.to_plain()['kind']} {alert.what}" for alert in self.heard]
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as made:
+        yield made
+
+
+@pytest.fixture
+def in_order(tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Telling:
+    """A stream that decides in order, its first slices in raw."""
+    ours = Repairing(tmp_path, instance, [ONE, TWO], STREAM)
+    prove(ours.lake, [ONE, TWO], "raw")
+    return Telling(tmp_path, ours, monkeypatch)
+
+
+def test_the_first_time_stays(ledger: Ledger) -> None:
+    stored = ledger.stalled_slices
+    stored.add("orders", {"a": 6}, NOW)
+    stored.add("orders", {"a": 9, "b": 7}, NOW.replace(hour=1))
+    assert stored.open("orders") == [StalledSlice("a", NOW, 6), StalledSlice("b", NOW.replace(hour=1), 7)]
+    assert stored.open("payments") == []
+    stored.end(["a", "c"])
+    assert [one.slice_key for one in stored.open("orders")] == ["b"]
+
+
+def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recovery(
+    in_order: Telling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is never exhausted, since all others wait for it: it was requested every hour, and nobody knew."""
+    ours = in_order.ours
+    for _ in range(repairing.RULES.most_runs - 1):
+        ours.fail(ONE.key)
+    in_order.tick()
+    assert in_order.kinds() == [], "five runs"
+    ours.fail(ONE.key)
+    reported = in_order.tick()
+    assert f"1 left undone by {repairing.RULES.most_runs} runs or more: {ONE.key}" in reported
+    [alert] = in_order.heard
+    assert (alert.what, alert.value.startswith(f"1 slices; {ONE.key} was left undone by 6 runs")) == (
+        "stalled",
+        True,
+    )
+    assert f"highwater explain {ONE.key}" in alert.remedy
+    ours.fail(ONE.key)
+    in_order.tick()
+    with monkeypatch.context() as patched:
+        patched.setattr(repairing, "past_runs", lambda *_: [])  # the daemon was away for a day
+        in_order.tick()
+    assert in_order.kinds() == ["alert stalled"]
+    prove(ours.lake, [ONE], *ALL)
+    assert "left undone" not in in_order.tick()
+    in_order.tick()
+    assert in_order.kinds() == ["alert stalled", "recovery stalled"]
+    assert alerts._stalled in alerts.MEASURES
+
+
+def test_what_is_held_is_reported_as_such_also_while_a_run_decides_it(in_order: Telling) -> None:
+    """The hold ends when the events are committed, and the run goes on for a while."""
+    ours = in_order.ours
+    ours.ledger.holds.note("orders", ONE.key, FOUND, NOW)
+    ours.fail_often(ONE.key)
+    in_order.tick()
+    run = dg.DagsterRun("orders_slice", tags={"dagster/partition": ONE.key, "highwater/stream": "orders"})
+    ours.instance.add_run(run)
+    prove(ours.lake, [ONE], "events")
+    in_order.tick()
+    assert ours.ledger.holds.open("orders") == []
+    prove(ours.lake, [ONE], "rejects", "current")
+    in_order.tick()
+    assert in_order.kinds() == ["alert held", "recovery held"]
+
+
+def test_a_slice_that_failed_on_and_on_and_is_held_since_is_reported_as_held(in_order: Telling) -> None:
+    ours = in_order.ours
+    ours.fail_often(ONE.key)
+    in_order.tick()
+    ours.ledger.holds.note("orders", ONE.key, FOUND, NOW)
+    in_order.tick()
+    assert sorted(in_order.kinds()) == ["alert held", "alert stalled", "recovery stalled"]
+
+
+def test_what_waits_for_the_breaker_is_reported_by_it(in_order: Telling) -> None:
+    opened(in_order.ours.ledger, replace(OPEN, until=NOW.replace(year=2100)))
+    in_order.ours.fail_often(ONE.key)
+    in_order.tick()
+    assert in_order.kinds() == []
+
+
+def test_slices_that_wait_for_spark_are_one_alert_until_it_is_back(
+    tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were requested every hour, and nothing was reported before retention came near what Kafka keeps."""
+    ours = Repairing(tmp_path, instance, [ONE, TWO])
+    telling = Telling(tmp_path, ours, monkeypatch)
+    for slice_ in (ONE, TWO):
+        ours.fail_often(slice_.key)
+    time.sleep(0.01)
+    for slice_ in (ONE, TWO):
+        failed_by(ours.instance, {**NAMED, "dagster/partition": slice_.key}, "DependencyAwayError: Spark is away")
+    telling.tick()
+    telling.tick()
+    assert telling.kinds() == ["alert stalled"]
+    assert telling.heard[0].value.startswith("2 slices; ")
+    prove(ours.lake, [ONE], "raw", *ALL)
+    telling.tick()
+    assert telling.kinds() == ["alert stalled"], "one waits still"
+    time.sleep(0.01)
+    failed_by(ours.instance, {**NAMED, "dagster/partition": TWO.key}, "UnbalancedError: rows are missing")
+    telling.tick()
+    telling.tick()
+    assert sorted(telling.kinds()) == ["alert retries exhausted", "alert stalled", "recovery stalled"]
