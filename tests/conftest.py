@@ -42,17 +42,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# These run whole stacks. Two at once take each other's processor time until both end at their time-outs, so one worker
+# has them all, and begins with them.
+STACKS = ("test_demo.py", "test_soak.py", "test_tutorial.py", "test_crashes_daemon.py", "test_spark_anywhere.py")
 # Each of these has a test of minutes. One that began last would keep the run going while the other workers are idle.
 LONGEST = (
-    "test_soak.py",
-    "test_demo.py",
     "test_crashes.py",
     "test_s3.py",
     "test_accepted_topic.py",
     "test_generated_code.py",
     "test_foreign.py",
-    "test_crashes_daemon.py",
-    "test_spark_anywhere.py",
     "test_rebuilding_all.py",
 )
 
@@ -67,11 +66,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let each worker begin with some of the longest modules: at first every worker has an equal, contiguous part."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    first = [[one for one in items if one.path.name == name] for name in LONGEST]
-    others = [one for one in items if one.path.name not in LONGEST]
+    modules = [[one for one in items if one.path.name == name] for name in LONGEST]
+    others = [one for one in items if one.path.name not in {*STACKS, *LONGEST}]
+    begins = [[one for name in STACKS for one in items if one.path.name == name]] + [[] for _ in range(workers - 1)]
+    for at, module in enumerate(modules):
+        begins[1 + at % (workers - 1) if workers > 1 else 0] += module
     ordered: list[pytest.Item] = []
-    for worker in range(workers):
-        mine = [one for module in first[worker::workers] for one in module]
+    for worker, mine in enumerate(begins):
         left = len(items) * (worker + 1) // workers - len(ordered) - len(mine)
         ordered += mine + others[: max(0, left)]
         del others[: max(0, left)]
