@@ -79,10 +79,11 @@ def test_a_page_that_loads_its_definitions_again_is_waited_for(tmp_path: Path) -
 @pytest.mark.crash
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("records", "kills"), [pytest.param(6_000, 4, id="few"), pytest.param(50_000, 10, id="many", marks=pytest.mark.long)]
+    ("records", "kills"),
+    [pytest.param(6_000, 4, id="4"), pytest.param(50_000, 10, id="10", marks=pytest.mark.long)],
 )
 def test_every_record_is_accounted_for(tmp_path: Path, records: int, kills: int) -> None:
-    """Workers, daemon, broker and Spark are killed while every fault is written; compared with an account of its own."""
+    """Workers, daemon, broker and Spark are killed while every fault is written; compared with an account."""
     result = Soak(tmp_path / "soak", Console(width=200), Ordeal(records, kills, least=4, most=10, settle=1200)).run()
     assert result.wrong == []
     assert sum(result.killed.values()) == kills
