@@ -64,14 +64,14 @@ def main(arguments: list[str]) -> int:
         "--quick", action="store_true", help="one round of all but d, h, k, m to o, q and r; keeps nothing"
     )
     parser.add_argument("--records", type=int, help="records instead of the usual number, for example 10000000 of k")
-    asked = parser.parse_args(arguments)
-    letters = asked.only.split(",")
+    options = parser.parse_args(arguments)
+    letters = options.only.split(",")
     if unknown := set(letters) - set(BENCHMARKS):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
-    if asked.quick:
+    if options.quick:
         quick = [letter for letter in letters if letter not in LONG]
-        return status(_measured(quick, rounds=1, keep=False, records=asked.records))
-    missed = 0 if asked.report else status(_measured(letters, asked.rounds, keep=True, records=asked.records))
+        return status(_measured(quick, rounds=1, keep=False, records=options.records))
+    missed = 0 if options.report else status(_measured(letters, options.rounds, keep=True, records=options.records))
     report.write()
     print(f"written: {report.PAGE.name}")
     return missed

@@ -24,9 +24,9 @@ def tick_to_commit(world: World, rounds: int, records: int) -> Result:
     """(f) Runs that sensors ask for, from the tick to the end, in turn with runs that do nothing."""
     del records
     home = world.home / "latency"
-    asked = home / "asked"
-    asked.mkdir(parents=True)
-    row = _measure(home, asked, rounds)
+    folder = home / "asked"
+    folder.mkdir(parents=True)
+    row = _measure(home, folder, rounds)
     return Result(
         name="f",
         title="From a sensor's tick to the committed slice",
@@ -47,12 +47,12 @@ def tick_to_commit(world: World, rounds: int, records: int) -> Result:
     )
 
 
-def _measure(home: Path, asked: Path, rounds: int) -> Row:
+def _measure(home: Path, folder: Path, rounds: int) -> Row:
     from dev.dagster_services import DagsterServices
     from dev.stack import SENSORS, Stack
 
     base = {k: v for k, v in os.environ.items() if not k.startswith(("HIGHWATER_", "SPARK_", "DAGSTER_HOME"))}
-    with Stack(home, base=base, on_broker=_make_topics, extra={noop.ASKED: str(asked)}) as stack:
+    with Stack(home, base=base, on_broker=_make_topics, extra={noop.ASKED: str(folder)}) as stack:
         assert stack.dagster is not None, "a stack has Dagster by default"
         stack.dagster.stop()
         services = DagsterServices(home, {**stack.env, SENSORS: "running"}, module="bench.noop")
@@ -61,7 +61,7 @@ def _measure(home: Path, asked: Path, rounds: int) -> Row:
             services.launch_code()
             services.launch()
             services.wait_ready()
-            return _rounds(stack, asked, rounds)
+            return _rounds(stack, folder, rounds)
         finally:
             services.stop()
 
@@ -73,7 +73,7 @@ def _make_topics(stack: Stack) -> None:
     create_topic(stack.bootstrap, "payments", 4, {})
 
 
-def _rounds(stack: Stack, asked: Path, rounds: int) -> Row:
+def _rounds(stack: Stack, folder: Path, rounds: int) -> Row:
     import dagster as dg
 
     _write_reference(stack)
@@ -86,7 +86,7 @@ def _rounds(stack: Stack, asked: Path, rounds: int) -> Row:
                     instance,
                     "noop_job",
                     turn,
-                    lambda turn=turn: (asked / f"n{turn}").touch(),  # type: ignore[misc]
+                    lambda turn=turn: (folder / f"n{turn}").touch(),  # type: ignore[misc]
                 ),
             }
             if turn:  # the first round warms up

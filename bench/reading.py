@@ -107,11 +107,11 @@ def _row(bed: Bed, table: str, reader: str, ask: Ask, question: str, rounds: int
     }
     form = "delta.`{}`" if reader == "Spark" else "delta_scan('{}')"
 
-    def asked(path: str) -> Callable[[int], float]:
+    def timed_query(path: str) -> Callable[[int], float]:
         sql = QUESTIONS[question].format(table=form.format(path))
         return lambda _: timed(lambda: ask(sql))
 
-    variants = {name: asked(path) for name, path in paths.items()}
+    variants = {name: timed_query(path) for name, path in paths.items()}
     return alternate(f"{question} of {table}, {reader}", variants, rounds)
 
 

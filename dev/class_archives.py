@@ -77,8 +77,8 @@ def ensure(tools: Path = paths.TOOLS) -> None:
 
 def _writes_archives(java: Java) -> bool:
     """Whether this Java has the archive of its own classes, on which ours rest."""
-    asked = subprocess.run([java.executable, "-Xshare:on", "-version"], capture_output=True, timeout=60, check=False)
-    return asked.returncode == 0
+    result = subprocess.run([java.executable, "-Xshare:on", "-version"], capture_output=True, timeout=60, check=False)
+    return result.returncode == 0
 
 
 def _run_both(home: Path, made: Path) -> None:
@@ -121,13 +121,13 @@ def _use(bootstrap: str, remote: str, lake: Path) -> None:
     spark = SparkSession.builder.remote(remote).getOrCreate()
     try:
         ends = '{"t": {"0": -1, "1": -1}}'
-        asked = {
+        kafka_options = {
             "kafka.bootstrap.servers": bootstrap,
             "subscribe": "t",
             "endingOffsets": ends,
             "includeHeaders": "true",
         }
-        came = spark.read.format("kafka").options(**asked).load()
+        came = spark.read.format("kafka").options(**kafka_options).load()
         value = F.from_json(F.col("value").cast("string"), "a INT, b TIMESTAMP, c DECIMAL(12,2)")
         rows = came.select(F.col("key").cast("string"), "offset", value.alias("v")).select("key", "offset", "v.*")
         path = str(lake / "t")

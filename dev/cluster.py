@@ -20,16 +20,16 @@ LOOK_SECONDS = 1.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program: exit status 0 after Ctrl-C, 1 when the cluster did not start."""
-    asked = _parser().parse_args(arguments)
-    home = asked.home.absolute()
+    options = _parser().parse_args(arguments)
+    home = options.home.absolute()
     if home.exists() and not (home / "kafka-1").exists() and any(home.iterdir()):
         print(f"error: {home} holds something else than a former cluster; name another --home", file=sys.stderr)
         return 1
     shutil.rmtree(home, ignore_errors=True)
     try:
-        with signals_raise_interrupt(), EmbeddedCluster(home, asked.brokers, controller_apart=True) as cluster:
-            _report(cluster, again=asked.again)
-            _watch(cluster, again=asked.again)
+        with signals_raise_interrupt(), EmbeddedCluster(home, options.brokers, controller_apart=True) as cluster:
+            _report(cluster, again=options.again)
+            _watch(cluster, again=options.again)
     except HighwaterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

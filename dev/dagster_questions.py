@@ -66,8 +66,8 @@ class RunState:
 
 def slice_states(ask: Ask, assets: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SliceStates]:
     """The states of the slices of assets (stream, table), by one question: they are seen at the same time."""
-    asked = [f"a{n}: {_SLICES % json.dumps(list(asset))[1:-1]}" for n, asset in enumerate(assets)]
-    nodes = ask(f"query Slices {{ {' '.join(asked)} }}", {})
+    queries = [f"a{n}: {_SLICES % json.dumps(list(asset))[1:-1]}" for n, asset in enumerate(assets)]
+    nodes = ask(f"query Slices {{ {' '.join(queries)} }}", {})
     return {asset: _states(asset, nodes[f"a{n}"]) for n, asset in enumerate(assets)}
 
 

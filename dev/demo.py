@@ -452,11 +452,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The program: exit status 0 when the tables are right, 1 when something differs or failed, 130 after Ctrl-C."""
     from rich.console import Console
 
-    asked = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     console = Console()
 
     def run() -> int:
-        demo = Demo(fresh_home(asked.home.absolute()), console, deadline=asked.deadline, scale=asked.scale)
+        demo = Demo(fresh_home(options.home.absolute()), console, deadline=options.deadline, scale=options.scale)
         console.print(f"logs: {demo.home / 'logs'}")
         comparisons = demo.run()
         report(demo.console, demo.figures, comparisons, demo.home)

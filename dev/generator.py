@@ -352,31 +352,35 @@ def _partitions(admin: AdminClient, topic: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program."""
-    asked = _parser().parse_args(arguments)
-    environment = {**os.environ, HOME: str(asked.home)}
+    options = _parser().parse_args(arguments)
+    environment = {**os.environ, HOME: str(options.home)}
     settings = Settings.from_environment(environment)
     target = Target(
-        asked.bootstrap or settings.kafka_bootstrap, settings.home, settings.lake, settings.kafka_config, asked.topic
+        options.bootstrap or settings.kafka_bootstrap,
+        settings.home,
+        settings.lake,
+        settings.kafka_config,
+        options.topic,
     )
     try:
         order = Order(
-            seed=asked.seed,
-            records=None if asked.until_interrupted else asked.records,
-            rate=asked.rate,
+            seed=options.seed,
+            records=None if options.until_interrupted else options.records,
+            rate=options.rate,
             rates={
-                **(dict.fromkeys(SOURCES[asked.stream].faults, 0.0) if asked.no_faults else {}),
-                **dict(asked.fault),
+                **(dict.fromkeys(SOURCES[options.stream].faults, 0.0) if options.no_faults else {}),
+                **dict(options.fault),
             },
-            late_after=asked.late_customers_after,
-            burst=asked.burst,
+            late_after=options.late_customers_after,
+            burst=options.burst,
         )
         with signals_raise_interrupt():
-            print(generate(SOURCES[asked.stream], target, order))
+            print(generate(SOURCES[options.stream], target, order))
     except HighwaterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 0 if asked.until_interrupted else 130
+        return 0 if options.until_interrupted else 130
     return 0
 
 

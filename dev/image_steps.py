@@ -184,8 +184,8 @@ class Image:
         server = subprocess.Popen([self._program(command), *command[1:]], env=variables, cwd=self.folder)
         try:
             deadline = time.monotonic() + HEALTHY_SECONDS
-            asked = [self._program(health), *health[1:]]
-            while subprocess.run(asked, env=variables, cwd=self.folder, check=False).returncode:
+            health_command = [self._program(health), *health[1:]]
+            while subprocess.run(health_command, env=variables, cwd=self.folder, check=False).returncode:
                 if time.monotonic() > deadline or server.poll() is not None:
                     raise TimeoutError(f"{' '.join(health)} does not succeed")
                 time.sleep(1)

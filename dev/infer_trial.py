@@ -310,13 +310,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("trials", nargs="*", metavar="TRIAL", help=f"of {', '.join(TOPICS)}; default: all")
     parser.add_argument("--records", type=int, default=RECORDS, help="records in each topic")
     parser.add_argument("--home", type=Path, help="an empty folder for all files, which stay; default: a temporary one")
-    asked = parser.parse_args(arguments)
-    if unknown := sorted({*asked.trials} - {*TOPICS}):
+    options = parser.parse_args(arguments)
+    if unknown := sorted({*options.trials} - {*TOPICS}):
         parser.error(f"no such trial: {', '.join(unknown)}")
     with ExitStack() as closing:
-        home = asked.home or Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="highwater-infer-")))
+        home = options.home or Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="highwater-infer-")))
         home.mkdir(parents=True, exist_ok=True)
-        outcomes = run_trials(asked.trials or [*TOPICS], asked.records, home.absolute())
+        outcomes = run_trials(options.trials or [*TOPICS], options.records, home.absolute())
     print(json.dumps(report(outcomes), indent=2))
     for one in outcomes:
         print(one)

@@ -149,16 +149,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "sets", nargs="*", metavar="SET", help=f"of {', '.join(WANTED)}; default: all but {', '.join(ON_DEMAND)}"
     )
     parser.add_argument("--lock", action="store_true", help="write the lock instead")
-    asked = parser.parse_args(arguments)
-    if unknown := sorted({*asked.sets} - {*WANTED}):
+    options = parser.parse_args(arguments)
+    if unknown := sorted({*options.sets} - {*WANTED}):
         parser.error(f"no such set: {', '.join(unknown)}")
-    if asked.lock:
+    if options.lock:
         record()
         return 0
     try:
         # Side by side: nearly all of the time is waiting for many small files.
         with ThreadPoolExecutor() as pool:
-            list(pool.map(ensure, asked.sets or [name for name in WANTED if name not in ON_DEMAND]))
+            list(pool.map(ensure, options.sets or [name for name in WANTED if name not in ON_DEMAND]))
     except (JarError, DownloadError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

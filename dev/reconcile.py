@@ -109,19 +109,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bootstrap", metavar="HOST:PORT", help="default: HIGHWATER_KAFKA_BOOTSTRAP")
     parser.add_argument("--topic", help="default: the stream's name")
     parser.add_argument("--home", type=Path, default=paths.home(os.environ), help="default: %(default)s")
-    asked = parser.parse_args(arguments)
-    settings = Settings.from_environment({**os.environ, HOME: str(asked.home)})
-    streams = asked.stream or [name for name in sorted(SHAPES) if account_file(settings.home, name).exists()]
+    options = parser.parse_args(arguments)
+    settings = Settings.from_environment({**os.environ, HOME: str(options.home)})
+    streams = options.stream or [name for name in sorted(SHAPES) if account_file(settings.home, name).exists()]
     console = Console()
     try:
         found = [
             reconcile(
                 stream,
-                bootstrap=asked.bootstrap or settings.kafka_bootstrap,
+                bootstrap=options.bootstrap or settings.kafka_bootstrap,
                 lake=settings.lake,
                 home=settings.home,
                 config=settings.kafka_config,
-                topic=asked.topic,
+                topic=options.topic,
             )
             for stream in streams
         ]

@@ -109,7 +109,7 @@ class Soak:
     Args:
         home: a fresh folder for all state.
         console: where progress and report go.
-        ordeal: what is asked.
+        ordeal: the size of the test and its faults.
     """
 
     def __init__(self, home: Path, console: Console, ordeal: Ordeal) -> None:
@@ -299,12 +299,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The program: exit status 0 when every record is accounted for, 1 when not, 130 after Ctrl-C."""
     from rich.console import Console
 
-    asked = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     console = Console()
-    ordeal = Ordeal(asked.records, asked.kills, asked.seed, settle=asked.settle)
+    ordeal = Ordeal(options.records, options.kills, options.seed, settle=options.settle)
 
     def run() -> int:
-        soak = Soak(fresh_home(asked.home.absolute()), console, ordeal)
+        soak = Soak(fresh_home(options.home.absolute()), console, ordeal)
         console.print(f"seed {ordeal.seed}; logs: {soak.home / 'logs'}")
         result = soak.run()
         report(console, ordeal, result)

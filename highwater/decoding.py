@@ -245,10 +245,10 @@ def _framed(record: Record, schemas: Schemas | None, *, by_guid: bool = True) ->
     assert framed is not None
     if framed.schema_id is None and not by_guid:
         return framed, None
-    asked = framed.guid if framed.schema_id is None else framed.schema_id
-    found = None if schemas is None or asked is None else schemas(asked)
+    schema_id = framed.guid if framed.schema_id is None else framed.schema_id
+    found = None if schemas is None or schema_id is None else schemas(schema_id)
     if found is None:
-        raise UnknownSchemaError(f"the registry does not know schema {asked}")
+        raise UnknownSchemaError(f"the registry does not know schema {schema_id}")
     return framed, found
 
 

@@ -297,10 +297,10 @@ def _of_numbers(
 
 def _of_moments(name: str, numbers: Sequence[float], hints: Hints) -> tuple[Field, str] | None:
     """A timestamp or a date, where the name says time and the numbers are plausible."""
-    asked = words(name)
-    if hints.debezium and asked & _DAY_WORDS and all(map(_is_plausible_day, numbers)):
+    name_words = words(name)
+    if hints.debezium and name_words & _DAY_WORDS and all(map(_is_plausible_day, numbers)):
         return Field(name, "date", unit="days"), "plausible days since 1970"
-    if asked & _DURATION_WORDS or not asked & _TIME_WORDS:
+    if name_words & _DURATION_WORDS or not name_words & _TIME_WORDS:
         return None
     units = [plausible_unit(one) for one in numbers]
     unit = max(_UNITS, key=units.count)

@@ -78,8 +78,8 @@ def _last(draft: Draft) -> str:
 
 
 def _is_version(path: Sequence[str]) -> bool:
-    asked = words(path[-1]) if path else frozenset()
-    return bool(asked & _VERSION_WORDS) and asked <= _VERSION_WORDS | _BESIDE_VERSION
+    name_words = words(path[-1]) if path else frozenset()
+    return bool(name_words & _VERSION_WORDS) and name_words <= _VERSION_WORDS | _BESIDE_VERSION
 
 
 def _rising(at: int, positions: Sequence[int], evidence: Sequence[Evidence]) -> str | None:
@@ -126,5 +126,5 @@ def choose_event_time(
 
 
 def _rank(draft: Draft) -> int | None:
-    asked = words(_last(draft))
-    return next((rank for rank, word in enumerate(_EVENT_TIME_WORDS) if word in asked), None)
+    name_words = words(_last(draft))
+    return next((rank for rank, word in enumerate(_EVENT_TIME_WORDS) if word in name_words), None)

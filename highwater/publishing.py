@@ -190,10 +190,10 @@ def in_order(
         following: the slices of the main topic that are not published yet, in their order, as far as they matter.
         published: those of `slices` that were published before.
     """
-    asked = {slice_.key for slice_ in slices}
+    wanted = {slice_.key for slice_ in slices}
     begin: list[Slice] = []
     for slice_ in following:
-        if slice_.key not in asked:
+        if slice_.key not in wanted:
             break
         begin.append(slice_)
     waits = following[len(begin)] if len(begin) < len(following) else None
@@ -206,7 +206,7 @@ def in_order(
 
     late = [slice_ for slice_ in slices if slice_.key not in fresh and due(slice_)]
     ordered = [*begin, *sorted(late, key=lambda slice_: (slice_.planned_at, slice_.topic, slice_.ordinal))]
-    return ordered, None if waits is None or len(ordered) == len(asked) else waits.key
+    return ordered, None if waits is None or len(ordered) == len(wanted) else waits.key
 
 
 def batches(slices: Sequence[Slice], rows: Mapping[str, int], most_rows: int, most: int) -> Iterator[list[Slice]]:

@@ -186,16 +186,16 @@ class Before:
 
         What this lake knows of an origin counts, unless the topic had a higher revision of it.
         """
-        asked = f"SELECT {_KNOWN} FROM c LEFT SEMI JOIN ({origins}) o ON {_SAME} ORDER BY c.revision, c.published_at"
-        found = {Origin.of_row(row): _known(row) for row in query_all({"c": self.table, "e": events}, asked)}
+        sql = f"SELECT {_KNOWN} FROM c LEFT SEMI JOIN ({origins}) o ON {_SAME} ORDER BY c.revision, c.published_at"
+        found = {Origin.of_row(row): _known(row) for row in query_all({"c": self.table, "e": events}, sql)}
         more = {one: it for one, it in found.items() if one not in known or it.revision > known[one].revision}
         return {**known, **more}
 
     @cached_property
     def passed(self) -> dict[tuple[str, int, int], int]:
         """By partition the last offset whose event had been sent: lower offsets come late."""
-        asked = f"SELECT {', '.join(ORIGIN[:-1])}, max(origin_offset) AS origin_offset FROM t"
-        origins = map(Origin.of_row, query(self.table, f"{asked} GROUP BY {', '.join(ORIGIN[:-1])}"))
+        sql = f"SELECT {', '.join(ORIGIN[:-1])}, max(origin_offset) AS origin_offset FROM t"
+        origins = map(Origin.of_row, query(self.table, f"{sql} GROUP BY {', '.join(ORIGIN[:-1])}"))
         return {(one.topic, one.generation, one.partition): one.offset for one in origins}
 
 

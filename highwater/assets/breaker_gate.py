@@ -40,13 +40,13 @@ def ensure_admitted(work: Work, slices: Sequence[Slice], committed: Collection[s
     if not slices or breakers.circuit(work.stream.name).closed:
         return
     accepted = breakers.accepted([slice_.key for slice_ in slices])
-    asked = [slice_ for slice_ in slices if slice_.key not in accepted]
-    main = [slice_.key for slice_ in asked if slice_.topic == work.stream.topic and slice_.key not in committed]
+    undecided = [slice_ for slice_ in slices if slice_.key not in accepted]
+    main = [slice_.key for slice_ in undecided if slice_.topic == work.stream.topic and slice_.key not in committed]
 
     def decide(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
-        found = None if len(main) < len(asked) and not circuit.closed else admit(circuit, main, now)
+        found = None if len(main) < len(undecided) and not circuit.closed else admit(circuit, main, now)
         if found is None:
-            raise _open(work, circuit, asked)
+            raise _open(work, circuit, undecided)
         return found, ()
 
     work.log(f"breaker: {breakers.settle(work.stream.name, (), decide).text}")

@@ -190,10 +190,12 @@ def _framed(work: Work, raw: DataFrame, *, by_guid: bool = True) -> DataFrame:
     unframed = "the value has no schema ID: neither a magic byte in front of it nor a header"
     misframed = F.when(F.col("schema").isNull() & value.isNotNull(), F.lit(unframed))
     rows = rows.withColumn("misframed", misframed)
-    asked = F.lit(True) if by_guid else ~F.contains("schema", F.lit("-"))  # noqa: FBT003 - a literal column
-    known = _schemas(work, rows.where(asked))
+    is_wanted = F.lit(True) if by_guid else ~F.contains("schema", F.lit("-"))  # noqa: FBT003 - a literal column
+    known = _schemas(work, rows.where(is_wanted))
     unknown_schema = F.when(
-        F.col("schema").isNotNull() & asked & ~F.col("schema").isin([one for one, schema in known.items() if schema]),
+        F.col("schema").isNotNull()
+        & is_wanted
+        & ~F.col("schema").isin([one for one, schema in known.items() if schema]),
         F.concat(F.lit("the registry does not know schema "), F.col("schema")),
     )
     return rows.withColumn("unknown_schema", unknown_schema)

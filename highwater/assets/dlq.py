@@ -243,8 +243,8 @@ class _Waiting:
         # A table that an older Highwater wrote has no such column until its next slice.
         before = rejects.PUBLISHED_AT if has_column(self._table, rejects.PUBLISHED_AT) else "NULL"
         copy = f"{_ORDER}, {count_in(self._table, NUMBER)} AS {NUMBER}, {before} IS NOT NULL AS sent_before"
-        asked = f"SELECT {copy}, {size} AS bytes FROM t WHERE {mine} ORDER BY {_ORDER}"
-        found = query_arrow({"t": self._table}, asked)
+        sql = f"SELECT {copy}, {size} AS bytes FROM t WHERE {mine} ORDER BY {_ORDER}"
+        found = query_arrow({"t": self._table}, sql)
         self.rejects = len(found)
         held = _published(self._held_by, mine)
         self._open = found.filter(_is_open(found, held))
@@ -377,8 +377,8 @@ def _identity(table: DeltaTable | None) -> tuple[str, int] | None:
 def _published(table: DeltaTable | None, where: str) -> set[tuple[Any, ...]]:
     if table is None:
         return set()
-    asked = f"SELECT {_ORDER}, {count_in(table, NUMBER)} AS {NUMBER} FROM t WHERE {where}"
-    return {*_copies(query_arrow({"t": table}, asked))}
+    sql = f"SELECT {_ORDER}, {count_in(table, NUMBER)} AS {NUMBER} FROM t WHERE {where}"
+    return {*_copies(query_arrow({"t": table}, sql))}
 
 
 def _commit(

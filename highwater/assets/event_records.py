@@ -96,15 +96,15 @@ class EventRecords:
             return
         for slice_ in self.slices:
             mine = slice_is_one_of([slice_.key])
-            asked = f"SELECT {_ORIGIN} FROM t WHERE {mine} ORDER BY {_ORIGIN}"
-            origins = query_arrow({"t": self.events}, asked)
+            sql = f"SELECT {_ORIGIN} FROM t WHERE {mine} ORDER BY {_ORIGIN}"
+            origins = query_arrow({"t": self.events}, sql)
             for start in range(0, len(origins), WINDOW):
                 yield f"{mine} AND ({covering(origins.slice(start, WINDOW))})"
 
     def _read(self, where: str) -> pa.Table:
         columns = f"slice, {_ORIGIN}, {MILLISECONDS}, {fields_of(self.stream, self.events)}"
-        asked = f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORIGIN}"
-        return query_arrow({"t": self.events}, asked)
+        sql = f"SELECT {columns} FROM t WHERE {where} ORDER BY {_ORIGIN}"
+        return query_arrow({"t": self.events}, sql)
 
     def _written(self, rows: pa.Table) -> pa.Table:
         """The columns of the window. While one part's fingerprints are taken, the next one is written as JSON."""

@@ -42,10 +42,10 @@ def with_lookup(work: Work, rows: DataFrame) -> DataFrame:
     if lookup is None:
         return rows.withColumn("unresolved", F.lit(None).cast("string"))
     taken = [f for f in stream.fields if f.reference is not None]
-    known, asked = _known_rows(work, lookup, taken), F.col(f"field_{lookup.field}")
-    found = rows.join(known, asked == known["known_value"], "left")
+    known, field = _known_rows(work, lookup, taken), F.col(f"field_{lookup.field}")
+    found = rows.join(known, field == known["known_value"], "left")
     problem = F.when(
-        asked.isNotNull() & F.col("known_value").isNull(), F.lit(f"{lookup.field} is not in {lookup.table}")
+        field.isNotNull() & F.col("known_value").isNull(), F.lit(f"{lookup.field} is not in {lookup.table}")
     )
     if taken:
         several = F.lit(f"{lookup.table} has several rows of this {lookup.field}, which differ")

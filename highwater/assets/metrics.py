@@ -171,8 +171,8 @@ class _Computation:
         found: dict[str, dict[int, int]] = {key: {} for key in keys}
         for some in batched(keys, MOST_PARTITIONS):
             mine = _events(slice_is_one_of(some))
-            asked = f"SELECT slice, {_MINUTE} AS minute, count(*) AS events FROM ({mine}) GROUP BY slice, minute"
-            for row in query(self._source, asked):
+            sql = f"SELECT slice, {_MINUTE} AS minute, count(*) AS events FROM ({mine}) GROUP BY slice, minute"
+            for row in query(self._source, sql):
                 found[row["slice"]][row["minute"]] = row["events"]
         return found
 
@@ -195,13 +195,13 @@ class _Computation:
 
         A second delivery of the same content has the same time, so it is in a minute that is computed anyway.
         """
-        asked = f"""
+        sql = f"""
             WITH mine AS (SELECT DISTINCT key, version, {_MINUTE} AS minute FROM ({_events(_within(minutes))})),
                  whole AS (SELECT key, version, {_MINUTE} AS minute FROM ({_events()}))
             SELECT DISTINCT mine.minute AS minute, whole.minute AS other
             FROM mine JOIN whole ON whole.key = mine.key AND whole.version = mine.version
             WHERE whole.minute <> mine.minute"""
-        for row in query(self._source, asked):
+        for row in query(self._source, sql):
             if row["minute"] in minutes:
                 self._links[row["minute"]].add(row["other"])
 

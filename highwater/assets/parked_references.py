@@ -61,8 +61,8 @@ def place_of(lake: Lake, stream: Stream, envelope: Envelope, wanted: Original) -
     table = lake.table(stream.name, "raw")
     size = "coalesce(octet_length(encode(value, 'hex')), 0) / 2"
     where = f"{slice_is_one_of([envelope.slice_key])} AND {size} = {len(wanted.value or b'')}"
-    asked = f"SELECT {_PLACE}, key, value, headers FROM t WHERE {where} ORDER BY {_PLACE}"
-    for row in () if table is None else stream_rows(table, asked):
+    sql = f"SELECT {_PLACE}, key, value, headers FROM t WHERE {where} ORDER BY {_PLACE}"
+    for row in () if table is None else stream_rows(table, sql):
         if original_of(row) == wanted:
             return Place(row["topic"], row["generation"], row["partition"], row["offset"])
     raise UnbalancedError(

@@ -289,8 +289,8 @@ class Batch:
         """Records sent before a lost lake was restarted, and was rejected since."""
         if key not in self._restarted or self._rejects is None:
             return {}
-        asked = f"SELECT {_ORIGIN} FROM e WHERE {rejects.PUBLISHED_AT} IS NULL"
-        known = self.book.known_among(self._rejects, f"{asked} AND {slice_is_one_of([key])}")
+        sql = f"SELECT {_ORIGIN} FROM e WHERE {rejects.PUBLISHED_AT} IS NULL"
+        known = self.book.known_among(self._rejects, f"{sql} AND {slice_is_one_of([key])}")
         return {origin: one for origin, one in known.items() if not one.slice_key and one.state is State.SENT}
 
     @cached_property
@@ -306,8 +306,8 @@ class Batch:
     def _retractions(self, slice_: Slice, gone: Mapping[Origin, Known]) -> list[dict[str, Any]]:
         """The records that retract events, with the keys that these have as rejects."""
         assert self._rejects is not None, "retracted records are among the rejects"
-        asked = f"SELECT {_ORIGIN}, {MILLISECONDS}, key FROM t WHERE {slice_is_one_of([slice_.key])}"
-        rows = {Origin.of_row(row): row for row in query_all({"t": self._rejects}, asked)}
+        sql = f"SELECT {_ORIGIN}, {MILLISECONDS}, key FROM t WHERE {slice_is_one_of([slice_.key])}"
+        rows = {Origin.of_row(row): row for row in query_all({"t": self._rejects}, sql)}
         # An event that is no reject either was lost elsewhere: readers never hear of that.
         ensure_none_retracted(slice_.key, gone.keys() - rows.keys(), allowed=False)
         return [{**rows[one], "slice": slice_.key, "key": rows[one]["key"] or b""} for one in sorted(gone)]

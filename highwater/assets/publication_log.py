@@ -393,8 +393,8 @@ class Book:
         """
         same = " AND ".join(f"p.{name} = o.{name}" for name in ORIGIN)
         where = "" if keys is None else f" WHERE {slice_is_one_of(keys, 'p.slice')}"
-        asked = f"SELECT {_KNOWN} FROM p LEFT SEMI JOIN ({origins}) o ON {same}{where}"
-        found = _known(query_all({"p": self._whole, "e": events}, asked))
+        sql = f"SELECT {_KNOWN} FROM p LEFT SEMI JOIN ({origins}) o ON {same}{where}"
+        found = _known(query_all({"p": self._whole, "e": events}, sql))
         return found if self.before is None else self.before.beside(found, events, origins)
 
     def follow(self, batch: int) -> None:
@@ -412,8 +412,8 @@ class Book:
         """The second deliveries of slices, by slice and origin."""
         if not keys:
             return set()
-        asked = f"SELECT slice, {', '.join(ORIGIN)} FROM t WHERE {_LEFT_OUT} AND {slice_is_one_of([*keys])}"
-        return {(str(row["slice"]), Origin.of_row(row)) for row in query(self._whole, asked)}
+        sql = f"SELECT slice, {', '.join(ORIGIN)} FROM t WHERE {_LEFT_OUT} AND {slice_is_one_of([*keys])}"
+        return {(str(row["slice"]), Origin.of_row(row)) for row in query(self._whole, sql)}
 
     def begin(self, rows: pa.Table, slices: Mapping[str, int], batch: int) -> None:
         """Take up a batch, which `write_down` writes; one without any record is only kept in mind."""

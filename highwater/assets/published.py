@@ -166,11 +166,11 @@ class _Run:
     def _in_order(self, book: publication_log.Book) -> tuple[list[Slice], str | None]:
         work = self.work
         proofs = publication_log.complete(book.committed(work.keys))
-        asked = [slice_ for slice_ in work.slices if not self.is_settled(slice_.key, proofs)]
+        unsettled = [slice_ for slice_ in work.slices if not self.is_settled(slice_.key, proofs)]
         following = work.ledger.slices(
-            work.stream.name, work.stream.topic, after=book.last_published(), limit=len(asked) + 1
+            work.stream.name, work.stream.topic, after=book.last_published(), limit=len(unsettled) + 1
         )
-        return in_order(asked, work.stream.topic, following, {*proofs})
+        return in_order(unsettled, work.stream.topic, following, {*proofs})
 
     def _begin(self, batch: Batch, number: int) -> None:
         attempts = {slice_.key: self.decided.attempt(slice_.key) for slice_ in batch.slices}

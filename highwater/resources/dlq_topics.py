@@ -274,8 +274,8 @@ def _asked_for_partitions(kafka: Kafka, narrow: Mapping[str, int], wanted: int, 
     admin = kafka.admin()
     try:
         new = [NewPartitions(topic, wanted) for topic in narrow]
-        asked = admin.create_partitions(new, operation_timeout=REQUEST_SECONDS, validate_only=only_asked)
-        for topic, future in asked.items():
+        futures = admin.create_partitions(new, operation_timeout=REQUEST_SECONDS, validate_only=only_asked)
+        for topic, future in futures.items():
             try:
                 future.result(2 * REQUEST_SECONDS)
             except KafkaException as error:
@@ -349,8 +349,8 @@ def _create(kafka: Kafka, topic: str, wanted: Shape, *, only_asked: bool = False
     new = NewTopic(topic, wanted.partitions, wanted.replicas, config=dict(wanted.config))
     admin = kafka.admin()
     try:
-        asked = admin.create_topics([new], operation_timeout=REQUEST_SECONDS, validate_only=only_asked)
-        asked[topic].result(2 * REQUEST_SECONDS)
+        futures = admin.create_topics([new], operation_timeout=REQUEST_SECONDS, validate_only=only_asked)
+        futures[topic].result(2 * REQUEST_SECONDS)
     except KafkaException as error:
         if error.args[0].code() in {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}:
             raise ConfigurationError(

@@ -76,9 +76,11 @@ def described(kafka: Kafka, name: str) -> Group:
 
 def _ask(kafka: Kafka, name: str) -> Any:
     admin = kafka.admin()
-    asked = admin.describe_consumer_groups([name], include_authorized_operations=True, request_timeout=REQUEST_SECONDS)
+    futures = admin.describe_consumer_groups(
+        [name], include_authorized_operations=True, request_timeout=REQUEST_SECONDS
+    )
     try:
-        return asked[name].result(REQUEST_SECONDS + 1)
+        return futures[name].result(REQUEST_SECONDS + 1)
     except TimeoutError as error:
         raise kafka.away(error) from error
     finally:
@@ -143,9 +145,9 @@ def commit(kafka: Kafka, name: str, offsets: Mapping[Place, tuple[int, MirrorMar
     ]
     admin = kafka.admin()
     request = ConsumerGroupTopicPartitions(name, wanted)
-    asked = admin.alter_consumer_group_offsets([request], request_timeout=REQUEST_SECONDS)
+    futures = admin.alter_consumer_group_offsets([request], request_timeout=REQUEST_SECONDS)
     try:
-        answers: Any = asked[name].result(REQUEST_SECONDS + 1).topic_partitions
+        answers: Any = futures[name].result(REQUEST_SECONDS + 1).topic_partitions
     except KafkaException as error:
         raise _translated(kafka, name, error.args[0]) from error
     except TimeoutError as error:
@@ -169,8 +171,8 @@ def delete_groups(kafka: Kafka, names: Collection[str]) -> dict[str, str]:
     admin = kafka.admin()
     try:
         for some in batched(sorted(names), GROUPS_A_REQUEST):
-            asked = admin.delete_consumer_groups([*some], request_timeout=REQUEST_SECONDS)
-            for name, future in asked.items():
+            futures = admin.delete_consumer_groups([*some], request_timeout=REQUEST_SECONDS)
+            for name, future in futures.items():
                 try:
                     future.result(REQUEST_SECONDS + 1)
                 except KafkaException as error:

@@ -92,7 +92,7 @@ def _candidates(environment: Mapping[str, str], tools: Path) -> Iterable[Java]:
 def inspect(executable: Path, origin: str) -> list[Java]:
     """Ask a `java` for its version and home; an empty list if it is none or does not run."""
     try:
-        asked = subprocess.run(
+        shown = subprocess.run(
             [executable, "-XshowSettings:properties", "-version"],
             capture_output=True,
             text=True,
@@ -101,7 +101,7 @@ def inspect(executable: Path, origin: str) -> list[Java]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return parse_settings(asked.stderr + asked.stdout, origin)
+    return parse_settings(shown.stderr + shown.stdout, origin)
 
 
 def parse_settings(text: str, origin: str) -> list[Java]:

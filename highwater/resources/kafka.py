@@ -240,8 +240,8 @@ class Kafka:
         admin = self.admin()
         found: dict[str, tuple[str, dict[int, int | None]]] = {}
         try:
-            asked = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=REQUEST_SECONDS)
-            for topic, future in asked.items():
+            futures = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=REQUEST_SECONDS)
+            for topic, future in futures.items():
                 try:
                     answer = future.result(REQUEST_SECONDS + 1)
                 except KafkaException as error:
@@ -275,8 +275,8 @@ class Kafka:
         admin = self.admin()
         wanted = [TopicPartition(*place) for place in places]
         try:
-            asked = [self._ask(admin, wanted, look) for look in looks]
-            for answers, futures in zip(found, asked, strict=True):
+            by_look = [self._ask(admin, wanted, look) for look in looks]
+            for answers, futures in zip(found, by_look, strict=True):
                 for one, future in futures.items():
                     answer, error = _result(future)
                     if error is None and answer.offset >= 0:
@@ -437,10 +437,10 @@ class Kafka:
         admin = self.admin()
         wanted = [TopicPartition(topic, p) for p in partitions]
         try:
-            asked = [self._ask(admin, wanted, look) for look in looks]
+            by_look = [self._ask(admin, wanted, look) for look in looks]
             return [
                 self._answers(futures, 0 if isinstance(look, Look) else NO_SUCH_RECORD)
-                for look, futures in zip(looks, asked, strict=True)
+                for look, futures in zip(looks, by_look, strict=True)
             ]
         finally:
             del admin
@@ -612,10 +612,10 @@ MOST_WAIT_MS = 5_000
 
 
 def _expired(message: Message, open_: Mapping[int, OffsetRange]) -> OffsetsExpiredError:
-    asked = open_.get(message.partition() or 0)
+    requested = open_.get(message.partition() or 0)
     return OffsetsExpiredError(
         f"topic {message.topic()} partition {message.partition()} does not hold the offsets that were asked for",
-        stored=f"{asked}" if asked else None,
+        stored=f"{requested}" if requested else None,
         found=str(message.error()),
         remedy="they were deleted by retention, or the log was cut off: highwater status gives its bounds",
     )

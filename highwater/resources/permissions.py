@@ -25,12 +25,12 @@ def permitted(kafka: Kafka, topics: Sequence[str]) -> dict[str, frozenset[str]]:
         return {}
     hidden = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED}
     admin = kafka.admin()
-    asked = admin.describe_topics(
+    futures = admin.describe_topics(
         TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=REQUEST_SECONDS
     )
     found = {}
     try:
-        for topic, future in asked.items():
+        for topic, future in futures.items():
             try:
                 answer: Any = future.result(REQUEST_SECONDS + 1)
             except KafkaException as error:

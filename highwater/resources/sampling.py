@@ -37,8 +37,8 @@ def sample(kafka: Kafka, topic: str, count: int, only: Part | None = None) -> li
     found: dict[tuple[int, int], Record] = {}
     wanted = shares({partition: len(log) for partition, log in logs.items()}, count)
     for part in ("beginning", "end") if only is None else (only,):
-        asked = {p: share if only else halves(share)[part] for p, share in wanted.items()}
-        found.update(_at(kafka, topic, logs, asked, part))
+        numbers = {p: share if only else halves(share)[part] for p, share in wanted.items()}
+        found.update(_at(kafka, topic, logs, numbers, part))
     return [found[place] for place in sorted(found)]
 
 
@@ -63,11 +63,11 @@ def sample_repeats(kafka: Kafka, topic: str, sampled: Sequence[Record], only: Pa
 
 
 def _at(
-    kafka: Kafka, topic: str, logs: Mapping[int, OffsetRange], asked: Mapping[int, int], part: Part
+    kafka: Kafka, topic: str, logs: Mapping[int, OffsetRange], numbers: Mapping[int, int], part: Part
 ) -> dict[tuple[int, int], Record]:
     """The first or the last records of each partition, as many as are asked for."""
     by_partition: dict[int, list[Record]] = {}
-    open_ = {partition: number for partition, number in asked.items() if number}
+    open_ = {partition: number for partition, number in numbers.items() if number}
     for round_ in range(ROUNDS):
         windows = {p: window(logs[p], number * WIDER**round_, part) for p, number in open_.items()}
         read = defaultdict(list)

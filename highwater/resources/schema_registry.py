@@ -138,9 +138,9 @@ class SchemaRegistry:
             self._add_references(answer.references, found, set())
         return Schema(schema_id, kind, answer.schema_str, tuple(found.values()))
 
-    def _add_references(self, asked: Sequence[Any] | None, found: dict[str, Reference], seen: set[str]) -> None:
+    def _add_references(self, references: Sequence[Any] | None, found: dict[str, Reference], seen: set[str]) -> None:
         """Add references and what they need, which comes first; the first version of a name is taken."""
-        for one in asked or ():
+        for one in references or ():
             if one.name in seen:
                 continue
             seen.add(one.name)

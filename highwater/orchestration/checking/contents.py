@@ -160,8 +160,8 @@ def _of_tier(
         read[origin].append({"value": row["value"], "record_key": row["key"], "headers": row["headers"]})
     compared, unlike = 0, list[_Unlike]()
     chosen = _chosen(columns) + _versions(stream) + _deleted(stream, events)
-    asked = f"SELECT {_ORIGIN}, origin_timestamp_ms, {chosen} FROM t e WHERE {mine}"
-    for row in query(events, asked):
+    sql = f"SELECT {_ORIGIN}, origin_timestamp_ms, {chosen} FROM t e WHERE {mine}"
+    for row in query(events, sql):
         copies = read[Origin.of_row(row)]
         found = [_differing(reader, columns, row, _record({**row, **copy})) for copy in copies]
         compared += 1 if copies else 0

@@ -112,8 +112,8 @@ def _unplanned(tables: Mapping[str, DeltaTable], stream: Stream, slice_: Slice) 
         return []
     spans = ((slice_.generation, p, r.start, r.end) for p, r in slice_.ranges.items())
     where = f"{slice_is_one_of([slice_.key])} AND {in_none_of(spans)}"
-    asked = f"SELECT {_ORIGIN} FROM t WHERE {where}"
-    rows = [row for name in ("events", "rejects") for row in query(tables[name], asked)]
+    sql = f"SELECT {_ORIGIN} FROM t WHERE {where}"
+    rows = [row for name in ("events", "rejects") for row in query(tables[name], sql)]
     return [sample("in events or rejects, and not planned", Origin.of_row(row)) for row in rows]
 
 
@@ -202,9 +202,9 @@ def _misplaced_of_tier(
     accepted the origin, a person discarded it, or they were published before it was reclaimed from the DLQ.
     """
     mine = f"{slice_is_one_of([slice_.key])}"
-    asked = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE NOT ({_tombstones_of(decision)}) AND {mine}")
+    rows = stream_rows(tables["raw"], f"SELECT {RECORD} FROM t WHERE NOT ({_tombstones_of(decision)}) AND {mine}")
     early = _named_early(tables["rejects"], slice_, mine)
-    copies = Counter(_copy_of(stream, slice_, row, early) for row in asked)
+    copies = Counter(_copy_of(stream, slice_, row, early) for row in rows)
     read, counting, contents = Counter[Origin](), set(), defaultdict[Origin, set[str]](set)
     tries = defaultdict[Origin, set[int | None]](lambda: {None})  # a row without the number is no error
     for one, times in copies.items():

@@ -157,8 +157,8 @@ def _altered(stream: Stream, events: DeltaTable, published: DeltaTable, key: str
     then. Where no event agrees, the declaration was another one when they were sent.
     """
     fields = ", ".join(f"e.{quoted(one.name)}" for one in stream.fields)
-    asked = _PRINTS.format(fields=fields, columns=fields_of(stream, events), slices=slice_is_one_of([key]))
-    rows = query_arrow({"events": events, "published": published}, asked)
+    sql = _PRINTS.format(fields=fields, columns=fields_of(stream, events), slices=slice_is_one_of([key]))
+    rows = query_arrow({"events": events, "published": published}, sql)
     prints = event_json.fingerprints(event_json.values(stream, rows))
     same = [ours == theirs for ours, theirs in zip(prints, rows["#print"].to_pylist(), strict=True)]
     found = rows.select(list(ORIGIN)).to_pylist() if any(same) else []
@@ -206,7 +206,7 @@ def publication_line(lake: Lake, stream: Stream) -> str:
     last, table = last_published(lake, stream), lake.table(stream.name, TABLE)
     if last is None or table is None:
         return f"nothing is sent to {stream.publishes.topic} yet"
-    asked = "SELECT state, count(*) AS rows FROM t GROUP BY state"
-    states = {row["state"]: row["rows"] for row in query(table, asked)}
+    sql = "SELECT state, count(*) AS rows FROM t GROUP BY state"
+    states = {row["state"]: row["rows"] for row in query(table, sql)}
     counts = ", ".join(f"{states.get(state, 0):,} {state}" for state in _COUNTED)
     return f"sent to {stream.publishes.topic} up to {last}: {counts}"

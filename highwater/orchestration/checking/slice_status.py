@@ -50,11 +50,11 @@ def conservation(
 def _counted(table: DeltaTable, keys: Sequence[str]) -> dict[str, Counted]:
     """The rows of slices with the attempts that they name; those of raw name none."""
     attempt = "attempt" if has_column(table, "attempt") else "CAST(NULL AS INT)"
-    asked = f"SELECT slice, count(*) AS rows, min({attempt}) AS least, max({attempt}) AS most FROM t"
+    sql = f"SELECT slice, count(*) AS rows, min({attempt}) AS least, max({attempt}) AS most FROM t"
     where = f"{slice_is_one_of(keys)}"
     return {
         row["slice"]: Counted(row["rows"], frozenset({row["least"], row["most"]} - {None}))
-        for row in query(table, f"{asked} WHERE {where} GROUP BY slice")
+        for row in query(table, f"{sql} WHERE {where} GROUP BY slice")
     }
 
 

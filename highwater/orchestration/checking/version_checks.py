@@ -118,12 +118,12 @@ def _ask(
             return found
         # A version that the neighbouring slices lack may be further away.
         return missing(lake, stream, questions.widened(), reclaim_numbers)
-    asked: dict[str, Callable[[], dict[str, Found]]] = {
+    counters: dict[str, Callable[[], dict[str, Found]]] = {
         ALONG_OFFSETS: questions.falls,
         ONE_CONTENT: questions.conflicts,
         TRANSITIONS: questions.transitions,
     }
-    return asked[name]()
+    return counters[name]()
 
 
 def _result(stream: Stream, name: str, totals: Totals, found: Found) -> CheckResult:

@@ -156,9 +156,9 @@ def unread_slices(ledger: Ledger, planned: Planned, read: Collection[str] | None
     # No attempt commits before the ledger gave it a number.
     keys = [key for key, number in tried.items() if (not number if read is None else key not in read)]
     losses = ledger.losses(topic.stream, topic.topic) if keys else []
-    asked = ledger.get(keys[:SLICES_ASKED])
-    left = [left_to_read(slice_, losses) for slice_ in asked]
-    return [slice_ for slice_ in left if slice_.offsets], asked[-1] if len(keys) > SLICES_ASKED else None
+    looked_at = ledger.get(keys[:SLICES_ASKED])
+    left = [left_to_read(slice_, losses) for slice_ in looked_at]
+    return [slice_ for slice_ in left if slice_.offsets], looked_at[-1] if len(keys) > SLICES_ASKED else None
 
 
 def _begins(state: TopicState, planned: Planned | None, unread: Sequence[Slice], last: Slice | None) -> dict[int, int]:
@@ -185,9 +185,9 @@ def _ages(
     sure: bool,
 ) -> Ages:
     """The age of the first record of each range; of very many those of the oldest."""
-    asked = list(waiting) if len(waiting) <= PARTITIONS_ASKED else _oldest(kafka, state, waiting)
+    partitions = list(waiting) if len(waiting) <= PARTITIONS_ASKED else _oldest(kafka, state, waiting)
     found = {}
-    for partition in asked:
+    for partition in partitions:
         try:
             first = next(iter(kafka.read(state.topic, {partition: waiting[partition]}, seconds=READ_SECONDS)), None)
         except HighwaterError:
@@ -197,7 +197,7 @@ def _ages(
             found.update({} if age is None else {partition: age})
             sure &= first is None or age is not None
     # One with markers alone may have taken the place of one with a record.
-    sure &= len(asked) == len(waiting) or len(found) == len(asked)
+    sure &= len(partitions) == len(waiting) or len(found) == len(partitions)
     return Ages(found, sure, slices, starts)
 
 

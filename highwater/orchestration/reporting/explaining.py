@@ -303,10 +303,10 @@ def _aged(ledger: Ledger, stream: Stream, key: str, proof: Proof | None) -> list
 
 
 def _erased(ledger: Ledger, stream: Stream, key: str, *, by_age: bool) -> list[str]:
-    asked = {one.number: one for one in ledger.erasures.of(stream.name)}
+    erasures = {one.number: one for one in ledger.erasures.of(stream.name)}
     return [
-        f"{offsets_in(one.places):,} records, by {asked[one.number].erased_by} at "
-        f"{asked[one.number].erased_at:%Y-%m-%d %H:%M} UTC: {asked[one.number].reason}"
+        f"{offsets_in(one.places):,} records, by {erasures[one.number].erased_by} at "
+        f"{erasures[one.number].erased_at:%Y-%m-%d %H:%M} UTC: {erasures[one.number].reason}"
         for one in ledger.erasures.slices([key]).get(key, ())
         if one.by_age is by_age
     ]
@@ -377,8 +377,8 @@ def _runs(instance: dg.DagsterInstance, stream: Stream, key: str, leases: Mappin
 
     ids: set[str] = set()
     for asset in table_keys(stream):
-        asked = dg.AssetRecordsFilter(asset_key=asset, asset_partitions=[key])
-        ids |= {record.run_id for record in instance.fetch_materializations(asked, limit=MOST_RUNS).records}
+        records_filter = dg.AssetRecordsFilter(asset_key=asset, asset_partitions=[key])
+        ids |= {record.run_id for record in instance.fetch_materializations(records_filter, limit=MOST_RUNS).records}
     for tag in (PARTITION, RANGE_START):
         ids |= {run.run_id for run in instance.get_runs(dg.RunsFilter(tags={tag: key}), limit=MOST_RUNS)}
     records = instance.get_run_records(dg.RunsFilter(run_ids=sorted(ids)), limit=MOST_RUNS) if ids else []

@@ -173,8 +173,8 @@ def measure(
             )
         found.add("highwater_stream_measured", stream.name not in found.failed, stream.name)
     _alerts(found, ledger, DEPLOYMENT)
-    asked = ["ledger", "kafka", "lake", *(["dagster"] if _dagster(found, dagster, streams) else [])]
-    for dependency in asked:
+    dependencies = ["ledger", "kafka", "lake", *(["dagster"] if _dagster(found, dagster, streams) else [])]
+    for dependency in dependencies:
         found.add("highwater_up", dependency not in found.away, dependency)
     found.add("highwater_collection_duration_seconds", time.monotonic() - begun)
     found.add("highwater_collection_timestamp_seconds", time.time())

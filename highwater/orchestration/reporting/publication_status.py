@@ -336,10 +336,10 @@ def of_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice) -> Publi
 
 
 def _states(table: DeltaTable, key: str) -> tuple[dict[str, int], datetime | None]:
-    asked = (
+    sql = (
         f"SELECT state, count(*) AS rows, max(published_at) AS at FROM t WHERE {slice_is_one_of([key])} GROUP BY state"
     )
-    found = {str(row["state"]): row for row in query(table, asked)}
+    found = {str(row["state"]): row for row in query(table, sql)}
     states: dict[str, int] = {state.value: int(found[state.value]["rows"]) for state in State if state.value in found}
     return states, max((row["at"] for row in found.values()), default=None)
 

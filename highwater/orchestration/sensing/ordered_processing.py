@@ -202,7 +202,7 @@ def hold_lines(holds: Sequence[Hold]) -> list[str]:
 
 def turn_lines(turn: Turn, holds: Sequence[Hold]) -> list[str]:
     """Lines of a tick about slices that repair did not request because slices follow each other."""
-    asked = [f"{len(turn.keys)} requested in their turn, from {turn.keys[0]} on"] if turn.keys else []
+    requested = [f"{len(turn.keys)} requested in their turn, from {turn.keys[0]} on"] if turn.keys else []
     waiting = [f"{len(turn.waiting)} wait for their turn"] if turn.waiting else []
     due = [] if turn.due_at is None else [f"the next is asked for at {turn.due_at:%H:%M:%S} UTC"]
-    return [*hold_lines(holds), *asked, *waiting, *due]
+    return [*hold_lines(holds), *requested, *waiting, *due]

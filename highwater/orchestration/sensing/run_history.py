@@ -59,8 +59,8 @@ def _past(
     wanted: Callable[[RunRecord], bool],
     raw: Collection[dg.AssetKey] = (),
 ) -> list[PastRun]:
-    asked: list[dict[str, Any]] = [{"statuses": NOT_FINISHED_STATUSES}, {"updated_after": now - MEMORY}]
-    found = (record for one in asked for record in _records(instance, stream, **one))
+    filters: list[dict[str, Any]] = [{"statuses": NOT_FINISHED_STATUSES}, {"updated_after": now - MEMORY}]
+    found = (record for one in filters for record in _records(instance, stream, **one))
     records = {record.dagster_run.run_id: record for record in found if wanted(record)}
     position = {key: at for at, key in enumerate(order)}
     return [
@@ -75,23 +75,23 @@ def _past(
     ]
 
 
-def _records(instance: dg.DagsterInstance, stream: Stream, **asked: Any) -> Iterator[RunRecord]:
+def _records(instance: dg.DagsterInstance, stream: Stream, **filters: Any) -> Iterator[RunRecord]:
     """Runs among which are all of the stream's, some of them twice.
 
     Where the instance has too many to look at each, those with the stream's tag are asked for, and those that a person
     or a backfill asked for by their assets: they have no tag. What lies farther back and has neither, such as a run of
     a job that others wrote over the stream's assets, is not seen then.
     """
-    newest = instance.get_run_records(dg.RunsFilter(**asked), limit=RECORDS)
+    newest = instance.get_run_records(dg.RunsFilter(**filters), limit=RECORDS)
     yield from newest
     if len(newest) == RECORDS:
-        yield from _pages(instance, dg.RunsFilter(**asked, tags={STREAM_TAG: stream.name}))
-        yield from _pages(instance, dg.RunsFilter(**asked, job_name=IMPLICIT_ASSET_JOB_NAME))
+        yield from _pages(instance, dg.RunsFilter(**filters, tags={STREAM_TAG: stream.name}))
+        yield from _pages(instance, dg.RunsFilter(**filters, job_name=IMPLICIT_ASSET_JOB_NAME))
 
 
-def _pages(instance: dg.DagsterInstance, asked: dg.RunsFilter) -> Iterator[RunRecord]:
+def _pages(instance: dg.DagsterInstance, runs_filter: dg.RunsFilter) -> Iterator[RunRecord]:
     last = None
-    while page := instance.get_run_records(asked, limit=RECORDS, cursor=last):
+    while page := instance.get_run_records(runs_filter, limit=RECORDS, cursor=last):
         yield from page
         last = page[-1].dagster_run.run_id
 
@@ -123,8 +123,8 @@ def is_of(stream: Stream, record: RunRecord) -> bool:
 
 def _publishes(stream: Stream, record: RunRecord) -> bool:
     run = record.dagster_run
-    asked = run.tags.get(STREAM_TAG) == stream.name and run.tags.get(PURPOSE) == PUBLISH
-    return asked or table_key(stream, PUBLISHED.name) in (run.asset_selection or ())
+    is_tagged = run.tags.get(STREAM_TAG) == stream.name and run.tags.get(PURPOSE) == PUBLISH
+    return is_tagged or table_key(stream, PUBLISHED.name) in (run.asset_selection or ())
 
 
 def _takes_slices(stream: Stream, record: RunRecord) -> bool:

@@ -122,14 +122,14 @@ def plan_stream(
     with guarded(kafka_guard(ledger, kafka)):
         planned = Planner(ledger, kafka).tick(stream, now, look=look)
     keys = keys_to_add(instance, ledger, stream, stream.topic, len(planned.slices))
-    asked, known = keys_to_request(ledger, resources, stream, keys, planned.slices)
+    requested, known = keys_to_request(ledger, resources, stream, keys, planned.slices)
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, now)
     holds = ledger.holds.open(stream.name)
-    raw_alone = rests or not breaker.closed or (stream.ordered and behind(instance, ledger, stream, asked, holds))
-    urgent = endangered(kafka, stream, ledger.get(asked), planned.state)
+    raw_alone = rests or not breaker.closed or (stream.ordered and behind(instance, ledger, stream, requested, holds))
+    urgent = endangered(kafka, stream, ledger.get(requested), planned.state)
     found = Tick(
         keys=keys,
-        requests=first_requests(keys, asked, stream.limits.slices_a_run, raw_alone=raw_alone, urgent=urgent),
+        requests=first_requests(keys, requested, stream.limits.slices_a_run, raw_alone=raw_alone, urgent=urgent),
         lines=[*planned.lines, *known, *breaker_lines(breaker, rests), *hold_lines(holds)],
         error=together([*planned.errors.values()]) if planned.errors else None,
         settled=not planned.errors and not planned.skipped,
@@ -208,10 +208,10 @@ def keys_to_request(
             begun = {*older}
         exhausted = {one.slice_key for one in ledger.exhausted_slices.open(stream.name)}
         new |= {key for key in older if key not in begun and key not in exhausted}
-    asked = [key for key in keys if key in new]
-    left = len(keys) - len(asked)
+    requested = [key for key in keys if key in new]
+    left = len(keys) - len(requested)
     line = f"Dagster had no key of {left:,} slices: the keys are added, the sensor repair reports or requests them"
-    return asked, [line] if left else []
+    return requested, [line] if left else []
 
 
 def plan_retries(
@@ -243,7 +243,7 @@ def plan_retries(
         return Tick(lines=[reasons], cursor=cursor)
     ledger, kafka = resources.ledger.open(), resources.kafka.open()
     keys: list[str] = []
-    asked: list[str] = []
+    requested: list[str] = []
     lines: list[str] = []
     errors: list[PermanentError] = []
     paused = ledger.paused.of(stream.name)
@@ -270,14 +270,14 @@ def plan_retries(
             continue
         lacking = keys_to_add(instance, ledger, stream, topic, len(planned.slices))
         fresh, known = keys_to_request(ledger, resources, stream, lacking, planned.slices)
-        keys, asked = [*keys, *lacking], [*asked, *fresh]
+        keys, requested = [*keys, *lacking], [*requested, *fresh]
         lines += [*planned.lines, *known]
         errors += planned.errors.values()
         settled = settled and not planned.skipped
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, datetime.now(UTC))
     raw_alone = rests or not breaker.closed
-    urgent = endangered(kafka, stream, ledger.get(asked))
-    requests = first_requests(keys, asked, stream.limits.slices_a_run, RETRY, raw_alone=raw_alone, urgent=urgent)
+    urgent = endangered(kafka, stream, ledger.get(requested))
+    requests = first_requests(keys, requested, stream.limits.slices_a_run, RETRY, raw_alone=raw_alone, urgent=urgent)
     lines += [*breaker_lines(breaker, rests), *[str(error) for error in errors]]
     failed = together(errors) if errors else None
     return Tick(keys, requests, lines, cursor=cursor, error=failed, settled=settled and not errors)

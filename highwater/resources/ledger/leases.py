@@ -54,9 +54,9 @@ class Lease:
         """Renew it; False if somebody else has had it since, also one that gave it back: their work came in between."""
         return self._sure_after(self._prolong)
 
-    def _sure_after(self, asked: Callable[[], bool]) -> bool:
+    def _sure_after(self, renew: Callable[[], bool]) -> bool:
         before = time.monotonic()
-        ours = asked()
+        ours = renew()
         # Counted from before the call: in the database the term began later.
         self._sure_until = before + self.seconds if ours else 0.0
         return ours
