@@ -55,10 +55,12 @@ def raw_against_streaming(world: World, rounds: int, records: int) -> Result:
     )
 
 
-Act = Callable[[Bed, "list[Slice]"], object]
+Action = Callable[[Bed, "list[Slice]"], object]
 
 
-def _round(world: World, stream: Any, slices: int, records: int, action: Act, prepare: Act | None = None) -> Variant:
+def _round(
+    world: World, stream: Any, slices: int, records: int, action: Action, prepare: Action | None = None
+) -> Variant:
     """The work that takes slices into a lake of its own; preparing it is not timed."""
 
     def run(_: int) -> float:
@@ -74,7 +76,7 @@ def _round(world: World, stream: Any, slices: int, records: int, action: Act, pr
 
 
 def _against(
-    world: World, stream: Any, n: int, records: int, rounds: int, ours: Act, peer: Any, prepare: Act | None = None
+    world: World, stream: Any, n: int, records: int, rounds: int, ours: Action, peer: Any, prepare: Action | None = None
 ) -> Row:
     variants = {
         "Highwater": _round(world, stream, n, records, ours, prepare),
@@ -116,7 +118,7 @@ def raw_against_bare_reads(world: World, rounds: int, records: int) -> Result:
     """(b) One slice to `raw`, against Spark's read into nothing and against a bare consumer."""
     stream = fill(world, "bench-b", records)
 
-    def variant(action: Act) -> Variant:
+    def variant(action: Action) -> Variant:
         return _round(world, stream, 1, records, action, lambda bed, some_slices: _create_raw(world, bed, some_slices))
 
     row = alternate(

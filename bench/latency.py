@@ -128,7 +128,7 @@ def _run_seconds(instance: dg.DagsterInstance, job: str, before: int, ask: Calla
 
 
 def _tick_began(instance: dg.DagsterInstance, tick_id: str) -> float:
-    """When a tick began, in seconds since 1970."""
+    """The time at which a tick began, in seconds since 1970."""
     for sensor in instance.all_instigator_state():
         for tick in instance.get_ticks(sensor.instigator_origin_id, sensor.selector_id, limit=100):
             if str(tick.tick_id) == tick_id:

@@ -64,7 +64,7 @@ class Chunk:
     offset: NDArray[np.int64]
 
     def where(self, *kinds: int) -> Chunk:
-        """Those of some kinds."""
+        """The rows of some kinds."""
         import numpy as np
 
         mask = np.isin(self.kind, kinds)
@@ -95,7 +95,7 @@ class Chunk:
 
     @property
     def milliseconds(self) -> pa.Array:
-        """When they were published, as Kafka has it."""
+        """The times of publication, as Kafka has them."""
         import pyarrow as pa
 
         return pa.array(int(BEGIN.timestamp() * 1000) + self.content * 1000, pa.int64())

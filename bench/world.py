@@ -60,7 +60,7 @@ class World:
 
 @dataclass(frozen=True)
 class Bed:
-    """Where one round writes."""
+    """The place to which one round writes."""
 
     stream: Stream
     lake: Lake

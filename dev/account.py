@@ -177,7 +177,7 @@ class Account:
 
 
 def account_file(home: Path, stream: str) -> Path:
-    """Where the account of a stream lies: one file each, so that their generators never wait for each other."""
+    """The file of a stream's account: one file each, so that their generators never wait for each other."""
     return home / "generator" / f"{stream}.sqlite"
 
 

@@ -39,7 +39,7 @@ def options(name: Name, java: Java, tools: Path = paths.TOOLS) -> list[str]:
 
 
 def _folder(tools: Path, java: Java) -> Path:
-    """Where the archives for a Java lie: others for other jars."""
+    """The folder of the archives for a Java: others for other jars."""
     own = sha256(LOG_STORE_JAR.read_bytes()).hexdigest()
     known = "\n".join([str(java.home), str(java.version), version("pyspark"), _lock(), own])
     return tools / "classes" / sha256(known.encode()).hexdigest()[:16]

@@ -168,7 +168,7 @@ def _account_and_topic(
 
 
 def place_of(written: Written) -> Place | None:
-    """Where the delivery report put a record; None without one, or where it does not say."""
+    """The place of a record by its delivery report; None without one, or where it does not say."""
     if written.partition is None or written.offset is None or written.offset < 0:
         return None
     return Place(written.partition, written.offset)
@@ -217,7 +217,7 @@ def _raw_and_topic(tables: Tables, topic: Mapping[Place, TopicRecord], name: str
 
 
 def _planned(tables: Tables, records: Mapping[Place, TopicRecord], topic: str) -> dict[Place, TopicRecord]:
-    """Those records of a tier that lie in slices; the others are not due yet."""
+    """The records of a tier that lie in slices; the others are not due yet."""
     ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for proof in tables.proofs.get("raw", ()):
         if _topic_of(proof["slice"]) == topic:

@@ -61,7 +61,7 @@ def wrong_versions(
 
 
 def _rank(row: Row) -> tuple[object, ...]:
-    """Of equal versions the earliest origin counts."""
+    """The rank of an origin: among equal versions the earliest counts."""
     return row["origin_timestamp_ms"], row["origin_partition"], row["origin_offset"], row["origin_generation"]
 
 

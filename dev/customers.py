@@ -13,7 +13,7 @@ REGIONS = ("north", "east", "south", "west")
 
 
 def customers_path(lake: str) -> str:
-    """Where the table lies."""
+    """The path of the table."""
     return f"{lake.rstrip('/')}/reference/customers"
 
 

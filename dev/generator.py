@@ -47,7 +47,7 @@ HELD_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Target:
-    """Where a stream is written to.
+    """The place to which a stream is written.
 
     Args:
         bootstrap: the brokers.
@@ -295,7 +295,7 @@ def _in_transaction(batch: Sequence[Intended]) -> bool:
 
 
 def outbox_file(home: Path, topic: str) -> Path:
-    """Where the records of a topic wait until they are acknowledged."""
+    """The file in which the records of a topic wait until they are acknowledged."""
     return home / "generator" / f"{topic}.outbox.sqlite"
 
 

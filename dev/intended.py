@@ -11,7 +11,7 @@ Fate = Literal["committed", "aborted"]
 
 
 class Ending(NamedTuple):
-    """Where a record must end: `event`, `reject` with its reason, or `tombstone`."""
+    """The expected end of a record: `event`, `reject` with its reason, or `tombstone`."""
 
     end: Literal["event", "reject", "tombstone"]
     reason: str | None = None

@@ -114,7 +114,7 @@ ON_DEMAND: frozenset[SetName] = frozenset({"registry"})
 
 
 def folder(name: SetName, tools: Path = paths.TOOLS) -> Path:
-    """Where the jars of a set lie once they are fetched."""
+    """The folder of the jars of a set once they are fetched."""
     return jars.folder(name, tools)
 
 

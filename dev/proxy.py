@@ -34,7 +34,7 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """Where clients connect to."""
+        """The address to which clients connect."""
         return f"{LOOPBACK}:{self.port}"
 
     def __enter__(self) -> Self:

@@ -23,7 +23,7 @@ _TIMESTAMP_TYPES_ABOVE_WIRE = 1
 
 
 class Place(NamedTuple):
-    """Where a record is in its topic."""
+    """The place of a record in its topic."""
 
     partition: int
     offset: int

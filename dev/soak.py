@@ -270,7 +270,7 @@ def _was_called(listener: socket.socket) -> bool:
 
 
 def _alarms(lake: Lake, stream: Stream, account: Sequence[Written], red: Sequence[Failing]) -> list[str]:
-    """Where the checks of what producers wrote say too much or too little: the generator's faults are theirs."""
+    """Checks of the producers' records that report too much or too little: the generator's faults are theirs."""
     written = {(one.entity, one.version) for one in account if one.visible is not False}
     events = read_rows(lake.path(stream.name, "events"))
     fields = [*SHAPES[stream.name].types]

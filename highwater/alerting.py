@@ -86,7 +86,7 @@ REFRESH = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class Watch:
-    """Who watches over what.
+    """The names that nobody watches over any more, and the names to record as watched.
 
     Args:
         gone: what nobody watches over any more.
@@ -98,7 +98,7 @@ class Watch:
 
 
 def watch(watched: Collection[str], declared: Collection[str], seen: Mapping[str, datetime], now: datetime) -> Watch:
-    """Which watched names nothing declares any more, so that nothing measures them.
+    """The watched names that nothing declares any more, so that nothing measures them.
 
     Args:
         watched: the names of open alerts.

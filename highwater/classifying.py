@@ -119,7 +119,7 @@ _MOST_NAMED = 5
 
 
 def _unknown_problem(stream: Stream, found: Mapping[str, Any]) -> str | None:
-    """Which members have no field, where that makes a record a reject."""
+    """The members without a field, where that makes a record a reject."""
     if stream.unknown_fields.policy != "reject":
         return None
     path = stream.unknown_fields.path

@@ -42,7 +42,7 @@ RESERVED_COLUMNS = frozenset(
 
 
 class Start(str, Enum):
-    """Where planning begins in a topic that was never planned."""
+    """The offset at which planning begins in a topic that was never planned."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -114,7 +114,7 @@ class Field:
 
     @cached_property
     def sources(self) -> tuple[Key | Header | Meta | Reference | Rest | tuple[str, ...], ...]:
-        """Where the value is taken from, the first that is there; a path into the value as its names."""
+        """The sources of the value: the first one that is there counts; a path into the value as its names."""
         if self.source is None:
             return ((self.name,),)
         given = self.source if isinstance(self.source, tuple) else (self.source,)
@@ -143,7 +143,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Deletes:
-    """Which records delete their key. A delete is a version of the key: an older event never restores it.
+    """The records that delete their key. A delete is a version of the key: an older event never restores it.
 
     In a record that deletes, fields other than the key, the version and the event time may be absent or null.
 
@@ -248,7 +248,7 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Where accepted events are sent to, for others to read.
+    """The topic to which accepted events are sent, for others to read.
 
     Args:
         topic: its name.
@@ -311,7 +311,7 @@ HOUR = "hour"
 
 @dataclass(frozen=True)
 class Breaker:
-    """When a stream's slices are no longer decided, and when one is tried again.
+    """The limits at which a stream's slices are no longer decided, and the waits until one is tried again.
 
     Args:
         reject_ratio: rejects among the records of the newest slices from which on it opens, above 0 and up to 1.

@@ -48,7 +48,7 @@ Header = tuple[str, bytes | None]
 
 
 class Origin(NamedTuple):
-    """Where a record was first published: its identity for ever."""
+    """The place at which a record was first published: its identity for ever."""
 
     topic: str
     generation: int
@@ -62,7 +62,7 @@ class Origin(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a record was read: it picks one row of the table `raw`."""
+    """The place at which a record was read: it picks one row of the table `raw`."""
 
     topic: str
     generation: int

@@ -27,7 +27,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Erasure:
-    """That a person had a key erased, or that maintenance took rows of raw for their age.
+    """A person's erasure of a key, or maintenance's removal of rows of raw for their age.
 
     Args:
         number: given by the ledger; 0 before it is recorded.

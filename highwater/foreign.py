@@ -103,7 +103,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class MainLog:
-    """Which slices of the main topic read an offset, or will read it, by plans, losses and accepted events.
+    """The slices of the main topic that read an offset, or will read it, by plans, losses and accepted events.
 
     What a slice covers and its reading did not find is read all the same: compaction took it for a newer record of its
     key, or its transaction was aborted.

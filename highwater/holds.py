@@ -47,7 +47,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Release:
-    """That a person lets a slice go on although records hold it.
+    """A person's release of a slice that records hold.
 
     Args:
         park: whether these are parked; else they go to the first tier, where there is one.
@@ -127,7 +127,7 @@ def found_again(known: Hold | None, slice_key: str, stream: str, found: Found, n
 
 
 def in_the_way(order: Sequence[str], committed: Collection[str], run: Collection[str]) -> tuple[str, str] | None:
-    """Which slice of a run is not to go into a table yet, and the earlier one that is to go first; None if all may.
+    """The slice of a run that is not to go into a table yet, and the earlier one that goes first; None if all may.
 
     Args:
         order: slices in their order: those of the run, those between them, and as many before them as are looked at.

@@ -77,7 +77,7 @@ class Inferred:
 
     @property
     def field_reasons(self) -> dict[str, str]:
-        """Why each field has its type, by its name, where there is something to say."""
+        """The reason for the type of each field, by its name, where there is something to say."""
         return {one.field.name: one.reason for one in self.columns if one.reason}
 
 

@@ -41,7 +41,7 @@ class Draft:
 
     @property
     def shown_source(self) -> str:
-        """Where the value is taken from, for a person."""
+        """The source of the value, for a person."""
         return ", else ".join(_shown(one) for one in self.sources)
 
 

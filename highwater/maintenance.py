@@ -220,7 +220,7 @@ def candidates(live: Sequence[Key], newest: int, longest: timedelta | None, now:
 def to_retire(
     wanted: Sequence[str], complete: Collection[str], named: Collection[str]
 ) -> tuple[list[str], dict[str, int]]:
-    """Of the candidates those that are retired, and how many stay for what reason.
+    """The candidates that are retired, and how many stay for what reason.
 
     Args:
         wanted: the candidates.

@@ -55,7 +55,7 @@ class Limits:
     def left_out(
         self, topic: str, key: bytes | None, own: Sequence[Header], envelope: Sequence[Header]
     ) -> tuple[str, ...]:
-        """Which parts of a record stay behind so that the rest of it fits for sure, as few as can be.
+        """The parts of a record that stay behind so that the rest of it fits for sure, as few as can be.
 
         Args:
             topic: where to.

@@ -110,7 +110,7 @@ def _hashed(key: bytes) -> Mapping[Partitioner, int]:
 
 
 class Why(Enum):
-    """Why the records of a key are in several partitions."""
+    """The reason why the records of a key are in several partitions."""
 
     ADDED = "partitions were added"
     """One partitioner explains all places, by the numbers of partitions that the topic had."""
@@ -121,7 +121,7 @@ class Why(Enum):
 
 
 def why_several(key: bytes, places: Iterable[Place], counts: Collection[int]) -> Why:
-    """Why a key is in several partitions.
+    """The reason why a key is in several partitions.
 
     With few partitions a partition soon matches some partitioner by chance: one key shows only a possibility, many keys
     a certainty.

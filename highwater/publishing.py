@@ -36,7 +36,7 @@ class State(str, Enum):
 
 
 class Late(str, Enum):
-    """Why a record does not be in the order of its origin: the value of the header."""
+    """The reason why a record is not in the order of its origin: the value of the header."""
 
     RETRIED = "retried"
     """It came back through the DLQ."""

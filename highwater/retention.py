@@ -52,7 +52,7 @@ class Needed:
     reclaimed_slices: Collection[str] = ()
 
     def why(self, key: str) -> str | None:
-        """Why a slice keeps its rows; None if nothing keeps them."""
+        """The reason why a slice keeps its rows; None if nothing keeps them."""
         if key in self.named:
             return "named by unfinished runs or backfills"
         if key not in self.whole:
@@ -65,7 +65,7 @@ class Needed:
 
 
 def free(wanted: Sequence[str], needed: Needed) -> tuple[list[str], dict[str, int]]:
-    """Of some slices those whose rows nothing keeps, in their order, and how many stay for what reason."""
+    """The slices whose rows nothing keeps, in their order, and how many stay for what reason."""
     found, retained = list[str](), dict[str, int]()
     for key in wanted:
         why = needed.why(key)

@@ -197,7 +197,7 @@ def log_format(environment: Mapping[str, str]) -> str:
 
 
 def metrics_listen(text: str) -> tuple[str, int]:
-    """Where `highwater serve-metrics` listens: host and port; an address of IPv6 is in brackets.
+    """The address at which `highwater serve-metrics` listens: host and port; an address of IPv6 is in brackets.
 
     Raises:
         ConfigurationError: the text is no host and port.
@@ -213,7 +213,7 @@ def metrics_listen(text: str) -> tuple[str, int]:
 
 
 def docs_url(environment: Mapping[str, str]) -> str | None:
-    """Where the folder `docs` is served, without a slash at its end; None where nobody said.
+    """The address of the folder `docs`, without a slash at its end; None where nobody said.
 
     Raises:
         ConfigurationError: the variable is no address that a browser opens.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TilingFault:
-    """Where a slice does not begin as the plan before it ends.
+    """A slice that does not begin where the plan before it ends.
 
     Args:
         slice_key: the slice.

@@ -91,7 +91,7 @@ class Batch(Protocol):
         """The number of tasks that read the rows of these slices; 1 where Spark holds them."""
 
     def refused(self, slice_: Slice, committed: Proof | None) -> str | None:
-        """Why the slice keeps its committed rows, or None if its new rows may replace them."""
+        """The reason why the slice keeps its committed rows, or None if its new rows may replace them."""
 
     def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
         """The rows of the slices that are named with their attempts, with the table's columns."""

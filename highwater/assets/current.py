@@ -63,7 +63,7 @@ def columns_of(stream: Stream) -> list[str]:
 
 
 def winners(rows: DataFrame, *by: str) -> DataFrame:
-    """Of the rows of a key the one with the highest version; of equal versions the one with the earliest origin."""
+    """The row of each key with the highest version; among equal versions the one with the earliest origin."""
     from pyspark.sql import functions as F
 
     best = F.max_by(F.struct("*"), F.expr(precedence())).alias("best")

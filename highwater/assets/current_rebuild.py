@@ -32,7 +32,7 @@ SAMPLES = 10
 
 @dataclass(frozen=True)
 class Differences:
-    """Where `current` differs from what the events give.
+    """The differences between `current` and the events.
 
     Args:
         slices: slices with events, all of which `current` must hold.

@@ -256,7 +256,7 @@ class _Waiting:
 
     @property
     def version(self) -> int:
-        """Of the table of rejects, as it was read."""
+        """The version of the table of rejects, as it was read."""
         return int(self._table.version())
 
     def is_unchanged(self) -> bool:
@@ -299,7 +299,7 @@ class _Waiting:
 
 
 def _is_open(rows: pa.Table, held: Collection[tuple[Any, ...]]) -> pa.Array:
-    """Which rejects were not published, by the table `rejects` itself and by what was."""
+    """Whether each reject is unpublished, by the table `rejects` itself and by what was published."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -104,7 +104,7 @@ class Reject(NamedTuple):
 
     @property
     def topic(self) -> str:
-        """Where it goes."""
+        """The topic that the record goes to."""
         return self.template.topic
 
 

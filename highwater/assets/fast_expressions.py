@@ -26,7 +26,7 @@ _PLAIN_WHOLE = r"^-?(0|[1-9][0-9]{0,18})\z"
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a document has what a field is read from."""
+    """The place in a document from which a field is read."""
 
     document: Column
     path: str

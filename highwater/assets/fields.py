@@ -92,7 +92,7 @@ class Part:
 
     @cached_property
     def behind_mark(self) -> Column:
-        """Of a number that the variant parser would have rounded its text."""
+        """The text of a number that the variant parser would have rounded."""
         from pyspark.sql import functions as F
 
         return self.text.substr(F.lit(len(EXACT) + 1), F.length(self.text))
@@ -128,7 +128,7 @@ def outermost(stream: Stream) -> list[str]:
 
 
 def whole_fields(stream: Stream) -> list[str]:
-    """Those of `outermost` whose objects and arrays are read too."""
+    """The fields of `outermost` whose objects and arrays are read too."""
     any_ = [f for f in stream.fields if f.type == "json" or f.type in _CONTAINERS]
     deep = [path[0] for path in _paths(stream) if len(path) > 1]
     return list(dict.fromkeys([*deep, *(path[0] for f in any_ for path in _paths_of(f))]))
@@ -227,7 +227,7 @@ _MOST_NAMED = 5
 
 
 def unknown_problem(stream: Stream) -> Column:
-    """Which members of a record have no field, for a person; null where every member has one, or none is looked for."""
+    """The members of a record without a field, for a person; null where every member has one, or none is looked for."""
     from pyspark.sql import functions as F
 
     if stream.unknown_fields.policy != "reject":
@@ -722,7 +722,7 @@ def _found(part: Part) -> Column:
 
 
 def _misfit(part: Part) -> Column:
-    """Why a field of the right type does not fit its column."""
+    """The reason why a field of the right type does not fit its column."""
     from pyspark.sql import functions as F
 
     declared, number = part.declared, part.number

@@ -58,7 +58,7 @@ def main_log(ledger: Ledger, stream: Stream, seen: Mapping[str, int] | None = No
 def _ends(
     ledger: Ledger, stream: Stream, closed: Sequence[Generation], losses: Sequence[Loss]
 ) -> dict[int, Mapping[int, int]]:
-    """Where the plans of generations ended that are not planned any more."""
+    """The ends of the plans of generations that are not planned any more."""
     last = {slice_.generation: slice_ for slice_ in ledger.slices(stream.name, stream.topic)} if closed else {}
     return {one.number: Planned.of(one, last.get(one.number), losses).ends for one in closed}
 
@@ -136,7 +136,7 @@ def _time(milliseconds: Column) -> Column:
 
 
 def problem() -> Column:
-    """Why foreign headers name no origin; null if they do."""
+    """The reason why foreign headers name no origin; null if they do."""
     from pyspark.sql import functions as F
 
     none = F.lit(f"no header {', '.join(foreign.TOPICS)} or {envelope.ORIGIN_TOPIC} says whence it came")

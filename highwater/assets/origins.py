@@ -160,7 +160,7 @@ def _theirs(work: Work, raw: DataFrame, slice_: Slice, seen: Seen, published: Co
 
 
 def _else(work: Work, name: str, column: Column) -> Column:
-    """Of a record without a sound envelope: its own place, and the tier's number as its retries."""
+    """The origin of a record without a sound envelope: its own place, and the tier's number as its retries."""
     from pyspark.sql import functions as F
 
     if name == "retries":
@@ -233,7 +233,7 @@ def _with_problem(
 
 
 def _problem(work: Work) -> Column:
-    """Why the envelope cannot be believed; null if it can."""
+    """The reason why the envelope cannot be believed; null if it can."""
     from pyspark.sql import functions as F
 
     found = _from_headers()

@@ -47,7 +47,7 @@ def original(lake: Lake, stream: Stream, place: Place) -> Original | None:
 
 
 def place_of(lake: Lake, stream: Stream, envelope: Envelope, wanted: Original) -> Place:
-    """Where the slice that rejected a record read it.
+    """The place at which the slice that rejected a record read it.
 
     On the main topic that is its origin. On a tier the origin is elsewhere, and several copies may be alike: any will
     do.

@@ -40,12 +40,12 @@ def field_columns(stream: Stream) -> list[Field]:
 
 
 def content_columns(stream: Stream) -> list[Field]:
-    """Those of `field_columns` that are content of the record: a row of the lookup's table may change at any time."""
+    """The fields of `field_columns` that are content of the record: rows of a lookup table may change at any time."""
     return [f for f in field_columns(stream) if f.reference is None]
 
 
 def event_time_of(stream: Stream) -> Column:
-    """When a parsed record happened; without a declared field when it was published."""
+    """The event time of a parsed record; without a declared field the time of its publication."""
     from pyspark.sql import functions as F
 
     return F.col("origin_timestamp" if stream.event_time is None else f"field_{stream.event_time}")

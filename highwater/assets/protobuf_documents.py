@@ -85,7 +85,7 @@ class Reader:
 
 
 def _places(data: bytes) -> tuple[tuple[int, ...], bytes]:
-    """Where in its file the message is, from outside in; and the message itself."""
+    """The path to the message in its file, from outside in; and the message itself."""
     count, at = _varint(data, 0)
     if not 0 <= count <= _MOST_PLACES:
         raise ValueError(f"the framing names {count} places of the message")

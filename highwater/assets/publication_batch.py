@@ -182,7 +182,7 @@ class Batch:
 
     @cached_property
     def _late(self) -> dict[str, Late | None]:
-        """Why an unknown event of each slice would be late."""
+        """The reason why an unknown event of each slice would be late."""
         published = complete(self._committed)
         return {
             slice_.key: Late.RETRIED

@@ -95,7 +95,7 @@ class Window:
         return sizes
 
     def each(self) -> Iterator[tuple[bytes, bytes | None, bytes, bytes, int]]:
-        """Of each row key, value, the origin's offset and milliseconds as text, and the place of its outcome.
+        """Key, value, the origin's offset and milliseconds as text, and the place of the outcome, for each row.
 
         Few are made at a time: those of a whole part would leave the processor's cache before they are used.
         """

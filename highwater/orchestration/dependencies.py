@@ -79,7 +79,7 @@ def lookup_away(ledger: Ledger, lake: Lake, stream: Stream) -> bool:
 
 
 def came_back(ledger: Ledger, stream: Stream) -> datetime | None:
-    """When a dependency of the stream that was left alone was found back last; None if none ever was."""
+    """The last time at which a dependency of the stream that was left alone was found back; None if none ever was."""
     names = {KAFKA, LAKE, *([stream.lookup.dependency] if stream.lookup else [])}
     times = [one.closed for one in ledger.breakers.dependencies() if one.name in names and one.closed is not None]
     return max(times, default=None)

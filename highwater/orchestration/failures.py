@@ -30,7 +30,7 @@ def wait_seconds(tries_so_far: int) -> float:
 
 
 def entry_of(error: HighwaterError) -> str:
-    """Where the runbook speaks of an error, from the top of the repository; of one of no named kind, its family."""
+    """The entry of the runbook on an error, from the top of the repository; of one of no named kind, its family."""
     kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     family = {"PermanentError": "permanent-errors", "TemporaryError": "temporary-errors"}
     return f"docs/runbook.md#{family.get(kind.__name__, kind.__name__.lower())}"

@@ -23,7 +23,7 @@ NOTHING: Mapping[int, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Position:
-    """Where planning is in one Kafka partition; None where Kafka did not say.
+    """The position of planning in one Kafka partition; None where Kafka did not say.
 
     Args:
         partition: the Kafka partition.

@@ -84,7 +84,7 @@ class Committed:
 
 
 class Written(NamedTuple):
-    """When a slice was committed.
+    """The version and time of a slice's commit.
 
     Args:
         rows: of the slice; None where neither the commit nor the table's log has them.
@@ -355,7 +355,7 @@ def _is_of(opened: DeltaTable) -> str:
 def _recorded(
     log: DeltaTable | None, opened: DeltaTable, where: str, *, short: bool
 ) -> tuple[list[CommitRecord], dict[int, int]]:
-    """Of `_commits` the records of some slices, and the restores."""
+    """The records of some slices in `_commits`, and the restores."""
     if log is None:
         return [], {}
     found = query(

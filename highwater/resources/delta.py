@@ -342,7 +342,7 @@ def quoted(name: str) -> str:
 
 
 def columns_in_all(tables: Iterable[DeltaTable], names: Iterable[str]) -> list[str]:
-    """Those of some columns that all tables have, quoted: a field that was added comes with each one's next commit."""
+    """The columns, quoted, that all tables have: a field that was added comes with each one's next commit."""
     there = [{field.name for field in table.schema().fields} for table in tables]
     return [quoted(name) for name in names if all(name in one for one in there)]
 

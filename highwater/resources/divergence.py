@@ -79,7 +79,7 @@ def compare(
 
 
 def parted(kafka: Kafka, topic: str, partition: int, sound: OffsetRange, marks: Iterable[Fingerprint]) -> int:
-    """Where a log parts from the plan, as older plans show it.
+    """The offset at which a log parts from the plan, as older plans show it.
 
     After two unclean elections, records may exist below the place that epochs show which no plan has seen: they are
     older

@@ -106,7 +106,7 @@ def write_lock(locked: Mapping[str, Mapping[Module, str]]) -> str:
 
 
 def folder(name: str, tools: Path) -> Path:
-    """Where the jars of a set lie once they are fetched."""
+    """The folder of the jars of a set once they are fetched."""
     return tools / "jars" / name
 
 
@@ -173,7 +173,7 @@ def _unpack(archive: Path, into: Path) -> None:
 
 @contextmanager
 def one_at_a_time(name: str, tools: Path) -> Iterator[None]:
-    """Of two set-ups of one checkout at once the second waits, and then finds everything there."""
+    """A lock for set-ups of one checkout: the second waits, and then finds everything there."""
     tools.mkdir(parents=True, exist_ok=True)
     with (tools / f"{name}.busy").open("w") as busy:
         fcntl.flock(busy, fcntl.LOCK_EX)

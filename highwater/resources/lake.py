@@ -29,11 +29,11 @@ class Lake:
         self.catalog = catalog
 
     def path(self, stream: str, table: str) -> str:
-        """Where a stream's table lies."""
+        """The path of a stream's table."""
         return f"{self.root}/{stream}/{table}"
 
     def reference(self, table: str) -> str:
-        """Where a table that streams look things up in lies; `table` is its path below the root."""
+        """The path of a table that streams look things up in; `table` is its path below the root."""
         return f"{self.root}/{table}"
 
     @property

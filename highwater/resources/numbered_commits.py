@@ -56,7 +56,7 @@ class Target:
 
     @property
     def path(self) -> str:
-        """Where the table is."""
+        """The path of the table."""
         return self.lake.path(self.stream, self.table)
 
     def opened(self) -> DeltaTable:

@@ -93,7 +93,7 @@ class OnFailure(Enum):
     """The rule for later records of a key when one of them was not delivered, or perhaps not."""
 
     STOP_KEY = "stop the key"
-    """Those that were not under way yet are reclaimed, and no more are taken; other keys go on."""
+    """Records that were not under way yet are reclaimed, and no more are taken; other keys go on."""
     GO_ON = "go on"
     """They are sent all the same, and the failure is reported."""
 
@@ -207,7 +207,7 @@ class _Ticket:
         return self._at(self.places.pop(key))
 
     def unreported(self) -> list[_Sent]:
-        """Those whose end it does not know, where it lacks reports: of delivered ones it may only have the number."""
+        """Records whose end it does not know, where it lacks reports: of delivered ones it may only have the number."""
         return (
             [self.take_reported(None)] if self.places is None else [self._at(place) for place in self.places.values()]
         )
@@ -738,7 +738,7 @@ class ReliableProducer:
         )
 
     def _without_report(self) -> list[_Ticket]:
-        """Of records that the client never reported of, in the order in which they were sent; once the free are gone.
+        """Tickets of records that the client never reported, in the order of sending, once the free ones are gone.
 
         What a callback sends meanwhile takes another ticket.
         """

@@ -132,7 +132,7 @@ def ruled() -> frozenset[str]:
 
 
 def weakness(name: str, value: str, *, transactional: bool) -> str | None:
-    """Why a property would weaken a producer; None if it does not.
+    """The reason why a property would weaken a producer; None if it does not.
 
     Args:
         name: the property, under any of its names, with the prefix `topic.` or without.

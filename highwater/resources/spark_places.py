@@ -1,4 +1,4 @@
-"""Where a Spark is: whether its Connect server, its master or its API server accepts connections."""
+"""The addresses of a Spark, and whether its Connect server, its master or its API server accepts connections."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _ensure_one_answers(kind: str, places: Sequence[Place], remedy: str) -> list
 
 
 def _connect(place: Place) -> str:
-    """Why a connection fails; empty if it succeeds."""
+    """The reason why a connection fails; empty if it succeeds."""
     try:
         with socket.create_connection(place, CONNECT_SECONDS):
             return ""

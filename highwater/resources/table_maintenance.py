@@ -131,7 +131,7 @@ def _is_data(path: str) -> bool:
 
 
 def times_of(table: DeltaTable, versions: Sequence[int]) -> Mapping[int, datetime | None]:
-    """When versions were committed, in UTC; None where Delta's log has them no more.
+    """The times at which versions were committed, in UTC; None where Delta's log has them no more.
 
     Raises:
         DependencyAwayError: the storage could not be read.

@@ -390,8 +390,8 @@ def test_a_copy_of_what_is_not_decided_yet_is_none(retried: Bench) -> None:
     bench.materialise(slice_)
     waiting = bench.plan(1, p0=(1, 2), p1=(0, 0), p2=(0, 0))
     [(_, _, _, headers)] = published(bench.bootstrap, tier)
-    stream_of_topic = {"offset": [b"1", b"2"], "generation": [b"1"], "partition": [b"1", b"7"]}
-    garbled = [{f"highwater.origin.{part}": value} for part, values in stream_of_topic.items() for value in values]
+    named = {"offset": [b"1", b"2"], "generation": [b"1"], "partition": [b"1", b"7"]}
+    garbled = [{f"highwater.origin.{part}": value} for part, values in named.items() for value in values]
     sound = order_message("o2", 1).value
     at = replace(bench, stream=replace(bench.stream, topic=tier))
     at.send(*[Message(b"o2", sound, 1, [*{**dict(headers), **changes}.items()]) for changes in garbled])

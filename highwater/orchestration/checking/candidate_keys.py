@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Trait(Enum):
-    """Why a key is a suspect."""
+    """The reason why a key is a suspect."""
 
     ODD = "a version is there twice, or lacking, or came back from the DLQ, or the first state is not the first"
     FALLING = "a version follows a higher one"

@@ -29,7 +29,7 @@ def failing_checks(instance: dg.DagsterInstance, stream: Stream) -> dict[str, in
 
 
 def warned(instance: dg.DagsterInstance, key: dg.AssetCheckKey, slices: Collection[str | None]) -> set[str | None]:
-    """Those of the slices, in which the check failed, where its last execution gave a warning only."""
+    """The slices in which the check failed and its last execution gave a warning only."""
     import dagster as dg
     from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 

@@ -254,7 +254,7 @@ def _suspects(stream: Stream, columns: Sequence[_EventColumn], batch: pa.RecordB
 
 
 def _other_keys(stream: Stream, batch: pa.RecordBatch, read: pa.Table) -> pa.Array:
-    """Which events are to be looked at for their key: of a key of one text those that have another one, else all."""
+    """The events to look at for their key: of a key of one text those that have another one, else all."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -134,7 +134,7 @@ def _places_of(erased: Sequence[Erased]) -> dict[int, list[OffsetRange]]:
 
 
 def _excluded(ledger: Ledger, kafka: Kafka, slice_: Slice, lacking: Sequence[Place]) -> dict[int, list[OffsetRange]]:
-    """Of the records that raw lacks those that were erased before the slice was read; the ledger keeps their places."""
+    """The missing records of raw that were erased before the slice was read; the ledger keeps their places."""
     erasures = ledger.erasures.of(slice_.stream)
     gone, wanted = until(erasures), set(lacking)
     if not gone:

@@ -49,7 +49,7 @@ KEYS_OF_BOUNDS = 20_000
 
 @dataclass(frozen=True)
 class KeyPlaces:
-    """Where the keys of a stream's main topic are.
+    """The partitions of the keys of a stream's main topic.
 
     Args:
         keys: how many there are, counted again in each generation.
@@ -166,7 +166,7 @@ def _shown(key: bytes) -> str:
 
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Where a key's records are: in each partition the first of them, and the partitioners that would put it there."""
+    """The places of a key's records: in each partition the first of them, and the partitioners that choose it."""
     places = []
     for row in sorted(rows, key=lambda one: (one["partition"], one["first"])):
         found = sorted({one.text for one in explaining(row["key"], _place(row), {row["partitions"]})})

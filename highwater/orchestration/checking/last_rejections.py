@@ -16,7 +16,7 @@ _ORIGIN = ", ".join(ORIGIN)
 
 
 def same(one: str, other: str) -> str:
-    """That rows of two tables are of one origin."""
+    """The SQL condition that rows of two tables are of one origin."""
     return " AND ".join(f"{one}.{name} = {other}.{name}" for name in ORIGIN)
 
 

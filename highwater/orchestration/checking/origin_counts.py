@@ -241,7 +241,7 @@ class _Counted:
         return {(str(row["next_topic"]), bool(row["published"])): int(row["n"]) for row in found}
 
     def discarded(self, discarded_origins: Collection[Origin]) -> Counter[tuple[str, bool]]:
-        """Of `left_over` those that a person gave up, counted alike: one may have been sent back before that."""
+        """The rows of `left_over` that a person discarded, counted alike: one may have been sent back before that."""
         if not discarded_origins or "rejects" not in self._tables:
             return Counter()
         rows = self._ask(f"{self._left_over} SELECT {_ORIGIN}, next_topic, published FROM left_over")
@@ -252,7 +252,7 @@ class _Counted:
     def reclaimed(
         self, reclaim_numbers: Mapping[Origin, int], discarded_origins: Collection[Origin]
     ) -> Counter[tuple[str, bool]]:
-        """Of `left_over` those that were reclaimed since they were rejected, counted alike."""
+        """The rows of `left_over` that were reclaimed since they were rejected, counted alike."""
         if not reclaim_numbers or "rejects" not in self._tables:
             return Counter()
         rows = self._ask(f"{self._left_over} SELECT {_ORIGIN}, next_topic, published, {NUMBER} FROM left_over")

@@ -40,7 +40,7 @@ def slices_tile(ledger: Ledger, stream: Stream, keys: Sequence[str]) -> dict[str
 
 
 def all_tiling_faults(ledger: Ledger, stream: Stream, slices: Iterable[Slice]) -> list[TilingFault]:
-    """Where the slices of a stream, all of them given, do not tile.
+    """The places at which the slices of a stream, all of them given, do not tile.
 
     Raises:
         DependencyAwayError: the ledger could not be read.

@@ -255,7 +255,7 @@ def attempts_of(lake: Lake, stream: Stream, proofs: Proofs, keys: Sequence[str] 
 
 
 def settled(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
-    """Which of these slices are done but for `current` and `metrics`: read, decided, and their rejects published.
+    """The slices that are done but for `current` and `metrics`: read, decided, and their rejects published.
 
     Raises:
         DependencyAwayError: the lake could not be read.

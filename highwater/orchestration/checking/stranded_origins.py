@@ -48,7 +48,7 @@ def lost_until(ledger: Ledger, stream: Stream, decided: Collection[str], now: da
 def _accepted(
     generations: Sequence[Generation], losses: Sequence[Loss], delay: timedelta
 ) -> tuple[datetime, datetime] | None:
-    """When a loss of a tier was accepted last, and until when slices are planned of what was published before.
+    """The last acceptance of a loss of a tier, and the end of planning for what was published before it.
 
     None if none ever was. Of a topic that was recreated nothing from before is planned.
     """

@@ -34,7 +34,7 @@ IS_LATER = _is_later()
 
 @dataclass(frozen=True)
 class Among:
-    """Which events are compared with `current`, in SQL.
+    """The events that are compared with `current`, in SQL.
 
     Args:
         group: the SQL of the group that an answer counts for.

@@ -39,7 +39,7 @@ KEYS_SAMPLED = 20_000
 
 @dataclass(frozen=True)
 class Scope:
-    """Which events are checked, and among which.
+    """The checked events, and the events among which they are checked.
 
     Args:
         checked: the slices that are checked; None for the whole stream.

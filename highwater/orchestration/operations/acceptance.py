@@ -342,7 +342,7 @@ def accept_loss(
 def _parted(
     kafka: Kafka, planned: Planned, state: TopicState, slices: Sequence[Slice], compared: Divergence
 ) -> dict[int, int]:
-    """Where the partitions that were replaced part from their plans, also from the older ones of the generation."""
+    """The offsets at which replaced partitions part from their plans, also from the older ones of the generation."""
     found: dict[int, int] = {}
     newest = [slice_ for slice_ in reversed(slices) if slice_.generation == planned.generation.number]
     for p, at in compared.diverged.items():

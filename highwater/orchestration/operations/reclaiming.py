@@ -121,7 +121,7 @@ class Found:
         ]
 
     def to_plain(self) -> list[dict[str, Any]]:
-        """Those that are meant as plain values for JSON."""
+        """The selected records as plain values for JSON."""
         return [
             {
                 "origin": origin._asdict(),
@@ -204,7 +204,7 @@ def _logged(found: Found, log: Callable[[str], object]) -> Found:
 
 
 def _log_retired(ledger: Ledger, stream: Stream, keys: Sequence[str], log: Callable[[str], object]) -> None:
-    """Which of the slices have no key in Dagster: without it nobody can materialise them."""
+    """Log the slices that have no key in Dagster: without it nobody can materialise them."""
     if retired := sorted(ledger.retired.among(keys)):
         back = f"highwater recall-keys {stream.name} {retired[0]} {retired[-1]} --yes"
         log(f"{len(retired):,} of {len(keys):,} slices have a retired key: first {back}")
@@ -304,7 +304,7 @@ def _chosen(
     takes: Callable[[DlqRecord], bool],
     most: int | None,
 ) -> Found:
-    """Those that are meant, and how many are not, by why."""
+    """The selected records, and the numbers of the others by their reason."""
     remaining = {origin: one for origin, one in in_dlq.items() if origin not in discarded}
     free = {origin: one for origin, one in remaining.items() if not stale(reclaim_numbers, origin, one.number)}
     meant = {origin: one for origin, one in free.items() if takes(one)}

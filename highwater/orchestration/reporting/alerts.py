@@ -362,7 +362,7 @@ class _Left:
 
 
 def _retention_left(inputs: StreamInputs) -> Measure | None:
-    """Of the main topic and of every topic whose records are retried the one that is in most danger."""
+    """The topic in most danger, among the main topic and every topic whose records are retried."""
     stream = inputs.stream
     found = _all_left(inputs)
     if gone := next((one for one in found if one.ages.expired), None):

@@ -357,7 +357,7 @@ def _unseen(error: HighwaterError) -> HighwaterError | None:
 
 
 def _outside(state: TopicState, partition: int, offset: int) -> str | None:
-    """Why a topic gives no record at an offset; None if it lies within what may be read, or its leader is away."""
+    """The reason why a topic gives no record at an offset; None if it may be read, or its leader is away."""
     seen = state.partitions.get(partition)
     if seen is None:
         return f"{state.topic} has no partition {partition}"

@@ -338,7 +338,7 @@ def _dlq_plain(one: DlqStatus) -> dict[str, Any]:
 
 
 def times_plain(times: Due | None) -> dict[str, str | None]:
-    """When what waits is due, as plain values for JSON."""
+    """The due times of waiting records, as plain values for JSON."""
     return {"next_due": None, "all_due": None} if times is None else {**times.to_plain()}
 
 
@@ -384,7 +384,7 @@ def stream_status(
 
 
 def _expired(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> list[HighwaterError]:
-    """Why planned slices cannot be read any more; empty where Kafka does not answer, which other errors report."""
+    """The reasons why planned slices cannot be read any more; empty where Kafka does not answer."""
     try:
         return [*expired_errors(ledger, kafka, stream, in_raw(ledger, lake, stream))]
     except HighwaterError as error:
@@ -407,7 +407,7 @@ def _with_loss(kafka: Kafka, stream: Stream, one: DlqStatus, waiting_records: Wa
 
 
 def _accepted(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> HighwaterError | None:
-    """Why accepted events cannot be sent to their topic, or it cannot be looked at.
+    """The reason why accepted events cannot be sent to their topic, or it cannot be looked at.
 
     One request to Kafka where the topic is there, and none before anything was sent to it.
     """

@@ -236,7 +236,7 @@ def _held_up(
 
 
 def _undecided(ledger: Ledger, key: str) -> str:
-    """Why a slice is not decided, by the ledger."""
+    """The reason why a slice is not decided, by the ledger."""
     hold = ledger.holds.of([key]).get(key)
     if hold is not None and hold.release is None:
         return f"is held by {hold.found.many}; fix it, or highwater release-hold {key}"

@@ -44,7 +44,7 @@ def without_worker(started: Mapping[str, datetime], alive: Collection[str], now:
 
 @cache
 def first_look() -> datetime:
-    """When this process looked first, in UTC. It is a code server: sensors tick in it, and workers are its children."""
+    """The first look of this process, in UTC. It is a code server with sensors in it, and workers as children."""
     return datetime.now(UTC)
 
 

@@ -24,7 +24,7 @@ READ_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Due:
-    """When what waits is due.
+    """The due times of waiting records.
 
     Args:
         next: the first of it, by the delay of the slice that is planned next, in UTC.
@@ -40,7 +40,7 @@ class Due:
 
 
 def due_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: PlanningResult) -> Due | None:
-    """When what a dry tick found to be waiting is due; None where nothing waits, or its times could not be read.
+    """The due times of records that a dry tick found waiting; None where nothing waits, or times could not be read.
 
     Nor where a producer's clock names a year that Python's times do not know, as it may on another system's topic.
 
@@ -81,5 +81,5 @@ def _times(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> list[
 
 
 def due(delay: timedelta, following: SliceKey, first: datetime, last: datetime) -> Due:
-    """When records of these times are due: the first in the slice that follows, the last in whatever slice."""
+    """The due times of records of these times: the first in the slice that follows, the last in whatever slice."""
     return Due(first + due_after(delay, str(following)), last + delay * (1 + JITTER))

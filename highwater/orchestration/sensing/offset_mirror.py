@@ -161,7 +161,7 @@ def _progress(ledger: Ledger, lake: Lake, stream: Stream, one: Looked, has: Offs
 
 def _last_known(ledger: Ledger, one: Looked, has: Offsets) -> Slice | None:
     """The last slice that the group's own marks vouch for; None if there is none, or another ledger planned it."""
-    marks = {(mark.last, mark.identity) for group_offsets in has.values() if (mark := group_offsets.mark) and mark.last}
+    marks = {(mark.last, mark.identity) for stored in has.values() if (mark := stored.mark) and mark.last}
     # The newest first: it is nearly always the only one. Ordinals have seven digits or more.
     for key, identity in sorted(marks, key=lambda mark: (len(mark[0]), mark), reverse=True):
         try:
@@ -198,14 +198,12 @@ def _bounded(one: Looked, offsets: Mapping[int, int]) -> dict[int, int]:
 
 
 def _withdrawn(one: Looked, has: Offsets, now: datetime) -> Progress:
-    """Of a topic that took the place of the planned one nothing is read; what we committed of that one is reclaimed.
+    """The withdrawal of offsets of a topic that another one replaced: nothing of the new topic is read.
 
     A cluster drops a topic's offsets with the topic. One that was committed in the same moment would stay.
     """
     ours = {
-        p: group_offsets
-        for p, group_offsets in has.items()
-        if group_offsets.mark is not None and group_offsets.mark.topic_id != one.state.topic_id
+        p: stored for p, stored in has.items() if stored.mark is not None and stored.mark.topic_id != one.state.topic_id
     }
     starts = {p: one.state.partitions[p].log_start for p in ours}
     offsets = {p: start for p, start in starts.items() if start is not None}
@@ -218,7 +216,7 @@ def _withdrawn(one: Looked, has: Offsets, now: datetime) -> Progress:
 def _line(one: Looked, last: Slice | None, left: Sequence[Slice], has: Offsets) -> str:
     done = f"done up to {last.key}" if last else "no slice is done"
     waits = f", {left[0].key} is not" if left else ""
-    foreign = sorted(p for p, group_offsets in has.items() if group_offsets.mark is None)
+    foreign = sorted(p for p, stored in has.items() if stored.mark is None)
     note = f"; somebody else had set partitions {', '.join(map(str, foreign))}" if foreign else ""
     unsure = (
         f"; not judged now: partitions {', '.join(map(str, one.divergence.unsure))}" if one.divergence.unsure else ""

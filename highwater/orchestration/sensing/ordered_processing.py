@@ -92,7 +92,7 @@ def take_turn(
     rules: RepairRules,
     most: int,
 ) -> Turn:
-    """Which slices go on, and which wait.
+    """The slices that go on, and those that wait.
 
     The first slice is never exhausted, since all others wait for it. A slice that was left undone more than once goes
     alone: in a run with others it would keep them undone, and they would keep it so.

@@ -97,7 +97,7 @@ def _forgiven(ledger: Ledger, stream: Stream, keys: Sequence[str], runs: Sequenc
 def _decide(
     instance: dg.DagsterInstance, missing: Mapping[str, datetime], runs: Sequence[PastRun], now: datetime
 ) -> Repair:
-    """Which slices are due; slices that only wait for a dependency are not exhausted."""
+    """The slices that are due; slices that only wait for a dependency are not exhausted."""
     found = decide_repair(missing, runs, now, RULES)
     if not found.exhausted_slices:
         return found

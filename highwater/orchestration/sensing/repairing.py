@@ -92,7 +92,7 @@ class _Seen:
 
     @property
     def unread(self) -> list[Slice]:
-        """Those that are not in raw."""
+        """The slices that are not in raw."""
         return [self.slices[key] for key, tables in self.lacking.items() if "raw" in tables]
 
     def done(self, key: str) -> bool:

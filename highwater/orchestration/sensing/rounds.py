@@ -76,7 +76,7 @@ class Round(Protocol):
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where the next round begins; no decision depends on it.
+    """The stream with which the next round begins; no decision depends on it.
 
     Args:
         begin: the stream that is visited first.

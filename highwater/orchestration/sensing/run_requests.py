@@ -196,7 +196,7 @@ def decide_repair(
     exhausted: Collection[str] = (),
     patient: Collection[str] = (),
 ) -> Repair:
-    """Which of the missing slices are asked for again.
+    """The missing slices to request again.
 
     Args:
         missing: slices that are planned and not done, with the time of their plan, oldest first.
@@ -353,7 +353,7 @@ def stop(
 
 
 def last_tries(runs: Iterable[PastRun]) -> dict[str, datetime]:
-    """When the last run ended that was to decide a slice; slices that no run of the last day was to are left out."""
+    """The end of the last run that was to decide each slice; slices that no run of the last day was to are left out."""
     found: dict[str, datetime] = {}
     for run in runs:
         if run.ended_at is not None and not run.raw_alone:

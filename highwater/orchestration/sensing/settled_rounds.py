@@ -104,7 +104,7 @@ def _short(revisions: str) -> str:
 
 
 def _last_changes(instance: dg.DagsterInstance, since: datetime | None) -> dict[str, datetime] | None:
-    """When a run of each stream changed last, of runs that did since then; None if they are too many to look at."""
+    """The last change of a run of each stream, of those that changed since then; None if they are too many to read."""
     if since is None:
         return {}
     records = instance.get_run_records(dg.RunsFilter(updated_after=since - CLOCKS), limit=RECORDS)

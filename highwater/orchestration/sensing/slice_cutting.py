@@ -124,7 +124,7 @@ def ensure_same_topic(stream: Stream, planned: Planned, state: TopicState) -> No
 
 
 def positions(planned: Planned, state: TopicState) -> dict[int, int]:
-    """Where the next slice starts in each partition; one that joined later starts at 0, so that nothing is skipped."""
+    """The start of the next slice in each partition; one that joined later starts at 0, so nothing is skipped."""
     joined = {p: 0 for p in state.partitions if p not in planned.ends and p not in planned.undecided}
     return {**planned.ends, **joined}
 

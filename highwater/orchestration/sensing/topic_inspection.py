@@ -73,7 +73,7 @@ def confirming_look(kafka: Kafka, topic: str) -> TopicState:
 
 
 def without_leaders(state: TopicState) -> str:
-    """Why nothing can be judged of a topic now."""
+    """The reason why no fault of a topic counts now."""
     return f"not judged while partitions {', '.join(map(str, state.unled))} have no leader"
 
 

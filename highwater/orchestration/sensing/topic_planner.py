@@ -235,7 +235,7 @@ class Planner:
         return replace(planned, generation=moved, ends={**planned.ends, **found})
 
     def _starts(self, stream: Stream, planned: Planned | None, state: TopicState) -> dict[int, int]:
-        """Where partitions with a leader begin: as declared, or for an accepted generation at what its log holds."""
+        """The start of partitions with a leader: as declared, or as the log of an accepted generation begins."""
         known = {p: seen for p, seen in state.partitions.items() if seen.known}
         if planned is not None:
             known = {p: seen for p, seen in known.items() if p in planned.undecided}

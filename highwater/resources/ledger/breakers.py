@@ -52,7 +52,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """That a person lets a slice through however many of its records are rejected."""
+    """A person's leave for a slice to pass however many of its records are rejected."""
 
     slice_key: str
     because: str
@@ -231,7 +231,7 @@ class Breakers(LedgerPart):
         return len(given.keys() - known.keys())
 
     def accepted(self, keys: Sequence[str]) -> dict[str, Acceptance]:
-        """Which of these slices a person lets through."""
+        """The slices that a person lets through."""
         with self._database.reading() as connection:
             return _accepted(connection, keys)
 

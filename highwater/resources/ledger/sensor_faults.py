@@ -20,7 +20,7 @@ NAME_LENGTH = 249
 
 @dataclass(frozen=True)
 class SensorFault:
-    """Why a sensor skips a stream.
+    """The reason why a sensor skips a stream.
 
     Args:
         stream: the stream, or the path of a stream file that cannot be read.

@@ -43,7 +43,7 @@ class StalledSlices(LedgerPart):
     """The slices of a deployment that many runs left undone and that are still requested."""
 
     def open(self, stream: str) -> list[StalledSlice]:
-        """Those of a stream, the longest ago first."""
+        """The stalled slices of a stream, the longest ago first."""
         query = select(_TABLE).where(_TABLE.c.stream == stream).order_by(_TABLE.c.since, _TABLE.c.slice_key)
         with self._database.reading() as connection:
             return [StalledSlice(row.slice_key, row.since, row.runs) for row in connection.execute(query)]

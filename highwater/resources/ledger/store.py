@@ -280,7 +280,7 @@ class Ledger:
             return connection.execute(query).first() is not None
 
     def planned_at(self, keys: Sequence[str]) -> dict[str, datetime]:
-        """When slices were planned; keys that never were are left out."""
+        """The times at which slices were planned; keys that never were are left out."""
         table = schema.slices
         found: dict[str, datetime] = {}
         with self.database.reading() as connection:
@@ -443,7 +443,7 @@ class Ledger:
         return len(fresh)
 
     def discarded_until(self, stream: str) -> datetime | None:
-        """When a record of a stream was discarded last, in UTC; None if none ever was."""
+        """The last time at which a record of a stream was discarded, in UTC; None if none ever was."""
         table = schema.discards
         with self.database.reading() as connection:
             return connection.execute(
@@ -630,7 +630,7 @@ class Ledger:
 
     @property
     def sensor_faults(self) -> SensorFaults:
-        """Why sensors skip streams until a person acts."""
+        """The reasons why sensors skip streams until a person acts."""
         return SensorFaults(self.database)
 
     # Reclaims
