@@ -37,12 +37,12 @@ def free_port(prefer: int | None = None) -> int:
     """A port on the loopback address that nothing listens on, and no other process of ours is about to.
 
     Args:
-        prefer: taken when it is free.
+        prefer: taken when it is free; 0 for any.
 
     Raises:
         ChildFailedError: 200 ports tried at random were all taken.
     """
-    if prefer is not None and is_free(prefer) and _claimed(prefer):
+    if prefer and is_free(prefer) and _claimed(prefer):
         return prefer
     for port in random.SystemRandom().sample(PORTS, 200):
         if is_free(port) and _claimed(port):

@@ -39,7 +39,9 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"A broker that {settings.KAFKA_BOOTSTRAP} names, or a Spark that {settings.SPARK_REMOTE} or "
         f"{settings.SPARK_MASTER} names, is used instead of an embedded one.",
     )
-    made.add_argument("--ui-port", type=int, default=UI_PORT, help="port of Dagster's UI, if it is free (%(default)s)")
+    made.add_argument(
+        "--ui-port", type=int, default=UI_PORT, help="port of Dagster's UI, if it is free; 0 for any (%(default)s)"
+    )
     choice = made.add_mutually_exclusive_group()
     choice.add_argument("--generate", action="store_true", help="write orders to a configured broker too")
     choice.add_argument("--no-generate", action="store_true", help="write orders to no broker")

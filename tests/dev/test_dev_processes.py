@@ -64,6 +64,7 @@ def test_a_free_port_is_on_loopback_and_below_the_range_of_outgoing_connections(
 def test_the_preferred_port_is_taken_only_when_free() -> None:
     free = free_port()
     assert free_port(prefer=free) == free
+    assert free_port(prefer=0) > 0
     with socket.socket() as taken:
         taken.bind((LOOPBACK, 0))
         taken.listen()
