@@ -15,13 +15,14 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
+import dagster as dg
 from confluent_kafka import KafkaException
 
 from dev import paths
 from dev.account import Account, Written, account_file
 from dev.compare import SHAPES, Comparison
 from dev.compare_versions import NUMBERS, OF_THE_DATA, compare_versions, wrong_versions
-from dev.dagster_questions import Ask, DagsterRefusedError, slice_states
+from dev.dagster_questions import read_slice_states
 from dev.demo import STREAMS, TooSlowError, fresh_home, without_configuration
 from dev.failing import failing
 from dev.generator import SOURCES, Order, Target, create_topic, generate
@@ -190,28 +191,25 @@ class Soak:
 
     def _settle(self, stack: Stack) -> None:
         """Wait until every offset of the main topics is in a slice that is in all tables, and events are sent."""
-        dagster = stack.dagster
-        assert dagster is not None
         deadline, reported = time.monotonic() + self.ordeal.settle, -1
-        while left := self._left(dagster.ask, stack.bootstrap):
-            self._release()
-            if time.monotonic() > deadline:
-                raise TooSlowError(
-                    "not everything was settled in time", found="; ".join(left), remedy=f"read {self.home / 'logs'}"
-                )
-            if len(left) != reported:
-                reported = len(left)
-                self._report(f"{reported} things are left, {left[0]} among them")
-            time.sleep(POLL_SECONDS)
+        with dg.DagsterInstance.from_config(stack.env["DAGSTER_HOME"]) as instance:
+            while left := self._left(instance, stack.bootstrap):
+                self._release()
+                if time.monotonic() > deadline:
+                    raise TooSlowError(
+                        "not everything was settled in time", found="; ".join(left), remedy=f"read {self.home / 'logs'}"
+                    )
+                if len(left) != reported:
+                    reported = len(left)
+                    self._report(f"{reported} things are left, {left[0]} among them")
+                time.sleep(POLL_SECONDS)
 
-    def _left(self, ask: Ask, bootstrap: str) -> list[str]:
+    def _left(self, instance: dg.DagsterInstance, bootstrap: str) -> list[str]:
         """The work that is not done yet, of the slices that were planned and of the topics."""
-        try:
-            known = slice_states(ask, [(stream, table) for stream, tables in STREAMS.items() for table in tables])
-        except (OSError, DagsterRefusedError) as error:
-            # While the webserver loads the definitions again it knows no asset; what lasts ends in TooSlowError.
-            return [str(error)]
-        lacking = {key: None for states in known.values() for key in sorted(states.planned - states.materialised)}
+        tables = [(stream, table) for stream, tables in STREAMS.items() for table in tables]
+        lacking = {
+            key: None for states in read_slice_states(instance, tables).values() for key in sorted(states.missing)
+        }
         unread = [stream for stream in STREAMS if not is_covered(bootstrap, self.lake, stream)]
         return [*lacking, *unread, *([] if lacking or unread else self._unsent())]
 

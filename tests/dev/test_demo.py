@@ -28,7 +28,6 @@ from dev.dagster_questions import (
     observed,
     read_slice_states,
     runs,
-    slice_states,
 )
 from dev.demo import SOUND, STREAMS, Demo, DemoFailedError, fresh_home, main, without_configuration
 from dev.demo_burst import RECORDS, Burst, BurstFigures
@@ -108,21 +107,6 @@ class Answers:
 
     def __call__(self, query: str, variables: Any) -> dict[str, Any]:
         return self.data
-
-
-def test_states_of_slices_are_read() -> None:
-    statuses = {
-        "materializedPartitions": ["orders@0000000"],
-        "materializingPartitions": [],
-        "failedPartitions": ["orders@0000001"],
-        "unmaterializedPartitions": [],
-    }
-    ask = Answers(a0={"__typename": "AssetNode", "assetPartitionStatuses": statuses})
-    found = slice_states(ask, [("orders", "raw")])["orders", "raw"]
-    assert found.planned == {"orders@0000000", "orders@0000001"}
-    assert found.failed == {"orders@0000001"}
-    with pytest.raises(DagsterRefusedError, match="knows no asset orders/nothing"):
-        slice_states(Answers(a0={"__typename": "AssetNotFoundError"}), [("orders", "nothing")])
 
 
 def test_slices_are_read_from_dagsters_storage() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -59,20 +58,6 @@ def test_what_is_wrong_is_reported_and_is_the_exit_status(
     monkeypatch.setattr("dev.soak.Soak.run", fail)
     assert main(["--home", str(tmp_path / "soak")]) == 1
     assert "too slow" in capsys.readouterr().err
-
-
-def test_a_page_that_loads_its_definitions_again_is_waited_for(tmp_path: Path) -> None:
-    """Its webserver knows no asset then, or does not answer."""
-
-    def knows_nothing(query: str, variables: Any) -> dict[str, Any]:
-        return {f"a{number}": {"__typename": "AssetNotFoundError"} for number in range(20)}
-
-    def answers_not(query: str, variables: Any) -> dict[str, Any]:
-        raise ConnectionRefusedError("refused")
-
-    soak = Soak(tmp_path, Console(file=io.StringIO()), Ordeal(1, 0))
-    assert "Dagster knows no asset" in soak._left(knows_nothing, "unused")[0]
-    assert soak._left(answers_not, "unused") == ["refused"]
 
 
 @pytest.mark.slow
