@@ -209,7 +209,7 @@ class Publication:
 
 @dataclass(frozen=True)
 class Discard:
-    """A parked record that a person gave up: the end of its origin.
+    """A parked record that a person discarded: the end of its origin.
 
     Args:
         origin: the record's identity.

@@ -148,7 +148,7 @@ def decide_publication(
     return PublicationOutcome(State.SENT, known.revision + 1, Late.CORRECTED)
 
 
-def lets_go(accepted_at: datetime | None, sent_at: Iterable[datetime | None]) -> bool:
+def permits_retraction(accepted_at: datetime | None, sent_at: Iterable[datetime | None]) -> bool:
     """Whether a person's permission covers a retraction: a permission given before sending meant something else.
 
     Args:

@@ -134,7 +134,7 @@ def commit_until_settled(
         notes.update(_refusals(batch, pending, committed))
         final, version = _settle(work, table, committed, batch, notes, clock)
     finally:
-        let_go(batch.release, work)
+        release_quietly(batch.release, work)
     return reports(work, table, final, notes, clock, version)
 
 
@@ -282,7 +282,7 @@ def require_newer(decisions: Mapping[str, Proof], committed: Mapping[str, int]) 
             )
 
 
-def let_go(release: Callable[[], object], work: Work) -> None:
+def release_quietly(release: Callable[[], object], work: Work) -> None:
     """Release what Spark holds. A session that died released it already, and its error matters more."""
     try:
         release()

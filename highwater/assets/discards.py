@@ -1,4 +1,4 @@
-"""Discards in Spark: copies of records that a person gave up, and that were still under way."""
+"""Discards in Spark: copies of records that a person discarded, and that were still under way."""
 
 # A record that was sent back from the parked topic may be discarded before its retry is decided. From then on its end
 # is that: the copy counts no more, as one of a record that was reclaimed.

@@ -1,4 +1,4 @@
-"""The table `discards`: which parked records a person gave up, again in the lake, for a ledger that is rebuilt."""
+"""The table `discards`: the discarded parked records, again in the lake, for a ledger that is rebuilt."""
 
 # The ledger decides, and the table follows it before a decision of retries rests on it. So no commit ever rests on a
 # discard that the table lacks, wherever a process dies. Rows are only added, by who holds the lease of the retries.

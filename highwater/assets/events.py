@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets import raw
 from highwater.assets.breaker_gate import end_probe, ensure_admitted, ensure_within_limit
-from highwater.assets.commit import LEASE_SECONDS, Clock, CommittedSlices, commit_until_settled, ensure_table, let_go
+from highwater.assets.commit import (
+    LEASE_SECONDS,
+    Clock,
+    CommittedSlices,
+    commit_until_settled,
+    ensure_table,
+    release_quietly,
+)
 from highwater.assets.dlq_copies import COPIED_AT
 from highwater.assets.evolution import adapt_types, evolve
 from highwater.assets.fields import sql_type
@@ -400,7 +407,7 @@ def _decide(
             made = _Decision(work, rows, {key: _plain(row) for key, row in measured.items()}, seen, open_)
             _ensure_decidable(made, committed, slices, measured)
         except BaseException:
-            let_go(rows.unpersist, work)
+            release_quietly(rows.unpersist, work)
             raise
         return made
 

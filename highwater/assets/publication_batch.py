@@ -21,7 +21,7 @@ from highwater.publishing import (
     State,
     decide_publication,
     ensure_none_retracted,
-    lets_go,
+    permits_retraction,
     second_deliveries,
 )
 from highwater.resources.delta import query_all, slice_is_one_of
@@ -276,7 +276,7 @@ class Batch:
             gone |= self._refused(slice_.key)
             if not gone:
                 continue
-            allowed = lets_go(self._leaves.get(slice_.key), [one.at for one in gone.values()])
+            allowed = permits_retraction(self._leaves.get(slice_.key), [one.at for one in gone.values()])
             ensure_none_retracted(slice_.key, gone, allowed=allowed)
             rows += self._retractions(slice_, gone)
             outcomes += [

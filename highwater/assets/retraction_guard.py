@@ -12,7 +12,7 @@ from highwater.assets.commit import LEASE_SECONDS
 from highwater.assets.publication_log import SENDING, TABLE, proofs, under_way
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import LeaseHeldError, SupersededAttemptError
-from highwater.publishing import State, ensure_none_retracted, lets_go
+from highwater.publishing import State, ensure_none_retracted, permits_retraction
 from highwater.resources.delta import open_table
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def ensure_no_retraction(work: Work, keys: Sequence[str], accepted: DataFrame, r
     leaves = work.ledger.breakers.accepted([*found])
     for key, origins in found.items():
         leave = leaves[key].accepted_at if key in leaves else None
-        ensure_none_retracted(key, origins, allowed=lets_go(leave, origins.values()))
+        ensure_none_retracted(key, origins, allowed=permits_retraction(leave, origins.values()))
 
 
 def _gone(work: Work, keys: Sequence[str], accepted: DataFrame) -> list[Row]:

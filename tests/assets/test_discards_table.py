@@ -17,7 +17,7 @@ from highwater.envelope import Origin
 from highwater.erasing import microseconds
 from highwater.errors import DependencyAwayError, TemporaryError
 from highwater.orchestration.operations import maintenance, rebuilding
-from highwater.orchestration.operations.parked import Parked, ParkedRequest, Waiting, _give_up
+from highwater.orchestration.operations.parked import Parked, ParkedRequest, Waiting, _discard
 from highwater.plans import Discard
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -114,14 +114,14 @@ def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
     with pytest.MonkeyPatch.context() as patch:
         Dies(patch, before="died" not in repaired_by)
         with pytest.raises(TemporaryError, match="killed"):
-            _give_up(world.ledger, world.lake, STREAM, parked(2), BY_ANN)
+            _discard(world.ledger, world.lake, STREAM, parked(2), BY_ANN)
     [known] = world.ledger.discards("orders")
     if repaired_by == "a decision":
         assert discards.seen_now(work_of(world.ledger, world.lake)) == {
             discards.SEEN: microseconds(known.discarded_at)
         }, "it rests on what the lake has from now on"
     elif repaired_by == "the next who gives up":
-        assert _give_up(world.ledger, world.lake, STREAM, parked(2), BY_ANN) == (0, 1)
+        assert _discard(world.ledger, world.lake, STREAM, parked(2), BY_ANN) == (0, 1)
     elif repaired_by == "maintenance":
         monkeypatch.setattr(maintenance, "tables_of", lambda _: [])  # they need Spark
         maintenance.maintain(work_of(world.ledger, world.lake), None, datetime.now(UTC), sure=True)
@@ -140,6 +140,6 @@ def test_nothing_is_abandoned_in_a_lake_whose_folder_is_gone(tmp_path: Path) -> 
         connection.exec_driver_sql("UPDATE slices SET attempt = 1")
     gone = Lake(str(tmp_path / "elsewhere"))
     with pytest.raises(DependencyAwayError, match=r"folder .* is not there"):
-        _give_up(world.ledger, gone, STREAM, parked(2), BY_ANN)
+        _discard(world.ledger, gone, STREAM, parked(2), BY_ANN)
     assert world.ledger.discards("orders") == []
     assert not Path(gone.root).exists()

@@ -29,7 +29,7 @@ from highwater.orchestration.operations.parked import (
     Parked,
     ParkedRequest,
     Waiting,
-    _give_up,
+    _discard,
     look,
     only,
     redrive_or_discard,
@@ -225,7 +225,7 @@ def test_nothing_is_abandoned_that_has_another_end_by_now(tmp_path: Path) -> Non
     accept(lake, [an_envelope(0).origin])
     ledger.reclaims.add("orders", [Reclaim(an_envelope(1).origin, "orders@0000000", 1, "fixed", "ann", NOW)])
     asked = ParkedRequest(sure=True, by="ann", because="a test")
-    assert _give_up(ledger, lake, STREAM, Parked(waiting, 0, 0, 0, {}), asked) == (1, 3)
+    assert _discard(ledger, lake, STREAM, Parked(waiting, 0, 0, 0, {}), asked) == (1, 3)
     found = {one.origin.offset: (one.reason, one.discarded_at) for one in ledger.discards("orders")}
     assert found == {3: ("first", later), 2: ("a test", later + timedelta(microseconds=1))}
     assert ledger.discarded_until("orders") == later + timedelta(microseconds=1)

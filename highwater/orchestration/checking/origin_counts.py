@@ -49,7 +49,7 @@ class Ends:
         stranded: by tier those that were published to it before it lost records, and that it reads no more; tiers
             without any are left out.
         parked: origins that wait for a person.
-        discarded: origins that a person gave up; none of them is accepted later.
+        discarded: origins that a person discarded; none of them is accepted later.
         reclaimed: origins that were reclaimed from the DLQ, and are not reprocessed yet.
         unpublished: rejected, and not published yet.
         undecided: in raw, and not decided yet.

@@ -89,7 +89,7 @@ def redrive_parked(deployment: Deployment, /, **options: Any) -> None:
 @_options
 @deployment_of
 def discard_parked(deployment: Deployment, /, **options: Any) -> None:
-    """Give parked records of STREAM up, with your name and the reason kept in the ledger."""
+    """Discard parked records of STREAM, with your name and the reason kept in the ledger."""
     _redrive_or_discard(deployment, **options)
 
 

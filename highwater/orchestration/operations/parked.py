@@ -182,7 +182,7 @@ def redrive_or_discard(
         raise ConfigurationError("nobody is named who decides it", remedy="name a person: --by NAME, or `by` in the UI")
     if request.sure and request.because == "":
         raise ConfigurationError(
-            "no reason is given for giving records up", remedy="say why: --because TEXT, or `because` in the UI"
+            "no reason is given for the discard", remedy="say why: --because TEXT, or `because` in the UI"
         )
     parked = only(look(ledger, kafka, lake, stream, request.choice), request.most)
     for line in parked.lines:
@@ -194,7 +194,7 @@ def redrive_or_discard(
         for sent in redrive(kafka, lake, stream, parked.places, parked.ends, gone):
             log(f"{sent:,} of {len(parked.waiting):,} sent back to {stream.tier_topics[0]}")
     else:
-        count, late = _give_up(ledger, lake, stream, parked, request)
+        count, late = _discard(ledger, lake, stream, parked, request)
         log(f"{count:,} discarded by {request.by}: {request.because}")
         if late:
             log(f"{late:,} were accepted, discarded or reclaimed meanwhile")
@@ -271,7 +271,7 @@ def _waiting(message: Message, envelope: Envelope) -> Waiting:
 
 
 def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Origin]) -> set[Origin]:
-    """The origins that are in events, or that a person gave up."""
+    """The origins that are in events, or that a person discarded."""
     if not origins:
         return set()
     found = {discard.origin for discard in ledger.discards(stream.name)}
@@ -285,12 +285,11 @@ def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Ori
     return found & set(origins)
 
 
-def _give_up(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, request: ParkedRequest) -> tuple[int, int]:
-    """Give the records up, in the ledger and then in the lake; returns how many, and how many have another end by now.
+def _discard(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, request: ParkedRequest) -> tuple[int, int]:
+    """Discard the records, in the ledger and then in the lake; returns how many, and how many have another end by now.
 
     Meanwhile no retry is decided: a record that a retry accepted before is not discarded, and no retry accepts a
-    discarded
-    record later, even one that was sent back. The records stay on the topic, and are reported as discarded.
+    discarded record later, even one that was sent back. The records stay on the topic, and are reported as discarded.
     """
     ensure_lake_there(ledger, lake)
     with ledger.lease(retries_lease(stream), seconds=LEASE_SECONDS, wait=10 * LEASE_SECONDS) as lease:

@@ -1,6 +1,6 @@
 """A ledger that was lost, rebuilt from the lake: the proofs of the slices say what was planned, lost and published."""
 
-# What was erased, and who gave up which parked record, is read from the tables `erasures` and `discards` of the lake,
+# What was erased, and who discarded which parked record, is read from the tables `erasures` and `discards` of the lake,
 # and which keys were retired follows from what Dagster and the lake hold.
 #
 # What a rebuilt ledger cannot know: what was planned and never read (it is planned again, under the same key where the
@@ -59,7 +59,7 @@ class Rebuilt:
         reclaims: origins that were reclaimed from the DLQ, and reprocessed since.
         erasures: with what they took from these slices.
         retired: slices whose keys were retired, the oldest first.
-        discards: how many records a person gave up.
+        discards: how many records a person discarded.
     """
 
     generations: Sequence[Generation] = ()

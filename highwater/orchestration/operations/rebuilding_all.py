@@ -6,7 +6,7 @@
 # what was sent to the topic of accepted events (`highwater.orchestration.operations.rebuilding_accepted`).
 #
 # What a rebuild cannot know: records that Kafka no longer has, who accepted what, where the old slices were cut, and
-# attempts that came to nothing. Who gave up what, and which keys were erased, it reads from copies of two tables.
+# attempts that came to nothing. Who discarded what, and which keys were erased, it reads from copies of two tables.
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Found:
         meant: those that are meant, by their origin.
         others: how many there are beside them.
         taken: how many were reclaimed before, and are not reprocessed yet.
-        discarded: how many a person gave up.
+        discarded: how many a person discarded.
         aged: how many nothing can be decided of again, since rows of raw of their slices went by their age.
     """
 

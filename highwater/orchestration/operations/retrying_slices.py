@@ -57,7 +57,7 @@ def release_for_retries(
     [slice_] = slices_of(ledger, streams, [request.slice_key])
     found = ledger.exhausted_slices.of([slice_.key]).get(slice_.key)
     if found is None or found.released_at is not None:
-        _let_publication_go_on(ledger, streams[slice_.stream], slice_.key, request, now, log)
+        _release_for_publication(ledger, streams[slice_.stream], slice_.key, request, now, log)
         return None
     log(found.text)
     if request.sure:
@@ -67,14 +67,14 @@ def release_for_retries(
     return found
 
 
-def _let_publication_go_on(
+def _release_for_publication(
     ledger: Ledger, stream: Stream, key: str, request: RetryRequest, now: datetime, log: Callable[[str], object]
 ) -> None:
     if stream.publishes is None:
         raise _not_exhausted(key)
     log(f"the sensor repair still retries {key}; whether the sensor publisher still sends it, its ticks show")
     if request.sure:
-        ledger.exhausted_slices.let_go(stream.name, key, by=request.by, because=request.because, now=now)
+        ledger.exhausted_slices.release_any(stream.name, key, by=request.by, because=request.because, now=now)
         log(f"{key}: recorded; where it is not sent, the sensor publisher requests it and those behind it")
 
 

@@ -182,7 +182,7 @@ def _measure_each(
 
 
 def _not_measured(stream: Stream, why: Sequence[str]) -> Measure:
-    """A measurement that failed for a permanent reason, so that its alert cannot be judged."""
+    """A measurement that failed for a permanent reason, so that its alert cannot be measured."""
     return Measure(
         stream.name,
         "not measured",

@@ -63,7 +63,7 @@ class Progress:
     """The offsets that the group shall hold of a topic.
 
     Args:
-        offsets: by partition; those that cannot be judged now are left out.
+        offsets: by partition; those that cannot be compared now are left out.
         mark: beside each of them.
         line: the topic in a sentence.
         complete: whether all that is planned is done.
@@ -188,7 +188,7 @@ def leading(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> int:
 
 
 def _bounded(one: Looked, offsets: Mapping[int, int]) -> dict[int, int]:
-    """Not beyond what the log still has of what was planned (I16); what cannot be judged now is left out."""
+    """Not beyond what the log still has of what was planned (I16); what cannot be compared now is left out."""
     found = {}
     for p, offset in offsets.items():
         seen = one.state.partitions.get(p)
@@ -219,6 +219,6 @@ def _line(one: Looked, last: Slice | None, left: Sequence[Slice], has: Offsets) 
     foreign = sorted(p for p, stored in has.items() if stored.mark is None)
     note = f"; somebody else had set partitions {', '.join(map(str, foreign))}" if foreign else ""
     unsure = (
-        f"; not judged now: partitions {', '.join(map(str, one.divergence.unsure))}" if one.divergence.unsure else ""
+        f"; not compared now: partitions {', '.join(map(str, one.divergence.unsure))}" if one.divergence.unsure else ""
     )
     return f"{one.topic}: {done}{waits}{note}{unsure}"

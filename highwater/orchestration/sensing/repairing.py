@@ -147,9 +147,13 @@ def repair(instance: dg.DagsterInstance, resources: Any, stream: Stream, cursor:
     past = past_runs(instance, stream, seen.order, now)
     gate = _gate(ledger, lake, stream, seen, past, now)
     accepted = {**_of_accepted_reasons(ledger, stream, seen, gate.refused), **gate.accepted}
-    let_go = {**accepted, **released(ledger, seen.lacking), **ledger.exhausted_slices.released([*seen.lacking])}
+    released_slices = {
+        **accepted,
+        **released(ledger, seen.lacking),
+        **ledger.exhausted_slices.released([*seen.lacking]),
+    }
     floor = _floor(ledger, stream, gate.breaker)
-    runs = forgiven(past, floor, let_go)
+    runs = forgiven(past, floor, released_slices)
     still = _still_exhausted(ledger, seen, accepted, floor)
     urgent = endangered(resources.kafka.open(), stream, seen.unread) if seen.unread else frozenset()
     decided = _decide(instance, stream, seen, gate, runs, still, urgent, now)

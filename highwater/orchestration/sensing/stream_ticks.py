@@ -189,7 +189,7 @@ def keys_to_request(
     table of today.
 
     Args:
-        ledger: holds the slices that repair gave up, which a person releases.
+        ledger: holds the exhausted slices, which a person releases.
         resources: open the lake, which is asked for older slices only.
         stream: the stream.
         keys: planned slices that Dagster lacks, oldest first.

@@ -74,7 +74,7 @@ def confirming_look(kafka: Kafka, topic: str) -> TopicState:
 
 def without_leaders(state: TopicState) -> str:
     """The reason why no fault of a topic counts now."""
-    return f"not judged while partitions {', '.join(map(str, state.unled))} have no leader"
+    return f"not compared while partitions {', '.join(map(str, state.unled))} have no leader"
 
 
 def went_back(first: TopicState, second: TopicState, partition: int) -> bool:

@@ -1,4 +1,4 @@
-"""Slices that repair gave up, in the ledger: since when, after how many runs, and who let them be tried again."""
+"""Exhausted slices in the ledger: since when, after how many runs, and who released them for retries."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ExhaustedSlices(LedgerPart):
             values = {"released_at": now, "released_by": by, "because": because}
             return connection.execute(mine.values(values)).rowcount == 1
 
-    def let_go(self, stream: str, key: str, *, by: str, because: str, now: datetime) -> None:
+    def release_any(self, stream: str, key: str, *, by: str, because: str, now: datetime) -> None:
         """Record that a person lets a slice be tried again, whether it is exhausted or not."""
         if self.release(key, by=by, because=because, now=now):
             return

@@ -597,7 +597,7 @@ class Ledger:
 
     @property
     def exhausted_slices(self) -> ExhaustedSlices:
-        """The slices of all streams that repair gave up."""
+        """The exhausted slices of all streams."""
         return ExhaustedSlices(self.database)
 
     @property

@@ -288,13 +288,13 @@ def test_an_accepted_divergence_takes_the_group_back(played: Played) -> None:
     assert played.positions() == [100, 100]
 
 
-def test_a_partition_that_cannot_be_judged_is_left_as_it_is(played: Played) -> None:
+def test_a_partition_that_cannot_be_compared_is_left_as_it_is(played: Played) -> None:
     played.open()
     played.settle(played.plan(0))
     played.tick()
     played.settle(played.plan(1))
     played.divergence = Divergence(unsure={0: "no answer"})
-    assert "not judged now: partitions 0" in "; ".join(played.tick())
+    assert "not compared now: partitions 0" in "; ".join(played.tick())
     assert played.positions() == [10, 20]
     played.divergence = SOUND
     leaderless = PartitionState(None, None, None, None)

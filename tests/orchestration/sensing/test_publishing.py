@@ -642,7 +642,7 @@ def test_a_copy_of_the_last_moment_that_there_is_ends_as_any_other(monkeypatch: 
     monkeypatch.setattr(retraction_guard, "_reached", lambda *_: [])
     monkeypatch.setattr("highwater.assets.accepted_copies.refused", lambda *_: [row])
     seen: list[Any] = []
-    monkeypatch.setattr(retraction_guard, "lets_go", lambda _, sent_at: seen.extend(sent_at))
+    monkeypatch.setattr(retraction_guard, "permits_retraction", lambda _, sent_at: seen.extend(sent_at))
     ledger = SimpleNamespace(breakers=SimpleNamespace(accepted=lambda _: {}))
     nothing: Any = None
     with pytest.raises(RetractionError):
