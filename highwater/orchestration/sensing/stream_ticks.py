@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.holds import Hold
     from highwater.orchestration.sensing.topic_planner import Look
-    from highwater.orchestration.sensing.topic_planner import PlanningResult as Planning
+    from highwater.orchestration.sensing.topic_planner import PlanningResult
     from highwater.resources.ledger import Ledger
     from highwater.slices import Slice
 
@@ -305,7 +305,7 @@ def _queued(instance: dg.DagsterInstance, stream: Stream) -> int:
 
 
 def _observed(
-    tick: Tick, planned: Planning, breaker: Circuit, holds: Sequence[Hold], now: datetime, last: datetime | None
+    tick: Tick, planned: PlanningResult, breaker: Circuit, holds: Sequence[Hold], now: datetime, last: datetime | None
 ) -> Tick:
     """The tick with the topic's lag as an observation of its asset.
 
