@@ -16,10 +16,10 @@ from bench.world import Bed, World, fill, last_slices
 from highwater.assets import current, events, raw
 from highwater.assets.commit import CommittedSlices
 from highwater.assets.events import raw_rows
-from highwater.commit_records import CommitRecord, to_user_metadata, with_proof
-from highwater.proof import Proof
+from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
 from highwater.resources.commit_log import complete, log_path, row_of, schema
 from highwater.resources.spark_tables import create_table, write_slices
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _events(world: World, bed: Bed, keys: int) -> list[Slice]:
         "'paid' AS status", "'c1' AS customer_id", "CAST(2.5 AS DECIMAL(12,2)) AS amount",
     )  # fmt: skip
     base = CommitRecord("", 0, None, "planted")
-    records = [with_proof(base, Proof(slice_, 1, EVENTS, {"events": EVENTS})) for slice_ in some_slices]
+    records = [with_slice_commit(base, SliceCommit(slice_, 1, EVENTS, {"events": EVENTS})) for slice_ in some_slices]
     options = {"userMetadata": to_user_metadata(records, 0)}
     named = [slice_.key for slice_ in some_slices]
     write_slices(path, rows, named, options, replace=False, files=1, spread="origin_offset")
@@ -218,7 +218,9 @@ def _record_slices(bed: Bed, slices: int) -> None:
     rows = [
         row_of(
             table,
-            with_proof(CommitRecord("", 0, None, "linked", "", table.version(), one.planned_at), Proof(one, 1, 1000)),
+            with_slice_commit(
+                CommitRecord("", 0, None, "linked", "", table.version(), one.planned_at), SliceCommit(one, 1, 1000)
+            ),
         )
         for one in some_slices
     ]

@@ -10,11 +10,11 @@ from bench.harness import Result, Row, Target, alternate, timed
 from bench.world import BEGIN, Bed, World, fill
 from highwater.assets import current, events
 from highwater.assets.current_rebuild import rebuild
-from highwater.commit_records import CommitRecord, to_user_metadata, with_proof
+from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
 from highwater.orchestration.operations.maintenance import maintain
-from highwater.proof import Proof
 from highwater.resources.commit_log import complete
 from highwater.resources.spark_tables import create_table
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _filled(world: World, bed: Bed, keys: int, slices: int) -> None:
         "concat('c', id % 1000) AS customer_id", "CAST(id % 10000 / 100 AS DECIMAL(12,2)) AS amount",
     )  # fmt: skip
     base = CommitRecord("", 0, None, "planted")
-    records = [with_proof(base, Proof(slice_, 1, share, {"events": share})) for slice_ in some_slices]
+    records = [with_slice_commit(base, SliceCommit(slice_, 1, share, {"events": share})) for slice_ in some_slices]
     options = {"userMetadata": to_user_metadata(records, 0)}
     # In ranges of offsets a slice is in one file, or in two where a range ends inside of it.
     rows.repartitionByRange(slices, "origin_offset").write.format("delta").mode("append").options(**options).save(path)

@@ -19,8 +19,8 @@ from urllib.parse import quote
 from dev.planted import plant
 from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.plans import Generation
-from highwater.proof import Proof
 from highwater.resources.commit_log import complete, log_path, row_of, schema
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
@@ -199,15 +199,17 @@ class Maker:
         self.ledger.add([chunk.slice_ for chunk in batch])
         self.ledger.add([back.slice_])
         tables: dict[str, list[pa.Table]] = {name: [] for name in ("raw", "events", "rejects", "dlq", "metrics")}
-        proofs: dict[str, list[Proof]] = {name: [] for name in tables}
+        slice_commits: dict[str, list[SliceCommit]] = {name: [] for name in tables}
         for chunk in batch:
-            self._add(tables, proofs, chunk)
-        back.add(tables, proofs)
+            self._add(tables, slice_commits, chunk)
+        back.add(tables, slice_commits)
         self._current(batch, back.slice_.key)
         for name, parts in tables.items():
-            _append(self.lake.path(self.stream.name, name), parts, proofs[name])
+            _append(self.lake.path(self.stream.name, name), parts, slice_commits[name])
 
-    def _add(self, tables: dict[str, list[pa.Table]], proofs: dict[str, list[Proof]], chunk: Chunk) -> None:
+    def _add(
+        self, tables: dict[str, list[pa.Table]], slice_commits: dict[str, list[SliceCommit]], chunk: Chunk
+    ) -> None:
         good, bad = chunk.where(_SOUND, _COPY), chunk.where(_UNRESOLVED, _MALFORMED)
         counts = {
             "raw": len(chunk.content), "events": len(good.content), "rejects": len(bad.content), "tombstones": 0,
@@ -221,7 +223,7 @@ class Maker:
         for name, many in {**rows, "metrics": 0}.items():
             sent = {"sent": len(bad.content)} if name == "dlq" else counts
             extra: dict[str, Any] = {"minutes": []} if name == "metrics" else {}
-            proofs[name].append(Proof(chunk.slice_, 1, many, sent if name != "raw" else {}, extra=extra))
+            slice_commits[name].append(SliceCommit(chunk.slice_, 1, many, sent if name != "raw" else {}, extra=extra))
 
     def _current(self, batch: list[Chunk], tier: str) -> None:
         """The keys whose last version is in these slices."""
@@ -267,13 +269,13 @@ class _TierSlice:
         ranges = {0: OffsetRange(start, start + many)}
         return cls(maker, Slice(maker.stream.name, tier, "T" * 22, 0, ordinal, ranges, planned_at), chunks)
 
-    def add(self, tables: dict[str, list[pa.Table]], proofs: dict[str, list[Proof]]) -> None:
+    def add(self, tables: dict[str, list[pa.Table]], slice_commits: dict[str, list[SliceCommit]]) -> None:
         many = sum(len(chunk.content) for chunk in self.chunks)
         counts = {"raw": many, "events": many, "rejects": 0, "tombstones": 0, "superseded": 0}
         tables["events"] += [_events(chunk, self.slice_.key, 1) for chunk in self.chunks]
         for name, rows in {"raw": many, "events": many, "rejects": 0, "metrics": 0}.items():
             extra: dict[str, Any] = {"minutes": []} if name == "metrics" else {}
-            proofs[name].append(Proof(self.slice_, 1, rows, counts, extra=extra))
+            slice_commits[name].append(SliceCommit(self.slice_, 1, rows, counts, extra=extra))
 
 
 def _same(text: str | None, many: int) -> pa.Array:
@@ -403,12 +405,12 @@ def _dlq(chunk: Chunk, stream: Stream) -> pa.Table:
     )
 
 
-def _append(path: str, parts: list[pa.Table], proofs: Sequence[Proof]) -> None:
+def _append(path: str, parts: list[pa.Table], slice_commits: Sequence[SliceCommit]) -> None:
     import pyarrow as pa
 
     there = [part for part in parts if len(part)]
     empty = pa.table({"slice": pa.array([], pa.string())})
-    plant(path, pa.concat_tables(there, promote_options="default") if there else empty, proofs, recorded=False)
+    plant(path, pa.concat_tables(there, promote_options="default") if there else empty, slice_commits, recorded=False)
 
 
 def write_log(path: str, slices: Sequence[Slice]) -> None:
@@ -424,8 +426,10 @@ def write_log(path: str, slices: Sequence[Slice]) -> None:
     table = DeltaTable(path)
     table.create_checkpoint()
     records = [CommitRecord(slice_.key, 1, ROWS_A_FILE, "planted", "", 1, slice_.planned_at) for slice_ in slices]
-    proofs = [Proof(slice_, 1, ROWS_A_FILE).to_json() for slice_ in slices]
-    rows = [{**row_of(table, one), "record": proof} for one, proof in zip(records, proofs, strict=True)]
+    slice_commits = [SliceCommit(slice_, 1, ROWS_A_FILE).to_json() for slice_ in slices]
+    rows = [
+        {**row_of(table, one), "record": slice_commit} for one, slice_commit in zip(records, slice_commits, strict=True)
+    ]
     write_deltalake(log_path(table), pa.Table.from_pylist(rows, schema()), mode="append", partition_by=["table"])
 
 

@@ -219,9 +219,9 @@ def _raw_and_topic(tables: Tables, topic: Mapping[Place, TopicRecord], name: str
 def _planned(tables: Tables, records: Mapping[Place, TopicRecord], topic: str) -> dict[Place, TopicRecord]:
     """The records of a tier that lie in slices; the others are not due yet."""
     ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for proof in tables.proofs.get("raw", ()):
-        if _topic_of(proof["slice"]) == topic:
-            for partition, (start, end) in proof["ranges"].items():
+    for slice_commit in tables.slice_commits.get("raw", ()):
+        if _topic_of(slice_commit["slice"]) == topic:
+            for partition, (start, end) in slice_commit["ranges"].items():
                 ranges[int(partition)].append((start, end))
     return {
         place: record
@@ -256,19 +256,19 @@ def _microseconds(when: datetime) -> int:
 
 
 def _slices(tables: Tables, made: Comparison) -> None:
-    """The proofs: every slice has one in each table, it counts the rows that are there, and slices tile."""
+    """The slice commits: every slice has one in each table, it counts the rows that are there, and slices tile."""
     diff = made.differences
-    planned = {proof["slice"]: proof for proof in tables.proofs.get("raw", ())}
+    planned = {slice_commit["slice"]: slice_commit for slice_commit in tables.slice_commits.get("raw", ())}
     made.numbers["slices"] = len(planned)
     for name, rows in (("raw", tables.raw), ("events", tables.events), ("rejects", tables.rejects)):
-        proofs = Counter(proof["slice"] for proof in tables.proofs.get(name, ()))
+        slice_commits = Counter(slice_commit["slice"] for slice_commit in tables.slice_commits.get(name, ()))
         counted = Counter(row["slice"] for row in rows)
-        for key in planned.keys() | proofs.keys() | counted.keys():
-            diff.compare(f"{name}: proofs of a slice", key, 1, proofs[key])
-        for proof in tables.proofs.get(name, ()):
-            if proof["rows"] is not None:
-                key = proof["slice"]
-                diff.compare(f"{name}: rows of a slice by its proof", key, proof["rows"], counted[key])
+        for key in planned.keys() | slice_commits.keys() | counted.keys():
+            diff.compare(f"{name}: commits of a slice", key, 1, slice_commits[key])
+        for slice_commit in tables.slice_commits.get(name, ()):
+            if slice_commit["rows"] is not None:
+                key = slice_commit["slice"]
+                diff.compare(f"{name}: rows of a slice by its slice commit", key, slice_commit["rows"], counted[key])
     for row in tables.raw:
         start, end = planned.get(row["slice"], {"ranges": {}})["ranges"].get(str(row["partition"]), (0, 0))
         if not start <= row["offset"] < end:
@@ -278,10 +278,10 @@ def _slices(tables: Tables, made: Comparison) -> None:
 
 def _tiles(planned: Iterable[Row], diff: Differences) -> None:
     ranges: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
-    for proof in planned:
-        for partition, (start, end) in proof["ranges"].items():
+    for slice_commit in planned:
+        for partition, (start, end) in slice_commit["ranges"].items():
             if start < end:
-                ranges[_topic_of(proof["slice"]), partition].append((start, end, proof["slice"]))
+                ranges[_topic_of(slice_commit["slice"]), partition].append((start, end, slice_commit["slice"]))
     for (_, partition), slices in ranges.items():
         reached = 0
         for start, end, key in sorted(slices):

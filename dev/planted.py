@@ -6,14 +6,14 @@ import uuid
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from highwater.commit_records import CommitRecord, to_user_metadata, with_proof
+from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
 from highwater.resources.commit_log import complete
 from highwater.resources.delta import open_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from highwater.proof import Proof
+    from highwater.slice_commits import SliceCommit
 
 
 # These are partitioned by the column `slice`.
@@ -21,21 +21,26 @@ WITHOUT_SPARK = ("metrics", "published")
 
 
 def plant(
-    path: str, rows: pa.Table, proofs: Iterable[Proof] = (), *, replace: bool = False, recorded: bool = True
+    path: str,
+    rows: pa.Table,
+    slice_commits: Iterable[SliceCommit] = (),
+    *,
+    replace: bool = False,
+    recorded: bool = True,
 ) -> None:
     """Commit rows with the records of slices; the table is created if it is absent.
 
     Args:
         path: the table.
         rows: the rows; `metrics` and `published` are partitioned by `slice`.
-        proofs: one for each slice that the commit holds.
+        slice_commits: one for each slice that the commit holds.
         replace: the rows and records replace all that the table has.
         recorded: whether `_commits` has the records too, and not the table's log alone.
     """
     from deltalake import CommitProperties, write_deltalake
 
     base = CommitRecord("", 0, None, uuid.uuid4().hex)
-    records = [with_proof(base, proof) for proof in proofs]
+    records = [with_slice_commit(base, slice_commit) for slice_commit in slice_commits]
     metadata = {"userMetadata": to_user_metadata(records, 0, batch=base.batch, replaces=replace)}
     properties = CommitProperties(custom_metadata=metadata)
     by = ["slice"] if path.rpartition("/")[2] in WITHOUT_SPARK else None

@@ -54,7 +54,7 @@ class Tables:
     current: Sequence[Row] = ()
     dlq: Sequence[Row] = ()
     metrics: Sequence[Row] = ()
-    proofs: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    slice_commits: Mapping[str, Sequence[Row]] = field(default_factory=dict)
 
 
 # Written out here, since what is read must not depend on the settings that it proves.
@@ -159,11 +159,11 @@ def read_tables(lake: str, stream: str) -> Tables:
     """The tables of a stream; one that does not exist is empty here, and the comparison will miss its rows."""
     names = ("raw", "events", "rejects", "current", "dlq", "metrics")
     data: dict[str, Any] = {name: read_rows(f"{lake}/{stream}/{name}") for name in names}
-    proofs = {name: _proofs(f"{lake}/{stream}/{name}") for name in names}
-    return Tables(**data, proofs=proofs)
+    slice_commits = {name: _slice_commits(f"{lake}/{stream}/{name}") for name in names}
+    return Tables(**data, slice_commits=slice_commits)
 
 
-def _proofs(path: str) -> list[Row]:
+def _slice_commits(path: str) -> list[Row]:
     """The newest commit record of each slice in a table, from `_commits` and the entries of the table's log."""
     from deltalake import DeltaTable
 
@@ -189,10 +189,10 @@ def _proofs(path: str) -> list[Row]:
 def covered_ends(lake: str, stream: str, topic: str | None = None) -> dict[int, int]:
     """Up to which offset of each partition of a topic, by default the main one, the slices in raw reach."""
     ends: dict[int, int] = {}
-    for proof in _proofs(f"{lake}/{stream}/raw"):
-        if proof["slice"].rpartition("@")[0] != (topic or stream):
+    for slice_commit in _slice_commits(f"{lake}/{stream}/raw"):
+        if slice_commit["slice"].rpartition("@")[0] != (topic or stream):
             continue
-        for partition, (_, end) in proof["ranges"].items():
+        for partition, (_, end) in slice_commit["ranges"].items():
             ends[int(partition)] = max(ends.get(int(partition), 0), end)
     return {partition: end for partition, end in ends.items() if end}
 

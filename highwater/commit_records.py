@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from highwater.proof import Proof
+from highwater.slice_commits import SliceCommit
 from highwater.slices import SliceKey
 
 FORMAT = 1
@@ -28,7 +28,7 @@ class CommitRecord:
         run: the Dagster run that committed; empty outside of Dagster.
         version: the version of the table that the commit made; -1 before the commit.
         committed_at: when, in UTC; None before the commit.
-        proof: ranges and counts of the slice; None for `current`, whose commits name slices and attempts alone.
+        slice_commit: ranges and counts of the slice; None for `current`, whose commits name slices and attempts alone.
     """
 
     slice_key: str
@@ -38,7 +38,7 @@ class CommitRecord:
     run: str = ""
     version: int = -1
     committed_at: datetime | None = None
-    proof: Proof | None = None
+    slice_commit: SliceCommit | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def to_user_metadata(
         run: the Dagster run, where there is no record.
         replaces: the commit replaces the whole table, so earlier records no longer count.
     """
-    short = spans_of({record.slice_key: record.attempt for record in records if record.proof is None})
+    short = spans_of({record.slice_key: record.attempt for record in records if record.slice_commit is None})
     plain = {
         "format": FORMAT,
         "batch": records[0].batch if records else batch,
@@ -96,7 +96,7 @@ def to_user_metadata(
         "replaces": replaces,
         "run": records[0].run if records else run,
         "slices": {topic: [[s.first, s.last, s.attempt] for s in of_topic] for topic, of_topic in short.items()},
-        "records": [record.proof.to_plain() for record in records if record.proof is not None],
+        "records": [record.slice_commit.to_plain() for record in records if record.slice_commit is not None],
     }
     return json.dumps({"highwater": plain}, separators=(",", ":"), sort_keys=True)
 
@@ -118,12 +118,18 @@ def from_user_metadata(text: str | None, version: int, committed_at: datetime | 
     spans = {topic: [Span(*span) for span in of_topic] for topic, of_topic in plain["slices"].items()}
     base = CommitRecord("", 0, None, plain["batch"], plain["run"], version, committed_at)
     short = [replace(base, slice_key=key, attempt=attempt) for key, attempt in attempts_of(spans).items()]
-    return [*short, *(with_proof(base, Proof.from_plain(one)) for one in plain["records"])]
+    return [*short, *(with_slice_commit(base, SliceCommit.from_plain(one)) for one in plain["records"])]
 
 
-def with_proof(record: CommitRecord, proof: Proof) -> CommitRecord:
-    """A record of the commit `record` for the slice of a proof."""
-    return replace(record, slice_key=proof.key, attempt=proof.attempt, rows=proof.rows, proof=proof)
+def with_slice_commit(record: CommitRecord, slice_commit: SliceCommit) -> CommitRecord:
+    """The record `record` with the slice of a slice commit."""
+    return replace(
+        record,
+        slice_key=slice_commit.key,
+        attempt=slice_commit.attempt,
+        rows=slice_commit.rows,
+        slice_commit=slice_commit,
+    )
 
 
 def number_of(text: str) -> int:

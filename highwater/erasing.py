@@ -133,7 +133,7 @@ def remaining(
 
     Args:
         key: the slice key.
-        counts: the numbers of the decision's proof.
+        counts: the numbers of the decision's slice commit.
         raw: records that go.
         tombstones: those of them without a value.
         events: those that were accepted.

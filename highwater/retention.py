@@ -1,6 +1,6 @@
 """Retention: which slices lose their rows of raw by age, and why others keep them."""
 
-# A slice loses all of its rows or none. Its proof stays, and shows how many went. It is old when its newest record was
+# A slice loses all of its rows or none. Its commit stays, and shows how many went. It is old when its newest record was
 # published, and the slice was planned, longer ago than the declared age: of a backlog that was read late no row goes
 # before somebody could look at it, and a producer's clock that is behind takes nothing.
 
@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from highwater.erasing import AGED, microseconds
-from highwater.proof import Proof
+from highwater.slice_commits import SliceCommit
 
-# In the proof of raw: the version of the table that holds the rows which went by their age.
+# In the slice commit of raw: the version of the table that holds the rows which went by their age.
 AGED_FROM = "aged_from"
 # One maintenance takes at most this many slices, oldest first: a backlog takes some nights.
 MOST_SLICES = 2_000
 
 
-def aged(proof: Proof) -> int:
+def aged(slice_commit: SliceCommit) -> int:
     """The number of rows of a slice's records in raw that went by their age; 0 where they are there."""
-    return proof.counts.get(AGED, 0)
+    return slice_commit.counts.get(AGED, 0)
 
 
-def records(proof: Proof) -> int:
+def records(slice_commit: SliceCommit) -> int:
     """The number of records of a slice in raw: rows that are there, and those that went by their age."""
-    return (proof.rows or 0) + aged(proof)
+    return (slice_commit.rows or 0) + aged(slice_commit)
 
 
 def planned_before(planned: Mapping[str, datetime], age: timedelta, now: datetime) -> list[str]:

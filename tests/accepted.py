@@ -19,11 +19,11 @@ from highwater.assets.reclaims import SEEN
 from highwater.assets.work import SliceReport, Work, nothing
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
-from highwater.proof import Proof
 from highwater.resources.commit_log import replace_slices
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.support import make_stream, order, with_milliseconds
 
@@ -210,18 +210,22 @@ class Tables:
         if any(one.reclaims for one in found):
             counts[SEEN] = 1
         made = [one.row(self.stream, slice_.key, attempt) for one in found]
-        self._write("events", events.columns(self.stream), slice_, made, Proof(slice_, attempt, len(made), counts))
+        self._write(
+            "events", events.columns(self.stream), slice_, made, SliceCommit(slice_, attempt, len(made), counts)
+        )
         gone = [one.reject(self.stream, slice_.key, attempt) for one in left]
-        proof = Proof(slice_, attempt, len(gone))
-        self._write("rejects", rejects.COLUMNS, slice_, gone, proof)
+        slice_commit = SliceCommit(slice_, attempt, len(gone))
+        self._write("rejects", rejects.COLUMNS, slice_, gone, slice_commit)
         if gone and known:
-            self._write("dlq", dlq.COLUMNS, slice_, gone, proof)
+            self._write("dlq", dlq.COLUMNS, slice_, gone, slice_commit)
 
     def read(self, slice_: Slice, records: int) -> None:
         """Let a slice are in raw, without its rows."""
-        self._write("raw", raw.COLUMNS, slice_, [], Proof(slice_, 1, records))
+        self._write("raw", raw.COLUMNS, slice_, [], SliceCommit(slice_, 1, records))
 
-    def _write(self, table: str, columns: str, slice_: Slice, rows: Sequence[Mapping[str, Any]], proof: Proof) -> None:
+    def _write(
+        self, table: str, columns: str, slice_: Slice, rows: Sequence[Mapping[str, Any]], slice_commit: SliceCommit
+    ) -> None:
         import pyarrow as pa
 
         # It brings Dagster with it, which processes that only send need not load.
@@ -234,7 +238,7 @@ class Tables:
         path = self.lake.path("orders", table)
         if self.lake.table("orders", table) is None:
             plant(path, kinds.empty_table())
-        replace_slices(self.lake.table_at("orders", table), made, [slice_.key], [proof], "")
+        replace_slices(self.lake.table_at("orders", table), made, [slice_.key], [slice_commit], "")
 
     def work(self, *slices: Slice) -> Work:
         return Work(self.stream, slices, None, self.lake, self.ledger, self.kafka, self.lines.append)  # type: ignore[arg-type]

@@ -172,7 +172,7 @@ class Deployment:
         random.Random(seed).shuffle(keys)
         return keys
 
-    def proofs(self, table: str) -> dict[str, dict[str, Any]]:
+    def slice_commits(self, table: str) -> dict[str, dict[str, Any]]:
         """What the newest commit of each slice in a table says of it; empty while there is no table."""
         if not [*(self.path(table) / "_delta_log").glob("*.json")]:
             return {}
@@ -219,7 +219,7 @@ class Deployment:
         ensure_events(events, topic, owner, self.ends, accepted)
         ensure_rejects(rejects, topic, owner, self.ends, accepted, self.stream.topic)
         ensure_current(read_rows(str(self.path("current"))), events, owner)
-        self._ensure_proofs()
+        self._ensure_slice_commits()
 
     def _owners(self) -> dict[Place, str]:
         """The slice of every planned offset; the ranges must tile."""
@@ -232,14 +232,16 @@ class Deployment:
                 owner.update({(partition, offset): key for offset in range(start, end)})
         return owner
 
-    def _ensure_proofs(self) -> None:
+    def _ensure_slice_commits(self) -> None:
         planned = self.slices()
-        proofs = {table: self.proofs(table) for table in TABLES}
-        for table, found in proofs.items():
-            assert set(found) == set(planned), f"{table}: slices without a proof, or proofs without a plan"
+        slice_commits = {table: self.slice_commits(table) for table in TABLES}
+        for table, found in slice_commits.items():
+            assert set(found) == set(planned), (
+                f"{table}: slices without a slice commit, or slice commits without a plan"
+            )
         for key, ranges in planned.items():
-            assert proofs["raw"][key]["ranges"] == {str(p): list(bounds) for p, bounds in ranges.items()}
-            attempts = {table: proofs[table][key]["attempt"] for table in TABLES[1:]}
+            assert slice_commits["raw"][key]["ranges"] == {str(p): list(bounds) for p, bounds in ranges.items()}
+            attempts = {table: slice_commits[table][key]["attempt"] for table in TABLES[1:]}
             assert len(set(attempts.values())) == 1, f"{key}: tables of two decisions {attempts}"
 
 

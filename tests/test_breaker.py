@@ -45,11 +45,11 @@ from highwater.orchestration.sensing.repairing import RULES as REPAIR
 from highwater.orchestration.sensing.repairing import repair
 from highwater.orchestration.sensing.run_requests import PastRun, forgiven, last_tries, stop
 from highwater.orchestration.sensing.step_breaker import watched
-from highwater.proof import Proof
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger, breakers
 from highwater.resources.ledger.breakers import Acceptance, AcceptedReason, Judgement
+from highwater.slice_commits import SliceCommit
 from highwater.slices import Slice
 from tests.commits import commit_current
 from tests.orchestration.reporting.test_audit import a_slice
@@ -361,7 +361,7 @@ def test_while_it_is_open_nothing_is_decided_but_the_probe(ledger: Ledger, work:
 def test_only_first_attempts_count(ledger: Ledger, work: Callable[..., Work]) -> None:
     """Neither what comes back through a tier, nor what is materialised again, nor a step's next try."""
     ensure_within_limit(work(RETRIED), [RETRIED], {}, {RETRIED.key: {"raw": 500, "rejects": 500}})
-    committed = {ONE.key: Proof(ONE, 1, 400, {"rejects": 0})}
+    committed = {ONE.key: SliceCommit(ONE, 1, 400, {"rejects": 0})}
     with pytest.raises(RejectsOverLimitError):
         ensure_within_limit(work(ONE), [ONE], committed, counted(s1=(500, 400)))
     for _ in range(3):
@@ -373,7 +373,7 @@ def test_only_first_attempts_count(ledger: Ledger, work: Callable[..., Work]) ->
 
 def test_of_a_slice_that_is_materialised_again_only_new_rejects_count(work: Callable[..., Work]) -> None:
     """Its published rejects stay rejects: they flood nothing again."""
-    committed = {ONE.key: Proof(ONE, 1, 50, {"rejects": 400})}
+    committed = {ONE.key: SliceCommit(ONE, 1, 50, {"rejects": 400})}
     ensure_within_limit(work(ONE), [ONE], committed, counted(s1=(500, 450)))
 
 
@@ -415,7 +415,7 @@ def test_what_was_sent_is_asked_of_every_slice_and_before_the_breaker(
         raise RetractionError("sent", remedy="fix the rule")
 
     messages = counted(s1=(100, 100), s2=(100, 0))
-    committed = CommittedSlices({TWO.key: Proof(TWO, 1, 100, {"rejects": 0})}, 0)
+    committed = CommittedSlices({TWO.key: SliceCommit(TWO, 1, 100, {"rejects": 0})}, 0)
     made: Any = SimpleNamespace(work=work(ONE, TWO), measured=messages, ensure_no_retraction=ensure_no_retraction)
     with pytest.raises(RetractionError):
         events._ensure_decidable(made, committed, [ONE, TWO], messages)
@@ -492,7 +492,7 @@ def prove(lake: Lake, slices: Sequence[Slice], *tables: str) -> None:
         if table == "current":
             commit_current(lake, "orders", {s.key: 1 for s in slices})
         else:
-            plant(lake.path("orders", table), rows, [Proof(s, 1, 0, {"rejects": 0}) for s in slices])
+            plant(lake.path("orders", table), rows, [SliceCommit(s, 1, 0, {"rejects": 0}) for s in slices])
 
 
 def test_the_probe_closes_it_when_it_is_committed_in_all_tables(ledger: Ledger, work: Callable[..., Work]) -> None:
@@ -819,7 +819,7 @@ def test_of_a_slice_that_is_materialised_again_new_rejects_of_other_reasons_coun
 ) -> None:
     ledger.add([TWO])
     accept(ledger, "malformed")
-    before = {TWO.key: Proof(TWO, 1, 0, {"rejects": 150, "rejects_malformed": 100, "rejects_invalid": 50})}
+    before = {TWO.key: SliceCommit(TWO, 1, 0, {"rejects": 150, "rejects_malformed": 100, "rejects_invalid": 50})}
     ensure_within_limit(work(TWO), [TWO], before, split(TWO.key, 300, malformed=150, invalid=124))
     with pytest.raises(RejectsOverLimitError, match="75 of 150 records"):
         ensure_within_limit(work(TWO), [TWO], before, split(TWO.key, 300, malformed=150, invalid=125))

@@ -42,9 +42,9 @@ from highwater.orchestration.operations import key_retirement, old_runs
 from highwater.orchestration.operations.old_runs import delete_runs
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.sensing import repairing, stream_ticks
-from highwater.proof import Proof
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.commits import commit_current
 from tests.support import SilentKafka, make_stream
@@ -195,8 +195,8 @@ class Deployment:
             commit_current(self.lake, "orders", {s.key: attempt for s in slices})
             return
         rows = pa.table({name: pa.array([], pa.string()) for name in ("slice", "reason", "next_topic")})
-        proofs = [Proof(s, attempt, 0) for s in slices]
-        plant(self.lake.path("orders", table), rows, proofs, replace=True)
+        slice_commits = [SliceCommit(s, attempt, 0) for s in slices]
+        plant(self.lake.path("orders", table), rows, slice_commits, replace=True)
 
     @property
     def resources(self) -> Any:

@@ -25,8 +25,8 @@ from highwater.envelope import Origin
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.slice_status import version_order
 from highwater.orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
-from highwater.proof import Proof
 from highwater.resources.lake import Lake
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice, SliceKey
 from tests.commits import commit_current
 from tests.support import with_milliseconds
@@ -103,12 +103,14 @@ class Planted:
     def write(self) -> None:
         import pyarrow as pa
 
-        proofs = [
-            _proof(self.stream, key, self.width, self.partitions) for key in self.slices if key not in self.undecided
+        slice_commits = [
+            _slice_commit(self.stream, key, self.width, self.partitions)
+            for key in self.slices
+            if key not in self.undecided
         ]
         events = [row for row in self.events if row["slice"] not in self.undecided]
-        self._write("events", events, self._events(), proofs)
-        self._write("rejects", self.rejects, _rejects(), proofs)
+        self._write("events", events, self._events(), slice_commits)
+        self._write("rejects", self.rejects, _rejects(), slice_commits)
         sent = self.rejects if self.published is None else self.published
         published = [{**row, "published_at": self.published_at} for row in sent]
         schema = pa.schema([*_origin(), *_numbers(), ("published_at", pa.timestamp("us", "UTC"))])
@@ -126,13 +128,15 @@ class Planted:
             schema = schema.append(column)
         return schema
 
-    def _write(self, table: str, rows: Iterable[Row], schema: pa.Schema, proofs: Iterable[Proof] = ()) -> None:
+    def _write(
+        self, table: str, rows: Iterable[Row], schema: pa.Schema, slice_commits: Iterable[SliceCommit] = ()
+    ) -> None:
         import pyarrow as pa
 
         names = set(schema.names)
         stored = [{name: cell for name, cell in row.items() if name in names} for row in with_milliseconds(rows)]
         made = pa.Table.from_pylist(stored, schema)
-        plant(self.lake.path("orders", table), made, proofs, replace=True)
+        plant(self.lake.path("orders", table), made, slice_commits, replace=True)
 
     def results(self) -> dict[str, dict[str, CheckResult]]:
         """Each check's result on each slice, of one run over all of them, and on the stream, under the name ``."""
@@ -242,12 +246,12 @@ class Generated:
         return {name: {str(row["key"]) for row in result.samples} for name, result in wrong.items()}
 
 
-def _proof(stream: Stream, key: str, width: int, partitions: int) -> Proof:
+def _slice_commit(stream: Stream, key: str, width: int, partitions: int) -> SliceCommit:
     parsed = SliceKey.parse(key)
     reach = OffsetRange(width * parsed.ordinal, width * (parsed.ordinal + 1))
     ranges = dict.fromkeys(range(partitions), reach)
     slice_ = Slice(stream.name, parsed.topic, "A" * 22, 0, parsed.ordinal, ranges, BEGIN)
-    return Proof(slice_, 1, rows=1, counts={})
+    return SliceCommit(slice_, 1, rows=1, counts={})
 
 
 def _numbers() -> list[tuple[str, Any]]:

@@ -23,12 +23,12 @@ from highwater.envelope import ORIGIN, Envelope, Origin
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.checks import CHECKS, Sources
 from highwater.plans import Generation, Publication
-from highwater.proof import Proof
 from highwater.resources import commit_log
 from highwater.resources.kafka import Kafka, PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.spark_tables import name_of, parts_of
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.commits import commit_current
 from tests.plain_minutes import minute_of, minutes_of
@@ -154,7 +154,7 @@ class World:
         self.lake = Lake(str(folder / "lake"))
         self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
         self.rows: dict[str, list[Row]] = {table: [] for table in tables}
-        self.proofs: dict[str, dict[str, Proof]] = {table: {} for table in tables}
+        self.slice_commits: dict[str, dict[str, SliceCommit]] = {table: {} for table in tables}
         starts = dict.fromkeys(range(max([2, *widths])), 0)
         for topic in ("orders", TIER):
             self.ledger.open_generation(Generation("orders", topic, ID, 0, starts, NOON))
@@ -311,23 +311,23 @@ class World:
         superseded = rows["raw"] - rows["events"] - rows["rejects"] - tombstones
         split = {"tombstones": tombstones, "superseded": superseded}
         counts = {**split, **{name: rows[name] for name in ("raw", "events", "rejects")}}
-        self.proofs["raw"][one.key] = Proof(one, 1, None)
+        self.slice_commits["raw"][one.key] = SliceCommit(one, 1, None)
         for table, count in (
             ("events", rows["events"]),
             ("rejects", rows["rejects"]),
             ("current", rows["events"]),
             ("metrics", len(self.minutes[one.key])),
         ):
-            if table in self.proofs:
-                self.proofs[table][one.key] = Proof(one, 2, count, counts)
+            if table in self.slice_commits:
+                self.slice_commits[table][one.key] = SliceCommit(one, 2, count, counts)
         if rows["rejects"]:
-            self.proofs["dlq"][one.key] = Proof(one, 2, rows["rejects"], {"sent": rows["rejects"]})
+            self.slice_commits["dlq"][one.key] = SliceCommit(one, 2, rows["rejects"], {"sent": rows["rejects"]})
         if "published" in self.rows:
             states = [row["state"] for row in self.of("published", slice=one.key)]
             late = sum(row["late"] is not None for row in self.of("published", slice=one.key))
             reported = {"sent": states.count("sent"), "second_deliveries": states.count("second delivery")}
             reported |= {"retracted": 0, "late": late, "revisions": 0}
-            self.proofs["published"][one.key] = Proof(one, 2, len(states), reported)
+            self.slice_commits["published"][one.key] = SliceCommit(one, 2, len(states), reported)
 
     def of(self, table: str, **where: object) -> list[Row]:
         """Rows of a table."""
@@ -342,9 +342,9 @@ class World:
         [row] = self.of(table, slice=of.key, **where)
         return row
 
-    def alter_proof(self, table: str, one: Slice, **changes: Any) -> None:
+    def alter_slice_commit(self, table: str, one: Slice, **changes: Any) -> None:
         """Let a commit say something else."""
-        self.proofs[table][one.key] = replace(self.proofs[table][one.key], **changes)
+        self.slice_commits[table][one.key] = replace(self.slice_commits[table][one.key], **changes)
 
     def write(self) -> None:
         """Write the tables as they are now."""
@@ -355,20 +355,23 @@ class World:
             shutil.rmtree(self.lake.path("orders", table), ignore_errors=True)
         for table, rows in self.rows.items():
             if table == "current":
-                attempts = {key: proof.attempt for key, proof in self.proofs[table].items()}
-                counted = {key: proof.rows for key, proof in self.proofs[table].items()}
+                attempts = {key: slice_commit.attempt for key, slice_commit in self.slice_commits[table].items()}
+                counted = {key: slice_commit.rows for key, slice_commit in self.slice_commits[table].items()}
                 made = pa.Table.from_pylist(with_milliseconds(rows), self._schema(table))
                 commit_current(self.lake, "orders", attempts, made, replace=True, counted=counted, ledger=self.ledger)
                 continue
             made = pa.Table.from_pylist([*with_milliseconds(rows)], self._schema(table))
-            plant(self.lake.path("orders", table), made, self._proofs_of(table), replace=True)
+            plant(self.lake.path("orders", table), made, self._slice_commits_of(table), replace=True)
 
-    def _proofs_of(self, table: str) -> list[Proof]:
-        proofs = self.proofs[table]
+    def _slice_commits_of(self, table: str) -> list[SliceCommit]:
+        slice_commits = self.slice_commits[table]
         if table != "metrics":
-            return [*proofs.values()]
-        minutes = {key: [round(one.timestamp()) // 60 for one in sorted(self.minutes[key])] for key in proofs}
-        return [replace(proof, extra={minute_rows.MINUTES: minutes[key]}) for key, proof in proofs.items()]
+            return [*slice_commits.values()]
+        minutes = {key: [round(one.timestamp()) // 60 for one in sorted(self.minutes[key])] for key in slice_commits}
+        return [
+            replace(slice_commit, extra={minute_rows.MINUTES: minutes[key]})
+            for key, slice_commit in slice_commits.items()
+        ]
 
     def _schema(self, table: str) -> Any:
         if table in COLUMNS:

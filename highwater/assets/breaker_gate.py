@@ -14,8 +14,8 @@ from highwater.resources.ledger.breakers import Judgement
 
 if TYPE_CHECKING:
     from highwater.assets.work import Work
-    from highwater.proof import Proof
     from highwater.resources.ledger.breakers import AcceptedReason
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 # The number of rejects in the numbers of a split; those for a reason have its name behind an underscore.
@@ -62,7 +62,7 @@ def _open(work: Work, circuit: Circuit, slices: Sequence[Slice]) -> BreakerOpenE
 
 
 def ensure_within_limit(
-    work: Work, slices: Sequence[Slice], committed: Mapping[str, Proof], measured: Mapping[str, Mapping[str, int]]
+    work: Work, slices: Sequence[Slice], committed: Mapping[str, SliceCommit], measured: Mapping[str, Mapping[str, int]]
 ) -> None:
     """Report to the breaker how slices would be split, before anything of it is committed.
 
@@ -72,7 +72,7 @@ def ensure_within_limit(
     Args:
         work: the connections.
         slices: the slices that are decided together.
-        committed: the proofs of the slices in events.
+        committed: the commits of the slices in events.
         measured: the numbers of the split, by slice; none of an empty one.
 
     Raises:
@@ -105,7 +105,7 @@ def ensure_within_limit(
 
 
 def end_probe(
-    work: Work, slices: Sequence[Slice], committed: Mapping[str, Proof], measured: Mapping[str, Mapping[str, int]]
+    work: Work, slices: Sequence[Slice], committed: Mapping[str, SliceCommit], measured: Mapping[str, Mapping[str, int]]
 ) -> None:
     """Let a probe that records hold close the breaker, if the rest of it is within the limit.
 
@@ -114,7 +114,7 @@ def end_probe(
     Args:
         work: the connections.
         slices: the slices that were to be decided together, one of them held.
-        committed: the proofs of the slices in events.
+        committed: the commits of the slices in events.
         measured: the numbers of the split, without what holds.
 
     Raises:
@@ -134,7 +134,7 @@ _Counted = tuple[int, int, dict[str, int]]
 
 def _counted(
     slice_: Slice,
-    committed: Mapping[str, Proof],
+    committed: Mapping[str, SliceCommit],
     counts: Mapping[str, int],
     accepted: Mapping[str, AcceptedReason],
 ) -> _Counted:

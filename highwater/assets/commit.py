@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from highwater.assets.work import SliceReport, Work
-from highwater.commit_records import CommitRecord, with_proof
+from highwater.commit_records import CommitRecord, with_slice_commit
 from highwater.errors import HighwaterError, LeaseHeldError, SupersededAttemptError
 from highwater.log_fields import fields
 from highwater.resources.catalog import name_in_catalog, register
@@ -24,9 +24,9 @@ from highwater.tables import COMMENTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from highwater.proof import Proof
     from highwater.resources.commit_log import Committed
     from highwater.resources.ledger.leases import Lease
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 # Conflicts with writers of other slices (compaction, a change of the table) pass; five tries are 1 + 2 + 4 + 8 s.
@@ -54,14 +54,14 @@ class Clock:
 
 @dataclass(frozen=True)
 class CommittedSlices:
-    """The proofs that a table held when it was read.
+    """The slice commits that a table held when it was read.
 
     Args:
-        proofs: by slice key.
-        version: the version of the table; who reads rows that belong to these proofs reads this version.
+        slice_commits: by slice key.
+        version: the version of the table; who reads rows that belong to these slice commits reads this version.
     """
 
-    proofs: Mapping[str, Proof]
+    slice_commits: Mapping[str, SliceCommit]
     version: int
 
     @classmethod
@@ -71,7 +71,7 @@ class CommittedSlices:
 
     def attempt(self, key: str) -> int:
         """The attempt that the table held; 0 for none."""
-        return self.proofs[key].attempt if key in self.proofs else 0
+        return self.slice_commits[key].attempt if key in self.slice_commits else 0
 
 
 class Batch(Protocol):
@@ -81,8 +81,8 @@ class Batch(Protocol):
     def spread(self) -> str:
         """The column that spreads a slice over files."""
 
-    def proof(self, slice_: Slice, attempt: int) -> Proof:
-        """The proof that goes with a slice's rows."""
+    def slice_commit(self, slice_: Slice, attempt: int) -> SliceCommit:
+        """The slice commit that goes with a slice's rows."""
 
     def files(self, keys: Sequence[str]) -> int:
         """Data files at the most, when these slices are committed together."""
@@ -90,7 +90,7 @@ class Batch(Protocol):
     def tasks(self, keys: Sequence[str]) -> int:
         """The number of tasks that read the rows of these slices; 1 where Spark holds them."""
 
-    def refused(self, slice_: Slice, committed: Proof | None) -> str | None:
+    def refused(self, slice_: Slice, committed: SliceCommit | None) -> str | None:
         """The reason why the slice keeps its committed rows, or None if its new rows may replace them."""
 
     def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
@@ -118,7 +118,7 @@ def commit_until_settled(
     Args:
         work: the slices and the connections.
         table: the table's name.
-        committed: the proofs that the table held when `skipped` was decided.
+        committed: the slice commits that the table held when `skipped` was decided.
         skipped: slices that stay unchanged, with the reason.
         prepare: makes the rows of some slices.
 
@@ -128,7 +128,7 @@ def commit_until_settled(
     clock, notes = Clock(), dict(skipped)
     pending = [slice_ for slice_ in work.slices if slice_.key not in notes]
     if not pending:
-        return reports(work, table, committed.proofs, notes, clock, committed.version)
+        return reports(work, table, committed.slice_commits, notes, clock, committed.version)
     batch = prepare(work, pending, clock)
     try:
         notes.update(_refusals(batch, pending, committed))
@@ -139,22 +139,22 @@ def commit_until_settled(
 
 
 def _refusals(batch: Batch, pending: Sequence[Slice], committed: CommittedSlices) -> dict[str, str]:
-    found = {slice_.key: batch.refused(slice_, committed.proofs.get(slice_.key)) for slice_ in pending}
+    found = {slice_.key: batch.refused(slice_, committed.slice_commits.get(slice_.key)) for slice_ in pending}
     return {key: reason for key, reason in found.items() if reason is not None}
 
 
 def _settle(
     work: Work, table: str, committed: CommittedSlices, batch: Batch, notes: dict[str, str], clock: Clock
-) -> tuple[Mapping[str, Proof], int]:
+) -> tuple[Mapping[str, SliceCommit], int]:
     """Commit what has no note yet; slices that others committed meanwhile get a note instead."""
     seen = committed
     for tries in range(1, TRIES + 1):
         pending = [slice_ for slice_ in work.slices if slice_.key not in notes]
         if not pending:
-            return seen.proofs, seen.version
+            return seen.slice_commits, seen.version
         try:
             with clock.phase("commit"):
-                proofs, version = _commit(work, table, seen, batch, pending)
+                slice_commits, version = _commit(work, table, seen, batch, pending)
         except SupersededAttemptError:
             seen = CommittedSlices.read(work, table)
             taken = _taken_over(pending, committed, seen)
@@ -164,7 +164,7 @@ def _settle(
             if not taken:
                 time.sleep(2 ** (tries - 1))
         else:
-            return {**seen.proofs, **proofs}, version
+            return {**seen.slice_commits, **slice_commits}, version
     raise SupersededAttemptError(
         f"{table} of {', '.join(work.keys)}: other writers were first {TRIES} times",
         remedy="request the slices again when fewer runs write this table",
@@ -181,10 +181,10 @@ def _taken_over(pending: Sequence[Slice], before: CommittedSlices, now: Committe
 
 def _commit(
     work: Work, table: str, seen: CommittedSlices, batch: Batch, pending: Sequence[Slice]
-) -> tuple[dict[str, Proof], int]:
+) -> tuple[dict[str, SliceCommit], int]:
     keys = [slice_.key for slice_ in pending]
     attempts = work.ledger.next_attempts(keys)
-    proofs = {slice_.key: batch.proof(slice_, attempts[slice_.key]) for slice_ in pending}
+    slice_commits = {slice_.key: batch.slice_commit(slice_, attempts[slice_.key]) for slice_ in pending}
     work.log(f"{table}: committing {len(keys)} slices")
     with batch.around_commit(keys) as ensure_held, commit_turn(work, table):
         work.before_commit()
@@ -193,27 +193,27 @@ def _commit(
             work,
             table,
             batch.rows_of(attempts),
-            list(proofs.values()),
+            list(slice_commits.values()),
             seen,
             files=batch.files(keys),
             spread=batch.spread,
             tasks=batch.tasks(keys),
         )
-    return proofs, version
+    return slice_commits, version
 
 
 def commit_rows(
     work: Work,
     table: str,
     rows: DataFrame,
-    proofs: Sequence[Proof],
+    slice_commits: Sequence[SliceCommit],
     committed: CommittedSlices,
     *,
     files: int,
     spread: str,
     tasks: int | None = None,
 ) -> int:
-    """Commit slices: their rows replace exactly these slices, in one Delta commit that carries the proofs (I4).
+    """Commit slices: their rows replace exactly these slices, in one Delta commit that carries the slice commits (I4).
 
     The caller holds the turn of the table's commits.
 
@@ -221,7 +221,7 @@ def commit_rows(
         work: the connections.
         table: the table's name.
         rows: the rows, with the table's columns.
-        proofs: one for each slice.
+        slice_commits: one for each slice.
         committed: the slices in the table when the caller looked: the rows rest on this look.
         files, spread, tasks: as of `write_slices`.
 
@@ -232,7 +232,7 @@ def commit_rows(
         SupersededAttemptError: another attempt committed since that look; nothing was written.
         DependencyAwayError: Spark, the ledger or the lake is away.
     """
-    target, keys = target_of(work, table), [proof.key for proof in proofs]
+    target, keys = target_of(work, table), [slice_commit.key for slice_commit in slice_commits]
     if work.ledger.intents.of(work.stream.name, table):
         close_intents(target)
     opened = target.opened()
@@ -242,7 +242,9 @@ def commit_rows(
     replace = any(one.rows != 0 for one in seen.records.values()) or any(rows_by_slice(opened, keys).values())
     write = partial(write_slices, target.path, rows, keys, replace=replace, files=files, spread=spread, tasks=tasks)
     base = CommitRecord("", 0, None, batch="")
-    return commit_slices(target, seen, [with_proof(base, proof) for proof in proofs], work.run, write)
+    return commit_slices(
+        target, seen, [with_slice_commit(base, slice_commit) for slice_commit in slice_commits], work.run, write
+    )
 
 
 def ensure_unchanged(table: str, committed: CommittedSlices, seen: Committed, keys: Sequence[str]) -> None:
@@ -266,7 +268,7 @@ def target_of(work: Work, table: str) -> Target:
     return Target(work.spark, work.lake, work.ledger, work.stream.name, table)
 
 
-def require_newer(decisions: Mapping[str, Proof], committed: Mapping[str, int]) -> None:
+def require_newer(decisions: Mapping[str, SliceCommit], committed: Mapping[str, int]) -> None:
     """Ensure that no decision is older than what follows it already: another run decided since we looked.
 
     Raises:
@@ -342,14 +344,19 @@ def _register(work: Work, table: str, catalog: str) -> None:
 
 
 def reports(
-    work: Work, table: str, proofs: Mapping[str, Proof], notes: Mapping[str, str], clock: Clock, version: int
+    work: Work,
+    table: str,
+    slice_commits: Mapping[str, SliceCommit],
+    notes: Mapping[str, str],
+    clock: Clock,
+    version: int,
 ) -> list[SliceReport]:
     """A report for each slice, in their order, with the rows that the table has now.
 
     Args:
         work: the slices and the connections.
         table: the table's name.
-        proofs: the table's proofs, by slice.
+        slice_commits: the table's slice commits, by slice.
         notes: for slices that stay unchanged, the reason.
         clock: seconds by phase.
         version: the version of the table after the commit; without a commit the version that holds the slices.
@@ -357,7 +364,8 @@ def reports(
     rows = work.lake.rows_of(work.stream.name, table, work.keys)
     cost = write_cost(work, table, version) if set(work.keys) - notes.keys() else {}
     found = [
-        report_of(slice_, proofs[slice_.key], rows.get(slice_.key), version, clock, notes) for slice_ in work.slices
+        report_of(slice_, slice_commits[slice_.key], rows.get(slice_.key), version, clock, notes)
+        for slice_ in work.slices
     ]
     found = [one if one.note is not None else replace(one, measures=cost) for one in found]
     log_reports(work, found, clock)
@@ -393,15 +401,15 @@ def write_cost(work: Work, table: str, version: int) -> dict[str, float]:
 
 
 def report_of(
-    slice_: Slice, proof: Proof, rows: int | None, version: int, clock: Clock, notes: Mapping[str, str]
+    slice_: Slice, slice_commit: SliceCommit, rows: int | None, version: int, clock: Clock, notes: Mapping[str, str]
 ) -> SliceReport:
     """The report of a slice: its commit record, with the rows that the table has; those of the record if None."""
     return SliceReport(
         slice_=slice_,
-        attempt=proof.attempt,
-        rows=(proof.rows if rows is None else rows) or 0,
+        attempt=slice_commit.attempt,
+        rows=(slice_commit.rows if rows is None else rows) or 0,
         delta_version=version,
-        counts=dict(proof.counts),
+        counts=dict(slice_commit.counts),
         seconds=dict(clock.seconds),
         note=notes.get(slice_.key),
     )

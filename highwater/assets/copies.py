@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from highwater.assets.publication_log import Book
     from highwater.declaration import Stream
-    from highwater.proof import Proof
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 _ORIGIN = ", ".join(ORIGIN)
@@ -34,13 +34,13 @@ class Twice:
         stream: its declaration.
         events: the table, at the version that is published.
         slices: the slices of the batch, in the order of publication.
-        decisions: their proofs in events.
+        decisions: their commits in events.
     """
 
     stream: Stream
     events: DeltaTable
     slices: Sequence[Slice]
-    decisions: Mapping[str, Proof]
+    decisions: Mapping[str, SliceCommit]
 
     def any(self) -> bool:
         """Whether there are any copies; nearly always there are none. It needs neither fields nor rows."""

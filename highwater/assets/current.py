@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from highwater.assets.commit import CommittedSlices
     from highwater.declaration import Stream
-    from highwater.proof import Proof
     from highwater.resources.commit_log import Committed
     from highwater.resources.ledger.leases import Lease
+    from highwater.slice_commits import SliceCommit
 
 TABLE = "current"
 SEARCHED = ("key", "version", "event_time", "updated_by_slice")
@@ -136,24 +136,30 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
         settle(work)
         decided = require(work, events.TABLE)
         seen = work.lake.commits(work.stream.name, TABLE, work.keys)
-        behind = [proof for key, proof in decided.proofs.items() if seen.attempt(key) != proof.attempt]
-        require_newer(decided.proofs, {proof.key: seen.attempt(proof.key) for proof in behind})
+        behind = [
+            slice_commit
+            for key, slice_commit in decided.slice_commits.items()
+            if seen.attempt(key) != slice_commit.attempt
+        ]
+        require_newer(
+            decided.slice_commits, {slice_commit.key: seen.attempt(slice_commit.key) for slice_commit in behind}
+        )
         version = seen.version
         if behind:
             with clock.phase("commit"):
                 version = _merge(work, decided, behind, seen, lease)
     cost = write_cost(work, TABLE, version) if behind else {}
-    merged = {proof.key for proof in behind}
+    merged = {slice_commit.key for slice_commit in behind}
     found = [
         SliceReport(
             slice_=slice_,
             attempt=decided.attempt(slice_.key),
-            rows=decided.proofs[slice_.key].rows or 0,
+            rows=decided.slice_commits[slice_.key].rows or 0,
             delta_version=version,
-            counts=dict(decided.proofs[slice_.key].counts),
+            counts=dict(decided.slice_commits[slice_.key].counts),
             seconds=dict(clock.seconds),
             note=None if slice_.key in merged else "already followed the events",
-            measures={**cost, **_freshness(decided.proofs[slice_.key])} if slice_.key in merged else {},
+            measures={**cost, **_freshness(decided.slice_commits[slice_.key])} if slice_.key in merged else {},
         )
         for slice_ in work.slices
     ]
@@ -161,15 +167,15 @@ def _follow_events(work: Work, clock: Clock) -> list[SliceReport]:
     return found
 
 
-def _freshness(decided: Proof) -> dict[str, float]:
+def _freshness(decided: SliceCommit) -> dict[str, float]:
     """The age in seconds of the newest event of a slice as `current` gets it; empty without events."""
     last = decided.counts.get("last_event_us")
     return {} if last is None else {"freshness_seconds": time.time() - last / 1_000_000}
 
 
-def _merge(work: Work, decided: CommittedSlices, behind: Sequence[Proof], seen: Committed, lease: Lease) -> int:
+def _merge(work: Work, decided: CommittedSlices, behind: Sequence[SliceCommit], seen: Committed, lease: Lease) -> int:
     """Merge slices in one commit; returns the version of the table."""
-    keys = [proof.key for proof in behind]
+    keys = [slice_commit.key for slice_commit in behind]
     again = [key for key in keys if seen.attempt(key)]
     with delta_errors(f"current of {work.stream.name}"):
         names = _common_columns(work, decided.version)
@@ -183,7 +189,9 @@ def _merge(work: Work, decided: CommittedSlices, behind: Sequence[Proof], seen: 
         source.createOrReplaceTempView(_SOURCE)
         statement = _statement(work, names, actions)
         lease.check()
-        records = [CommitRecord(proof.key, proof.attempt, proof.rows, batch="") for proof in behind]
+        records = [
+            CommitRecord(slice_commit.key, slice_commit.attempt, slice_commit.rows, batch="") for slice_commit in behind
+        ]
         with commit_turn(work, TABLE):
             work.before_commit()
             return commit_slices(target_of(work, TABLE), seen, records, work.run, partial(_run, work, statement))

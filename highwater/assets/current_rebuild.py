@@ -24,8 +24,8 @@ from highwater.resources.spark_tables import rows_at
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from highwater.proof import Proof
     from highwater.resources.commit_log import Committed
+    from highwater.slice_commits import SliceCommit
 
 SAMPLES = 10
 
@@ -81,7 +81,7 @@ class Look:
     """
 
     version: int
-    decisions: Mapping[str, Proof]
+    decisions: Mapping[str, SliceCommit]
     seen: Committed
 
     @classmethod

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # A copy of a record that was discarded.
 DISCARDED = "discarded"
-# In the proof of a tier's slice: until when it saw what was discarded, in microseconds since 1970. Without it nothing
-# was.
+# In the commit of a tier's slice: until when it saw what was discarded, in microseconds since 1970. Without it
+# nothing was.
 SEEN = "discards_seen"
 
 

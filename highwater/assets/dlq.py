@@ -36,7 +36,7 @@ from highwater.batching import Ahead, batch_ranges
 from highwater.envelope import MOST_COUNT, MOST_DETAIL, ORIGIN, Envelope, Reference
 from highwater.errors import ConfigurationError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
-from highwater.resources.commit_log import proofs_in
+from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.deleted_topics import vanished
 from highwater.resources.delta import count_in, has_column, query_arrow, slice_is_one_of
 from highwater.resources.dlq_topics import Shape, ensure
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-    from highwater.proof import Proof
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 COLUMNS = (
@@ -58,7 +58,7 @@ COLUMNS = (
 # Columns in which many rejects of a slice are alike.
 _ALIKE = (*ORIGIN[:-1], "reason", "slice", "first_failed_at", "next_topic")
 SEARCHED = ("slice", "origin_partition", "origin_offset", "reason", "next_topic")
-# In the proof: how many were sent of this decision; the other rows were published of earlier ones.
+# In the slice commit: how many were sent of this decision; the other rows were published of earlier ones.
 SENT = "sent"
 # One transaction holds so much at the most: it lasts seconds, and memory is bounded.
 RECORDS_A_TRANSACTION = 20_000
@@ -75,7 +75,7 @@ _RECORD = (
 def materialise(work: Work) -> list[SliceReport]:
     """Publish the rejects of the slices, and keep what was published; a report for each slice, in their order.
 
-    A slice without rejects has nothing to publish and gets no row: its rejects' own proof says so. One that had some
+    A slice without rejects has nothing to publish and gets no row: its rejects' own commit says so. One that had some
     before they were reclaimed follows its decision all the same.
 
     Raises:
@@ -87,7 +87,7 @@ def materialise(work: Work) -> list[SliceReport]:
         DependencyAwayError: Kafka, Spark or the lake is away; what was published so far is known and not sent again.
     """
     decided = require(work, rejects.TABLE)
-    decisions = decided.proofs
+    decisions = decided.slice_commits
     committed = CommittedSlices.read(work, TABLE)
     open_ = [p for p in work.slices if _follows(decisions[p.key], committed.attempt(p.key))]
     require_newer(decisions, {p.key: committed.attempt(p.key) for p in open_})
@@ -110,15 +110,15 @@ def materialise(work: Work) -> list[SliceReport]:
     return reports(work, TABLE, decisions, notes, clock, version)
 
 
-def _follows(decision: Proof, published: int) -> bool:
+def _follows(decision: SliceCommit, published: int) -> bool:
     return published != decision.attempt and bool(decision.rows or published)
 
 
-def _why_nothing(decision: Proof) -> str:
+def _why_nothing(decision: SliceCommit) -> str:
     return "already published" if decision.rows else "nothing was rejected"
 
 
-def _publish(work: Work, slice_: Slice, decision: Proof, topics: Mapping[str, Shape]) -> tuple[int, int]:
+def _publish(work: Work, slice_: Slice, decision: SliceCommit, topics: Mapping[str, Shape]) -> tuple[int, int]:
     """Send the rejects of a slice that are not sent yet.
 
     Returns:
@@ -161,7 +161,7 @@ def _if_unchanged(likely: Future[_Waiting]) -> _Waiting | None:
     return found if found.is_unchanged() else None
 
 
-def _still_decided(work: Work, slice_: Slice, decision: Proof) -> DeltaTable:
+def _still_decided(work: Work, slice_: Slice, decision: SliceCommit) -> DeltaTable:
     """Rejects as they are now, with the decision in them; later reads use this version.
 
     Raises:
@@ -170,7 +170,7 @@ def _still_decided(work: Work, slice_: Slice, decision: Proof) -> DeltaTable:
         DependencyAwayError: the table is gone, or could not be read.
     """
     table = work.lake.table_at(work.stream.name, rejects.TABLE)
-    held = proofs_in(table, [slice_.key])
+    held = slice_commits_in(table, [slice_.key])
     ensure_held(work, rejects.TABLE, [slice_.key], held)
     if held[slice_.key].attempt != decision.attempt:
         raise SupersededAttemptError(
@@ -182,7 +182,7 @@ def _still_decided(work: Work, slice_: Slice, decision: Proof) -> DeltaTable:
     return table
 
 
-def _ensure_whole(slice_: Slice, decision: Proof, found: int) -> None:
+def _ensure_whole(slice_: Slice, decision: SliceCommit, found: int) -> None:
     if found != decision.rows:
         raise UnbalancedError(
             f"{slice_.key}: the table of rejects holds another number of rows than its commit recorded",
@@ -192,13 +192,13 @@ def _ensure_whole(slice_: Slice, decision: Proof, found: int) -> None:
         )
 
 
-def _record_sent(work: Work, slice_: Slice, decision: Proof, sent: int) -> None:
+def _record_sent(work: Work, slice_: Slice, decision: SliceCommit, sent: int) -> None:
     """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""
     publication = Publication(decision.attempt, sent, datetime.now(UTC))
     work.ledger.record_publication(work.stream.name, slice_.key, publication)
 
 
-def _sent(work: Work, slice_: Slice, decision: Proof, mark: PublicationMark | None) -> int:
+def _sent(work: Work, slice_: Slice, decision: SliceCommit, mark: PublicationMark | None) -> int:
     """The number of copies already sent, by Kafka's mark or, where that expired, by the ledger's copy of it.
 
     Raises:
@@ -233,7 +233,7 @@ class _Waiting:
         As `_still_decided`.
     """
 
-    def __init__(self, work: Work, slice_: Slice, decision: Proof) -> None:
+    def __init__(self, work: Work, slice_: Slice, decision: SliceCommit) -> None:
         self._work, self._slice = work, slice_
         self._table = _still_decided(work, slice_, decision)
         self._held_by = work.lake.table(work.stream.name, TABLE)
@@ -382,7 +382,7 @@ def _published(table: DeltaTable | None, where: str) -> set[tuple[Any, ...]]:
 
 
 def _commit(
-    work: Work, decisions: Sequence[Proof], sent: Mapping[str, int], committed: CommittedSlices, version: int
+    work: Work, decisions: Sequence[SliceCommit], sent: Mapping[str, int], committed: CommittedSlices, version: int
 ) -> int:
     """Store the origins of all rejects of the slices.
 
@@ -403,7 +403,7 @@ def _commit(
         published_rows = published_rows.withColumn("published_at", F.coalesce("published_at", "now")).drop("now")
     else:
         published_rows = published_rows.withColumnRenamed("now", "published_at")
-    proofs = [replace(decision, counts={SENT: sent[decision.key]}) for decision in decisions]
+    slice_commits = [replace(decision, counts={SENT: sent[decision.key]}) for decision in decisions]
     files = raw.files_for([decision.counts["rejects"] for decision in decisions])
     with commit_turn(work, TABLE):
-        return commit_rows(work, TABLE, published_rows, proofs, committed, files=files, spread="origin_offset")
+        return commit_rows(work, TABLE, published_rows, slice_commits, committed, files=files, spread="origin_offset")

@@ -37,7 +37,7 @@ from highwater.resources.transactions import PublicationMark, Transactions
 
 if TYPE_CHECKING:
     from highwater.assets.work import Work
-    from highwater.proof import Proof
+    from highwater.slice_commits import SliceCommit
 
 # No longer place can be in a reference, so what fits with it fits with any.
 _LONGEST = Place("x" * 249, 2**31 - 1, 2**31 - 1, 2**63 - 1)
@@ -114,14 +114,14 @@ class Sending:
 
     Args:
         work: the connections.
-        decision: the proof of the slice in rejects.
+        decision: the commit of the slice in rejects.
         version: of that table; a later one where records go elsewhere than they were to.
         topics: how the topics are set up.
         transactions: opened by the slice's name.
     """
 
     work: Work
-    decision: Proof
+    decision: SliceCommit
     version: int
     topics: Mapping[str, Shape]
     transactions: Transactions

@@ -19,12 +19,12 @@ from highwater.envelope import ORIGIN, Origin
 from highwater.erasing import AGED, Erased, remaining
 from highwater.errors import ConfigurationError, UnbalancedError
 from highwater.gaps import Place, ranges_of
-from highwater.proof import Proof
-from highwater.resources.commit_log import proofs_in
+from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.delta import ensure_all_read, query, query_all, slice_is_one_of
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import rows_at
 from highwater.retention import AGED_FROM, aged, records
+from highwater.slice_commits import SliceCommit
 from highwater.slices import SliceKey
 from highwater.tables import COMMON
 
@@ -199,7 +199,7 @@ def _of_aged(there: Mapping[str, DeltaTable], mine: str) -> list[dict[str, Any]]
     """The origins of the key's rows in events and rejects of slices whose rows of raw went by their age."""
     if "raw" not in there:
         return []
-    gone = [key for key, proof in proofs_in(there["raw"]).items() if aged(proof)]
+    gone = [key for key, slice_commit in slice_commits_in(there["raw"]).items() if aged(slice_commit)]
     where = f"{mine} AND {slice_is_one_of(gone)}"
     names = [name for name in ("events", "rejects") if name in there and gone]
     return [row for name in names for row in query(there[name], f"SELECT slice, {_ORIGIN} FROM t WHERE {where}")]
@@ -247,19 +247,25 @@ def _from_raw(work: Work, digest: str, taken: Mapping[str, Erased]) -> None:
     if not gone:
         return
     attempts = work.ledger.next_attempts([*gone])
-    proofs = [_raw_proof(committed.proofs[key], attempts[key], count) for key, count in gone.items()]
-    _commit(work, raw.TABLE, committed, _rest(work, raw.TABLE, committed, digest, [*gone]), proofs, "offset")
+    slice_commits = [
+        _raw_slice_commit(committed.slice_commits[key], attempts[key], count) for key, count in gone.items()
+    ]
+    _commit(work, raw.TABLE, committed, _rest(work, raw.TABLE, committed, digest, [*gone]), slice_commits, "offset")
 
 
 def _without_rows(work: Work, committed: CommittedSlices, taken: Mapping[str, Erased]) -> dict[str, int]:
-    """For slices whose raw rows expired by age: how many were the key's, unless the proof says it."""
-    old = {key: proof for key, proof in committed.proofs.items() if aged(proof) and taken[key].rows.get("raw")}
+    """For slices whose raw rows expired by age: how many were the key's, unless the slice commit says it."""
+    old = {
+        key: slice_commit
+        for key, slice_commit in committed.slice_commits.items()
+        if aged(slice_commit) and taken[key].rows.get("raw")
+    }
     decided = work.lake.committed(work.stream.name, events.TABLE, [*old])
     return {key: taken[key].rows["raw"] for key, one in decided.items() if one.counts["raw"] == records(old[key])}
 
 
-def _raw_proof(committed: Proof, attempt: int, gone: int) -> Proof:
-    """The proof without some records; rows that went by their age are not to be put back with the key's among them."""
+def _raw_slice_commit(committed: SliceCommit, attempt: int, gone: int) -> SliceCommit:
+    """The slice commit without some records; rows that went by their age are not put back with the key's among them."""
     counts = {name: count for name, count in committed.counts.items() if name != AGED_FROM}
     counts["erased"] = counts.get("erased", 0) + gone
     if aged(committed):
@@ -267,31 +273,37 @@ def _raw_proof(committed: Proof, attempt: int, gone: int) -> Proof:
     return replace(committed, attempt=attempt, rows=None, counts=counts)
 
 
-def _from_events(work: Work, digest: str, taken: Mapping[str, Erased]) -> dict[str, Proof]:
+def _from_events(work: Work, digest: str, taken: Mapping[str, Erased]) -> dict[str, SliceCommit]:
     """Commit the decisions without the records; returns the decisions of all of the slices that have one, as they are.
 
     A decision that names as many records as raw holds now is without them already.
     """
     held = CommittedSlices.read(work, raw.TABLE)
     committed = CommittedSlices.read(work, events.TABLE)
-    open_ = [key for key, proof in committed.proofs.items() if proof.counts["raw"] != records(held.proofs[key])]
+    open_ = [
+        key
+        for key, slice_commit in committed.slice_commits.items()
+        if slice_commit.counts["raw"] != records(held.slice_commits[key])
+    ]
     if not open_:
-        return dict(committed.proofs)
+        return dict(committed.slice_commits)
     attempts = work.ledger.next_attempts(open_)
     table = work.lake.table_at(work.stream.name, events.TABLE, committed.version)
     spans = _spans(table, digest, open_)
     slices = {slice_.key: slice_ for slice_ in work.slices}
-    proofs = []
+    slice_commits = []
     for key in open_:
-        counts = _without(key, committed.proofs[key].counts, taken[key].rows)
+        counts = _without(key, committed.slice_commits[key].counts, taken[key].rows)
         new_counts = {**counts, **spans.get(key, {}), **_readable(work, slices[key], committed.version)}
-        proofs.append(Proof(committed.proofs[key].slice_, attempts[key], counts["events"], new_counts))
+        slice_commits.append(
+            SliceCommit(committed.slice_commits[key].slice_, attempts[key], counts["events"], new_counts)
+        )
     gone = origins_of(table, digest, open_)
     publication_log.forget(work, gone)
     rows = _renumbered(_rest(work, events.TABLE, committed, digest, open_), attempts)
-    _commit(work, events.TABLE, committed, rows, proofs, "origin_offset")
+    _commit(work, events.TABLE, committed, rows, slice_commits, "origin_offset")
     publication_log.forget(work, gone)  # a run may have sent them meanwhile
-    return {**committed.proofs, **{proof.key: proof for proof in proofs}}
+    return {**committed.slice_commits, **{slice_commit.key: slice_commit for slice_commit in slice_commits}}
 
 
 def origins_of(table: DeltaTable, digest: str, keys: Sequence[str]) -> dict[str, set[Origin]]:
@@ -312,26 +324,27 @@ def _readable(work: Work, slice_: Slice, events_version: int) -> dict[str, int]:
     return {name: now[name] for name in (SEEN, DLQ_SEEN) if name in now}
 
 
-def _from_rejects(work: Work, digest: str, decided: Mapping[str, Proof], taken: Mapping[str, Erased]) -> None:
+def _from_rejects(work: Work, digest: str, decided: Mapping[str, SliceCommit], taken: Mapping[str, Erased]) -> None:
     """Commit the rejects as they are, without the key, under the attempt of the decision that lost it.
 
     They are not computed again: what others accepted or published since would count, and give another number of them.
     """
     committed = CommittedSlices.read(work, rejects.TABLE)
     open_ = [
-        proof
-        for key, proof in decided.items()
-        if committed.attempt(key) != proof.attempt and _only_lost(proof, committed.proofs.get(key), taken[key])
+        slice_commit
+        for key, slice_commit in decided.items()
+        if committed.attempt(key) != slice_commit.attempt
+        and _only_lost(slice_commit, committed.slice_commits.get(key), taken[key])
     ]
     if not open_:
         return
-    attempts = {proof.key: proof.attempt for proof in open_}
+    attempts = {slice_commit.key: slice_commit.attempt for slice_commit in open_}
     rows = _renumbered(_rest(work, rejects.TABLE, committed, digest, [*attempts]), attempts)
-    proofs = [replace(proof, rows=proof.counts["rejects"]) for proof in open_]
-    _commit(work, rejects.TABLE, committed, rows, proofs, "origin_offset")
+    slice_commits = [replace(slice_commit, rows=slice_commit.counts["rejects"]) for slice_commit in open_]
+    _commit(work, rejects.TABLE, committed, rows, slice_commits, "origin_offset")
 
 
-def _only_lost(decided: Proof, rejected: Proof | None, taken: Erased) -> bool:
+def _only_lost(decided: SliceCommit, rejected: SliceCommit | None, taken: Erased) -> bool:
     """Whether a decision is the one that rejects follow, without the key, and no other that was made since."""
     if rejected is None:
         return False
@@ -378,9 +391,14 @@ def _is_key(digest: str) -> Column:
 
 
 def _commit(
-    work: Work, name: str, committed: CommittedSlices, rows: DataFrame, proofs: Sequence[Proof], spread: str
+    work: Work,
+    name: str,
+    committed: CommittedSlices,
+    rows: DataFrame,
+    slice_commits: Sequence[SliceCommit],
+    spread: str,
 ) -> None:
-    records = [committed.proofs[proof.key].rows or 0 for proof in proofs]
+    records = [committed.slice_commits[slice_commit.key].rows or 0 for slice_commit in slice_commits]
     with commit_turn(work, name):
         work.before_commit()
-        commit_rows(work, name, rows, proofs, committed, files=raw.files_for(records), spread=spread)
+        commit_rows(work, name, rows, slice_commits, committed, files=raw.files_for(records), spread=spread)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.declaration import Stream
-    from highwater.proof import Proof
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 # Events that are read at once: those of a slice of usual size.
@@ -37,13 +37,13 @@ class EventRecords:
         stream: its declaration.
         events: the table, at the version that is published.
         slices: the slices, in the order of publication.
-        decisions: their proofs in events.
+        decisions: their commits in events.
     """
 
     stream: Stream
     events: DeltaTable
     slices: Sequence[Slice]
-    decisions: Mapping[str, Proof]
+    decisions: Mapping[str, SliceCommit]
     _ahead: tuple[Future[pa.Table | None], Iterator[pa.Table]] | None = field(default=None, repr=False)
     _asked: Future[bool] | None = field(default=None, repr=False)
 

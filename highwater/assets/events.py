@@ -51,11 +51,11 @@ from highwater.assets.retraction_guard import ensure_no_retraction, exposed, gua
 from highwater.assets.work import SliceReport, Work, nothing
 from highwater.envelope import ORIGIN
 from highwater.errors import SliceHeldError, SupersededAttemptError, TemporaryError, UnbalancedError
-from highwater.proof import Proof
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import rows_at
 from highwater.retention import aged, records
+from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -155,9 +155,9 @@ def retries_lease(stream: Stream) -> str:
 def _materialise(work: Work, read: CommittedSlices) -> list[SliceReport]:
     committed = CommittedSlices.read(work, TABLE)
     # What was never decided was never published either.
-    published = CommittedSlices.read(work, DLQ) if committed.proofs else CommittedSlices({}, -1)
+    published = CommittedSlices.read(work, DLQ) if committed.slice_commits else CommittedSlices({}, -1)
     skipped = _undecidable(read, work.keys, committed) | _unfinished(work, read, committed, published)
-    ensure_admitted(work, [slice_ for slice_ in work.slices if slice_.key not in skipped], committed.proofs)
+    ensure_admitted(work, [slice_ for slice_ in work.slices if slice_.key not in skipped], committed.slice_commits)
     found = commit_until_settled(work, TABLE, committed, skipped, partial(_decide, committed, published, read))
     _ensure_as_measured(work, found)
     if work.classified is not None:
@@ -167,18 +167,18 @@ def _materialise(work: Work, read: CommittedSlices) -> list[SliceReport]:
 
 
 def require(work: Work, table: str) -> CommittedSlices:
-    """The proofs of the slices in an upstream table.
+    """The commits of the slices in an upstream table.
 
     Raises:
         TemporaryError: a slice is not in it.
     """
     committed = CommittedSlices.read(work, table)
-    ensure_held(work, table, work.keys, committed.proofs)
+    ensure_held(work, table, work.keys, committed.slice_commits)
     return committed
 
 
-def ensure_held(work: Work, table: str, keys: Sequence[str], held: Mapping[str, Proof]) -> None:
-    """Ensure that slices are in an upstream table, by the proofs that were read there.
+def ensure_held(work: Work, table: str, keys: Sequence[str], held: Mapping[str, SliceCommit]) -> None:
+    """Ensure that slices are in an upstream table, by the slice commits that were read there.
 
     Raises:
         TemporaryError: one does not.
@@ -192,8 +192,8 @@ def ensure_held(work: Work, table: str, keys: Sequence[str], held: Mapping[str, 
 
 def _undecidable(read: CommittedSlices, keys: Sequence[str], committed: CommittedSlices) -> dict[str, str]:
     """Slices whose decision stays as it is, since raw does not hold what it was made of any more."""
-    gone = {key: count for key in keys if (count := aged(read.proofs[key]))}
-    lost = sorted(gone.keys() - committed.proofs.keys())
+    gone = {key: count for key in keys if (count := aged(read.slice_commits[key]))}
+    lost = sorted(gone.keys() - committed.slice_commits.keys())
     if lost:
         raise UnbalancedError(
             f"{', '.join(lost)}: there is no decision, and nothing to decide of",
@@ -212,7 +212,7 @@ def _unfinished(
     work: Work, read: CommittedSlices, committed: CommittedSlices, published: CommittedSlices
 ) -> dict[str, str]:
     """Slices with a committed decision and incomplete followers: they are finished, not reprocessed."""
-    if not committed.proofs:
+    if not committed.slice_commits:
         return {}
     rejects = CommittedSlices.read(work, "rejects")
     followers = {"rejects": rejects.attempt, DLQ: published.attempt}
@@ -225,9 +225,9 @@ def _unfinished(
             name
             for name, attempt in followers.items()
             # Without rejects, now and before, there is nothing to publish, and no commit of it.
-            if attempt(key) != proof.attempt and (name != DLQ or proof.counts["rejects"] or attempt(key))
+            if attempt(key) != slice_commit.attempt and (name != DLQ or slice_commit.counts["rejects"] or attempt(key))
         ]
-        for key, proof in committed.proofs.items()
+        for key, slice_commit in committed.slice_commits.items()
     }
     open_ = [key for key, names in lacking.items() if names]
     stuck = _unfinishable(work, read, committed, rejects, open_)
@@ -256,19 +256,19 @@ def _unfinishable(
     held, left = (work.lake.rows_of(work.stream.name, table, keys) for table in (TABLE, "rejects"))
     found = {}
     for key in keys:
-        proof = committed.proofs[key]
-        followed = rejected.attempt(key) == proof.attempt
+        slice_commit = committed.slice_commits[key]
+        followed = rejected.attempt(key) == slice_commit.attempt
         classified_rows = {
-            "events": (proof.rows, held.get(key)),
-            "rejects": (proof.counts["rejects"], left.get(key) if followed else None),
-            "raw": (proof.counts["raw"], None if followed else records(read.proofs[key])),
+            "events": (slice_commit.rows, held.get(key)),
+            "rejects": (slice_commit.counts["rejects"], left.get(key) if followed else None),
+            "raw": (slice_commit.counts["raw"], None if followed else records(read.slice_commits[key])),
         }
         wrong = [
             f"{name} hold {rows} rows, not {said}"
             for name, (said, rows) in classified_rows.items()
             if rows not in {None, said}
         ]
-        if wrong and begun.get(key) != proof.attempt:
+        if wrong and begun.get(key) != slice_commit.attempt:
             found[key] = " and ".join(wrong)
     return found
 
@@ -312,9 +312,9 @@ class _Decision:
     exposed: Collection[str]
     spread: str = "origin_offset"
 
-    def proof(self, slice_: Slice, attempt: int) -> Proof:
+    def slice_commit(self, slice_: Slice, attempt: int) -> SliceCommit:
         counts = dict(self.measured[slice_.key]) if slice_.key in self.measured else _nothing()
-        return Proof(slice_, attempt, rows=counts["events"], counts={**counts, **self.seen[slice_.key]})
+        return SliceCommit(slice_, attempt, rows=counts["events"], counts={**counts, **self.seen[slice_.key]})
 
     def files(self, keys: Sequence[str]) -> int:
         return raw.files_for([self.measured[key]["events"] if key in self.measured else 0 for key in keys])
@@ -323,7 +323,7 @@ class _Decision:
         del keys
         return 1
 
-    def refused(self, slice_: Slice, committed: Proof | None) -> str | None:
+    def refused(self, slice_: Slice, committed: SliceCommit | None) -> str | None:
         del slice_, committed
         return None
 
@@ -392,7 +392,7 @@ def _decide(
         seen = {slice_.key: seen_now(work, slice_, committed.version) for slice_ in slices}
         # Spark may compute the split more than once until it is committed: all that it reads is of one version.
         version = work.lake.table_at(work.stream.name, raw.TABLE).version()
-        rows = with_origins(work, raw_rows(work, slices, version), slices, seen, published.proofs)
+        rows = with_origins(work, raw_rows(work, slices, version), slices, seen, published.slice_commits)
         fated = with_fate(work, rows, slices, seen, published)
         reason = F.coalesce("held_reason", "reason")
         classified_rows = with_superseded(work, parse_records(work, fated).withColumn("reason", reason), slices)
@@ -402,7 +402,7 @@ def _decide(
         try:
             measured = {row["slice"]: row.asDict() for row in _measure(work.stream, rows).collect()}
             # Before it is looked what was sent: of the others nothing is sent after that look.
-            open_ = exposed(work, committed.proofs)
+            open_ = exposed(work, committed.slice_commits)
             _ensure_as_read(work, read, {slice_.key: measured.get(slice_.key, {}).get("raw", 0) for slice_ in slices})
             made = _Decision(work, rows, {key: _plain(row) for key, row in measured.items()}, seen, open_)
             _ensure_decidable(made, committed, slices, measured)
@@ -418,13 +418,13 @@ def _ensure_as_read(work: Work, read: CommittedSlices, found: Mapping[str, int])
     Raises:
         SupersededAttemptError: raw was committed again since, with another number of rows.
     """
-    differ = [key for key, count in found.items() if count != read.proofs[key].rows]
+    differ = [key for key, count in found.items() if count != read.slice_commits[key].rows]
     now = CommittedSlices.read(work, raw.TABLE) if differ else read
     for key in differ:
         if now.attempt(key) != read.attempt(key):
             raise SupersededAttemptError(
                 f"{key}: raw was committed again while it was decided of",
-                stored=read.proofs[key].rows,
+                stored=read.slice_commits[key].rows,
                 found=found[key],
                 remedy="nothing: the slice is tried again",
             )
@@ -439,12 +439,12 @@ def _ensure_decidable(
     """
     work, measured_rejects = made.work, rejected_anyway(measured, made.measured)
     try:
-        ensure_none_held(work, committed.proofs, measured)
+        ensure_none_held(work, committed.slice_commits, measured)
     except SliceHeldError:
-        end_probe(work, slices, committed.proofs, measured_rejects)
+        end_probe(work, slices, committed.slice_commits, measured_rejects)
         raise
     made.ensure_no_retraction([slice_.key for slice_ in slices])
-    ensure_within_limit(work, slices, committed.proofs, measured_rejects)
+    ensure_within_limit(work, slices, committed.slice_commits, measured_rejects)
 
 
 def raw_rows(work: Work, slices: Sequence[Slice], version: int) -> DataFrame:

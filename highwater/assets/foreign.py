@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from highwater.plans import Generation, Loss
     from highwater.resources.ledger import Ledger
 
-# What a decision rested on, in the proof of a foreign topic's slice: its rejects are computed from the same.
+# What a decision rested on, in the slice commit of a foreign topic's slice: its rejects are computed from the same.
 DLQ_SEEN = "dlq_seen"
 GENERATIONS_SEEN = "generations_seen"
 LOSSES_SEEN = "losses_seen"

@@ -2,8 +2,8 @@
 
 # A version of a key counts once, wherever its events stand: the earliest origin. So a slice computes again, from
 # events, the minutes of its rows, those of its rows before, and those that hold other contents of the same versions.
-# One commit writes them beside the proof; it takes the version after the one that was read or fails, so writers follow
-# each other. `docs/adr/` has the reasons and the figures. Nothing here needs a JVM.
+# One commit writes them beside the slice commit; it takes the version after the one that was read or fails, so writers
+# follow each other. `docs/adr/` has the reasons and the figures. Nothing here needs a JVM.
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from highwater.minutes import (
     seen_by,
     spans,
 )
-from highwater.resources.commit_log import has_records, proofs_in, replace_slices
+from highwater.resources.commit_log import has_records, replace_slices, slice_commits_in
 from highwater.resources.delta import query, quoted, slice_is_one_of
 from highwater.resources.small_tables import opened
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.declaration import Stream
-    from highwater.proof import Proof
+    from highwater.slice_commits import SliceCommit
 
 TABLE = "metrics"
 TRIES = 5
@@ -91,11 +91,13 @@ def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
     table = opened(path, schema(work.stream), described(work.stream))
     decided = events.require(work, events.TABLE)
     source = work.lake.table_at(work.stream.name, events.TABLE, decided.version)
-    committed = CommittedSlices(proofs_in(table, work.keys), table.version())
-    require_newer(decided.proofs, {key: committed.attempt(key) for key in work.keys})
+    committed = CommittedSlices(slice_commits_in(table, work.keys), table.version())
+    require_newer(decided.slice_commits, {key: committed.attempt(key) for key in work.keys})
     # A table without a row takes in all slices that were decided before it came.
-    decisions = decided.proofs if has_records(table) else proofs_in(source)
-    stale = {key: proof for key, proof in decisions.items() if committed.attempt(key) != proof.attempt}
+    decisions = decided.slice_commits if has_records(table) else slice_commits_in(source)
+    stale = {
+        key: slice_commit for key, slice_commit in decisions.items() if committed.attempt(key) != slice_commit.attempt
+    }
     notes = {key: "already followed the events" for key in work.keys if key not in stale}
     version, made = committed.version, _Made({}, ())
     if stale:
@@ -105,12 +107,20 @@ def _follow_events(work: Work, check: Callable[[], None]) -> list[SliceReport]:
             work.before_commit()
             check()
             version = _commit(work, table, made)
-    proofs = {**committed.proofs, **{proof.key: proof for proof in made.proofs}}
-    return _reports(work, table, proofs, notes, clock, version)
+    slice_commits = {
+        **committed.slice_commits,
+        **{slice_commit.key: slice_commit for slice_commit in made.slice_commits},
+    }
+    return _reports(work, table, slice_commits, notes, clock, version)
 
 
 def _reports(
-    work: Work, table: DeltaTable, proofs: Mapping[str, Proof], notes: Mapping[str, str], clock: Clock, version: int
+    work: Work,
+    table: DeltaTable,
+    slice_commits: Mapping[str, SliceCommit],
+    notes: Mapping[str, str],
+    clock: Clock,
+    version: int,
 ) -> list[SliceReport]:
     for key in sorted(notes):
         work.log(f"{key}: {notes[key]}")
@@ -118,10 +128,10 @@ def _reports(
     return [
         SliceReport(
             slice_=slice_,
-            attempt=proofs[slice_.key].attempt,
-            rows=proofs[slice_.key].rows or 0,
+            attempt=slice_commits[slice_.key].attempt,
+            rows=slice_commits[slice_.key].rows or 0,
             delta_version=version,
-            counts=dict(proofs[slice_.key].counts),
+            counts=dict(slice_commits[slice_.key].counts),
             seconds=dict(clock.seconds),
             note=notes.get(slice_.key),
             samples=newest,
@@ -134,15 +144,15 @@ def _reports(
 
 @dataclass(frozen=True)
 class _Made:
-    """The rows and proofs of a commit.
+    """The rows and slice commits of a commit.
 
     Args:
         days: for each day that changed all of its minutes.
-        proofs: of each slice, with the minutes of its events.
+        slice_commits: of each slice, with the minutes of its events.
     """
 
     days: Mapping[str, Mapping[int, Minute]]
-    proofs: Sequence[Proof]
+    slice_commits: Sequence[SliceCommit]
 
 
 class _Computation:
@@ -155,16 +165,16 @@ class _Computation:
         self._stored = Stored(stream, table)
         self._links: defaultdict[int, set[int]] = defaultdict(set)
 
-    def made(self, stale: Mapping[str, Proof]) -> _Made:
+    def made(self, stale: Mapping[str, SliceCommit]) -> _Made:
         """All that is to be written for the slices."""
         weights: defaultdict[int, int] = defaultdict(int)
-        proofs = []
+        slice_commits = []
         for key, own in self._minutes_of([*stale]).items():
             for minute, count in own.items():
                 weights[minute] += count
-            proofs.append(replace(stale[key], rows=len(own), extra={MINUTES: sorted(own)}))
+            slice_commits.append(replace(stale[key], rows=len(own), extra={MINUTES: sorted(own)}))
         affected = self._affected({*weights, *self._before([*stale])}, weights)
-        return _Made(self._days(affected, self._values(affected, weights)), proofs)
+        return _Made(self._days(affected, self._values(affected, weights)), slice_commits)
 
     def _minutes_of(self, keys: Sequence[str]) -> dict[str, dict[int, int]]:
         """The minutes of each slice's events, with their number."""
@@ -207,7 +217,11 @@ class _Computation:
 
     def _before(self, keys: Collection[str]) -> set[int]:
         """The minutes of the events that the slices had when they were last computed."""
-        return {minute for proof in proofs_in(self._table, keys).values() for minute in proof.extra[MINUTES]}
+        return {
+            minute
+            for slice_commit in slice_commits_in(self._table, keys).values()
+            for minute in slice_commit.extra[MINUTES]
+        }
 
     def _linked(self, minutes: Collection[int]) -> dict[int, Collection[int]]:
         stored = self._stored.linked(minutes)
@@ -285,4 +299,6 @@ def _commit(work: Work, table: DeltaTable, made: _Made) -> int:
 
     stream = work.stream
     rows = [row_of(stream, day, m, found) for day, minutes in made.days.items() for m, found in minutes.items()]
-    return replace_slices(table, pa.Table.from_pylist(rows, schema(stream)), sorted(made.days), made.proofs, work.run)
+    return replace_slices(
+        table, pa.Table.from_pylist(rows, schema(stream)), sorted(made.days), made.slice_commits, work.run
+    )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from highwater.assets.work import Work
     from highwater.declaration import Stream
-    from highwater.proof import Proof
+    from highwater.slice_commits import SliceCommit
 
 # The column that shows whether a record holds its slice, and in the numbers of a split how many do.
 HOLDS = "holds"
@@ -39,14 +39,16 @@ def counted_holds(alive: Column) -> tuple[Column, Column]:
     return F.count_if(that).alias(HOLDS), first.alias(FIRST)
 
 
-def ensure_none_held(work: Work, committed: Mapping[str, Proof], measured: Mapping[str, Mapping[str, Any]]) -> None:
+def ensure_none_held(
+    work: Work, committed: Mapping[str, SliceCommit], measured: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Ensure that no record holds a slice that is about to be decided; a hold is kept in the ledger.
 
     A slice that is in events keeps its rows, and later slices may follow: it is refused without a hold.
 
     Args:
         work: the connections.
-        committed: the proofs of the slices in events.
+        committed: the commits of the slices in events.
         measured: the numbers of the split, by slice.
 
     Raises:

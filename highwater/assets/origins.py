@@ -34,7 +34,7 @@ DLQ = "dlq"
 # The problem of a record whose envelope cannot be read; it is rejected under the place where it lies.
 PROBLEM = "envelope_problem"
 SEEN = unprocessed_origins.EVENTS_SEEN
-# For each slice what its decision rests on, as its proof has it.
+# For each slice what its decision rests on, as its slice commit has it.
 Seen = Mapping[str, Mapping[str, int]]
 
 
@@ -345,10 +345,10 @@ HELD = {"reason": "string", "detail": "string", "next_topic": "string", "first_f
 def _with_held(work: Work, rows: DataFrame, published: CommittedSlices) -> DataFrame:
     from pyspark.sql import functions as F
 
-    if not published.proofs:
+    if not published.slice_commits:
         return rows.withColumns({f"held_{name}": F.lit(None).cast(kind) for name, kind in HELD.items()})
     there = rows_at(work.spark, work.lake.path(work.stream.name, DLQ), published.version)
-    mine = reclaims.counted(there.where(slice_is_one_of(published.proofs)))
+    mine = reclaims.counted(there.where(slice_is_one_of(published.slice_commits)))
     published_rows = mine.select(
         "slice", *ORIGIN, *[F.col(name).alias(f"held_{name}") for name in (*HELD, reclaims.NUMBER)]
     )

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from highwater.assets.event_records import EventRecords
     from highwater.assets.publication_log import Book
     from highwater.assets.work import Work
-    from highwater.proof import Proof
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 # What a batch's events may take in memory to be held until they are sent.
@@ -176,8 +176,8 @@ class Batch:
         return Window(rows, [*places], pa.array([places[one] for one in decided], pa.int32()))
 
     @cached_property
-    def _committed(self) -> dict[str, Proof]:
-        """The proofs of published slices, in full or in part."""
+    def _committed(self) -> dict[str, SliceCommit]:
+        """The commits of published slices, in full or in part."""
         return self.book.committed([slice_.key for slice_ in self.slices])
 
     @cached_property

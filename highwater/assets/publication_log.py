@@ -24,11 +24,11 @@ from highwater.errors import (
     TopicAbsentError,
     TopicRecreatedError,
 )
-from highwater.proof import Proof
 from highwater.publishing import Known, State
-from highwater.resources.commit_log import committed_in, id_of, proofs_in, replace_slices
+from highwater.resources.commit_log import committed_in, id_of, replace_slices, slice_commits_in
 from highwater.resources.delta import open_table, query, query_all, query_arrow, slice_is_one_of
 from highwater.resources.small_tables import opened, replace_all
+from highwater.slice_commits import SliceCommit
 from highwater.slices import SliceKey
 
 if TYPE_CHECKING:
@@ -114,13 +114,13 @@ class Sending:
         return cls(*(plain[name] for name in names))
 
 
-def complete(proofs: Mapping[str, Proof]) -> dict[str, Proof]:
-    """The proofs of slices that were published to their end at least once."""
-    return {key: proof for key, proof in proofs.items() if proof.attempt != INCOMPLETE}
+def complete(slice_commits: Mapping[str, SliceCommit]) -> dict[str, SliceCommit]:
+    """The commits of slices that were published to their end at least once."""
+    return {key: slice_commit for key, slice_commit in slice_commits.items() if slice_commit.attempt != INCOMPLETE}
 
 
-def proofs(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, Proof]:
-    """The proofs of those of the slices that were published to their end, at the decision that was published last.
+def slice_commits(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, SliceCommit]:
+    """The commits of those of the slices that were published to their end, at the decision that was published last.
 
     Raises:
         DependencyAwayError: the lake could not be read.
@@ -142,7 +142,7 @@ def as_decided(lake: Lake, stream: Stream, keys: Sequence[str], decided: Mapping
     """
     if stream.publishes is None:
         return keys
-    found = proofs(lake, stream, keys)
+    found = slice_commits(lake, stream, keys)
     return [key for key in keys if key in found and found[key].attempt == decided.get(key)]
 
 
@@ -196,11 +196,13 @@ def forget(work: Work, origins: Mapping[str, Collection[Origin]]) -> None:
     _ensure_not_under_way(work, origins)
     accepted_copies.forget(work.lake, work.stream, {one for some in origins.values() for one in some})
     parts, found = [], {}
-    for key, proof in proofs_in(table, [*origins]).items():
+    for key, slice_commit in slice_commits_in(table, [*origins]).items():
         rows = _rows(table, [key])
         remaining = rows.filter(_is_none_of(rows, origins[key]))
         if len(remaining) < len(rows):
-            found[key] = replace(_proof(proof.slice_, proof.attempt, remaining), extra=proof.extra)
+            found[key] = replace(
+                _slice_commit(slice_commit.slice_, slice_commit.attempt, remaining), extra=slice_commit.extra
+            )
             parts.append(remaining)
     if found:
         # A batch is written down in the same turn, so none begins between this look and the commit.
@@ -249,7 +251,9 @@ def _batch_in(sending: DeltaTable | None, table: DeltaTable) -> Sending | None:
     if not found:
         return None
     batch = Sending.from_json(str(found[0]["batch"]))
-    settled = [key for key, one in proofs_in(table, [*batch.slices]).items() if one.extra.get(BATCH) == batch.attempt]
+    settled = [
+        key for key, one in slice_commits_in(table, [*batch.slices]).items() if one.extra.get(BATCH) == batch.attempt
+    ]
     if not settled:
         return batch
     return replace(batch, total=0, slices={}, settled={settled[0]: batch.attempt})
@@ -257,14 +261,14 @@ def _batch_in(sending: DeltaTable | None, table: DeltaTable) -> Sending | None:
 
 def _last_settled(table: DeltaTable) -> int:
     """The number of the last batch that the commits of `published` settled; 0 for none."""
-    return max((proof.extra.get(BATCH, 0) for proof in proofs_in(table).values()), default=0)
+    return max((slice_commit.extra.get(BATCH, 0) for slice_commit in slice_commits_in(table).values()), default=0)
 
 
 @dataclass(frozen=True)
 class _Settled:
-    """The remainder of a batch that ended or broke off: proofs of slices, their rows, and its number."""
+    """The remainder of a batch that ended or broke off: commits of slices, their rows, and its number."""
 
-    proofs: Mapping[str, Proof]
+    slice_commits: Mapping[str, SliceCommit]
     rows: Sequence[pa.Table]
     batch: Sending
 
@@ -311,7 +315,7 @@ class Book:
         Raises:
             ConfigurationError: somebody restored an older version of it.
         """
-        held = proofs_in(self._table, [*settled])
+        held = slice_commits_in(self._table, [*settled])
         for key, batch in settled.items():
             found = held[key].extra.get(BATCH, 0) if key in held else 0
             if found < batch:
@@ -369,11 +373,11 @@ class Book:
                 remedy="nothing was sent; it is tried again",
             )
 
-    def committed(self, keys: Sequence[str]) -> dict[str, Proof]:
-        """The proofs of slices, those among them whose first publication is not complete."""
-        if self._settled is not None and not self._settled.proofs.keys().isdisjoint(keys):
+    def committed(self, keys: Sequence[str]) -> dict[str, SliceCommit]:
+        """The commits of slices, those among them whose first publication is not complete."""
+        if self._settled is not None and not self._settled.slice_commits.keys().isdisjoint(keys):
             self.commit_settled()
-        return proofs_in(self._table, keys)
+        return slice_commits_in(self._table, keys)
 
     def last_published(self) -> str | None:
         """As the function of this name, of the table as it was read or written last."""
@@ -465,7 +469,7 @@ class Book:
         if lost:
             settled |= self._without(lost, settled)
         extra = {BATCH: self._in_sending}
-        found = {key: replace(_proof(*one), extra=extra) for key, one in settled.items()}
+        found = {key: replace(_slice_commit(*one), extra=extra) for key, one in settled.items()}
         self.sending, self._taken_up = replace(self.sending, total=0, slices={}), None
         self._settled = _Settled(found, [one[2] for one in settled.values()], self.sending)
 
@@ -474,11 +478,11 @@ class Book:
         settled = self._settled
         if settled is None:
             return
-        if settled.proofs:
-            version = _commit(self._work, self._table, settled.rows, settled.proofs)
+        if settled.slice_commits:
+            version = _commit(self._work, self._table, settled.rows, settled.slice_commits)
             if self.version != version:  # another writer came first, and this batch does not rest on its commit
                 self._table.load_as_version(version)
-            self.sending = replace(self.sending, settled={next(iter(settled.proofs)): self._in_sending})
+            self.sending = replace(self.sending, settled={next(iter(settled.slice_commits)): self._in_sending})
         else:
             self._write_down([], settled.batch)
         self._settled = None
@@ -547,8 +551,8 @@ class Book:
 
         rows = query(self._whole, f"SELECT slice, fingerprint FROM t WHERE {_LEFT_OUT}")
         others = {str(row["slice"]) for row in rows if row["fingerprint"] in lost} - settled.keys()
-        proofs = self.committed([*others]) if others else {}
-        stored = {key: (one.slice_, one.attempt, self._rows([key])) for key, one in proofs.items()}
+        slice_commits = self.committed([*others]) if others else {}
+        stored = {key: (one.slice_, one.attempt, self._rows([key])) for key, one in slice_commits.items()}
         found = {}
         for key, (slice_, attempt, mine) in {**settled, **stored}.items():
             states_and_prints = zip(mine["state"].to_pylist(), mine["fingerprint"].to_pylist(), strict=True)
@@ -602,7 +606,7 @@ def _commit(
     work: Work,
     table: DeltaTable,
     parts: Sequence[pa.Table],
-    proofs: Mapping[str, Proof],
+    slice_commits: Mapping[str, SliceCommit],
     look: Callable[[], object] = lambda: None,
 ) -> int:
     """Replace slices in the turn of the writers, after a last `look`; returns the version of the commit."""
@@ -611,7 +615,7 @@ def _commit(
     with _turn(work):
         look()
         rows = pa.concat_tables([schema().empty_table(), *parts])
-        return replace_slices(table, rows, sorted(proofs), [*proofs.values()], work.run, unlike=UNLIKE)
+        return replace_slices(table, rows, sorted(slice_commits), [*slice_commits.values()], work.run, unlike=UNLIKE)
 
 
 @contextmanager
@@ -642,7 +646,7 @@ def _rank(one: Known) -> tuple[bool, int]:
     return one.state is not State.AGAIN, one.revision
 
 
-def _proof(slice_: Slice, attempt: int, rows: pa.Table) -> Proof:
+def _slice_commit(slice_: Slice, attempt: int, rows: pa.Table) -> SliceCommit:
     import pyarrow.compute as pc
 
     def of(state: State) -> int:
@@ -655,4 +659,4 @@ def _proof(slice_: Slice, attempt: int, rows: pa.Table) -> Proof:
         "late": len(rows) - rows["late"].null_count,
         "revisions": int(pc.sum(rows["revision"]).as_py() or 0),
     }
-    return Proof(slice_, attempt, len(rows), counts)
+    return SliceCommit(slice_, attempt, len(rows), counts)

@@ -28,15 +28,15 @@ from highwater.batching import Ahead, batch_ranges
 from highwater.errors import ConfigurationError, SupersededAttemptError, TemporaryError, TopicAbsentError
 from highwater.plans import Publication
 from highwater.publishing import PublicationOutcome, State, batches, in_order
-from highwater.resources.commit_log import proofs_in
+from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.dlq_topics import ensure_accepted
 from highwater.resources.producer import Record
 from highwater.resources.transactions import PublicationMark, Transactions
 
 if TYPE_CHECKING:
     from highwater.envelope import Header
-    from highwater.proof import Proof
     from highwater.resources.dlq_topics import Shape
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 TABLE = publication_log.TABLE
@@ -62,8 +62,8 @@ def materialise(work: Work) -> list[SliceReport]:
     """
     decided = require(work, events.TABLE)
     _ensure_done(work, decided)
-    before = publication_log.proofs(work.lake, work.stream, work.keys)
-    require_newer(decided.proofs, {key: proof.attempt for key, proof in before.items()})
+    before = publication_log.slice_commits(work.lake, work.stream, work.keys)
+    require_newer(decided.slice_commits, {key: slice_commit.attempt for key, slice_commit in before.items()})
     run = _Run(work, decided)
     if any(not run.is_settled(key, before) for key in work.keys):
         with run.clock.phase("publish"):
@@ -83,7 +83,7 @@ def _ensure_done(work: Work, decided: CommittedSlices) -> None:
         attempt = decided.attempt(key)
         if rejected.attempt(key) != attempt:
             return False
-        return not rejected.proofs[key].rows or published.attempt(key) == attempt
+        return not rejected.slice_commits[key].rows or published.attempt(key) == attempt
 
     if undone := [key for key in work.keys if not done(key)]:
         raise TemporaryError(
@@ -98,7 +98,7 @@ class _Run:
 
     Args:
         work: the slices that are asked for, and the connections.
-        decided: the proofs of the slices in events.
+        decided: the commits of the slices in events.
     """
 
     work: Work
@@ -107,12 +107,12 @@ class _Run:
     sent_now: Counter[str] = field(default_factory=Counter)
     book: publication_log.Book | None = None
 
-    def is_settled(self, key: str, proofs: Mapping[str, Proof]) -> bool:
+    def is_settled(self, key: str, slice_commits: Mapping[str, SliceCommit]) -> bool:
         """Whether a slice is published as it is decided."""
-        return key in proofs and proofs[key].attempt == self.decided.attempt(key)
+        return key in slice_commits and slice_commits[key].attempt == self.decided.attempt(key)
 
-    def publish(self, before: Mapping[str, Proof]) -> None:
-        """Settle the batch of an earlier run, then send the slices; `before` holds their committed proofs."""
+    def publish(self, before: Mapping[str, SliceCommit]) -> None:
+        """Settle the batch of an earlier run, then send the slices; `before` holds their commits."""
         work = self.work
         publishes = work.stream.publishes
         assert publishes is not None, "only streams that publish have the asset"
@@ -143,11 +143,11 @@ class _Run:
 
     def _batches(self, slices: Sequence[Slice]) -> list[EventRecords]:
         """The slices as they are published together."""
-        work, proofs = self.work, self.decided.proofs
+        work, slice_commits = self.work, self.decided.slice_commits
         decided = work.lake.table_at(work.stream.name, events.TABLE, self.decided.version)
-        rows = {slice_.key: proofs[slice_.key].rows or 0 for slice_ in slices}
+        rows = {slice_.key: slice_commits[slice_.key].rows or 0 for slice_ in slices}
         together = batches(slices, rows, ROWS_A_BATCH, SLICES_A_BATCH)
-        return [EventRecords(work.stream, decided, some, proofs) for some in together]
+        return [EventRecords(work.stream, decided, some, slice_commits) for some in together]
 
     def _settle(self, book: publication_log.Book, mark: PublicationMark | None) -> int:
         """Take over what was sent of the batch that a run before has written down; returns the last number given."""
@@ -165,12 +165,12 @@ class _Run:
 
     def _in_order(self, book: publication_log.Book) -> tuple[list[Slice], str | None]:
         work = self.work
-        proofs = publication_log.complete(book.committed(work.keys))
-        unsettled = [slice_ for slice_ in work.slices if not self.is_settled(slice_.key, proofs)]
+        slice_commits = publication_log.complete(book.committed(work.keys))
+        unsettled = [slice_ for slice_ in work.slices if not self.is_settled(slice_.key, slice_commits)]
         following = work.ledger.slices(
             work.stream.name, work.stream.topic, after=book.last_published(), limit=len(unsettled) + 1
         )
-        return in_order(unsettled, work.stream.topic, following, {*proofs})
+        return in_order(unsettled, work.stream.topic, following, {*slice_commits})
 
     def _begin(self, batch: Batch, number: int) -> None:
         attempts = {slice_.key: self.decided.attempt(slice_.key) for slice_ in batch.slices}
@@ -240,9 +240,9 @@ class _Run:
         """
         table = self.work.lake.table_at(self.work.stream.name, events.TABLE)
         if table.version() == self.decided.version:
-            return  # nobody committed since; proofs take longer to read, and decisions wait for the lock meanwhile
+            return  # nobody committed since; commits take longer to read, and decisions wait for the lock meanwhile
         slices = {slice_.key: slice_ for slice_ in batch.slices}
-        now = proofs_in(table, [*slices])
+        now = slice_commits_in(table, [*slices])
         moved = [key for key in slices if key not in now or now[key].attempt != self.decided.attempt(key)]
         if moved:
             batch.book.settle(0, slices)
@@ -258,16 +258,16 @@ class _Run:
         """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""
         self.work.ledger.record_publication(self.work.stream.name, topic, Publication(number, count, datetime.now(UTC)))
 
-    def reports(self, before: Mapping[str, Proof]) -> list[SliceReport]:
-        """A report for each slice, as the table is now; `before` holds the proofs before the run."""
-        proofs = before if self.book is None else publication_log.complete(self.book.committed(self.work.keys))
+    def reports(self, before: Mapping[str, SliceCommit]) -> list[SliceReport]:
+        """A report for each slice, as the table is now; `before` holds the slice commits before the run."""
+        slice_commits = before if self.book is None else publication_log.complete(self.book.committed(self.work.keys))
         return [
             SliceReport(
                 slice_=slice_,
-                attempt=proofs[slice_.key].attempt,
-                rows=proofs[slice_.key].rows or 0,
+                attempt=slice_commits[slice_.key].attempt,
+                rows=slice_commits[slice_.key].rows or 0,
                 delta_version=-1 if self.book is None else self.book.version,
-                counts={**proofs[slice_.key].counts, "sent_now": self.sent_now[slice_.key]},
+                counts={**slice_commits[slice_.key].counts, "sent_now": self.sent_now[slice_.key]},
                 seconds=dict(self.clock.seconds),
                 note="already published" if self.is_settled(slice_.key, before) else None,
             )

@@ -30,7 +30,6 @@ from highwater.errors import (
     TopicTruncatedError,
 )
 from highwater.plans import RECORDED_BY_DECLARATION, Loss, left_to_read, overtaken
-from highwater.proof import Proof
 from highwater.resources.deleted_topics import state_of
 from highwater.resources.divergence import compare, fingerprints
 from highwater.resources.expired import expired_slices
@@ -38,6 +37,7 @@ from highwater.resources.spark import DIVERGED, delta_errors
 from highwater.resources.spark_tables import TASKS, known_rows
 from highwater.retention import records
 from highwater.routing import option_for
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice, merge_ranges
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _record_expired(work: Work, left: Mapping[str, Slice], committed: CommittedS
 
     Another run may record the same, or the planner go on meanwhile; then nothing is stored, and it is worked out again.
     """
-    never_read = [slice_ for key, slice_ in left.items() if key not in committed.proofs and slice_.offsets]
+    never_read = [slice_ for key, slice_ in left.items() if key not in committed.slice_commits and slice_.offsets]
     found = False
     for topic in sorted({slice_.topic for slice_ in never_read}):
         planned = work.ledger.planned(work.stream.name, topic)
@@ -198,7 +198,7 @@ def _commit_from_spark(
 def _committed_by(run: str, committed: CommittedSlices) -> dict[str, str]:
     """Slices that this run has committed before, with that as the reason why their rows stay."""
     why = "this run had committed it before; it is not read again"
-    return {key: why for key, proof in committed.proofs.items() if run and proof.run == run}
+    return {key: why for key, slice_commit in committed.slice_commits.items() if run and slice_commit.run == run}
 
 
 def _unreadable_slices(work: Work, left: Mapping[str, Slice], committed: CommittedSlices) -> dict[str, str]:
@@ -212,7 +212,7 @@ def _unreadable_slices(work: Work, left: Mapping[str, Slice], committed: Committ
     sound = [slice_ for slice_ in wanted if slice_.key not in overtaken_]
     states = {topic: _state(work, topic) for topic in {slice_.topic for slice_ in wanted}}
     found = _problems(work, sound, states)
-    unread = [slice_ for slice_ in sound if slice_.key in found and slice_.key not in committed.proofs]
+    unread = [slice_ for slice_ in sound if slice_.key in found and slice_.key not in committed.slice_commits]
     if unread:
         _ensure_all_led(unread, states)
         states |= {s.topic: _again(work, s.topic) for s in unread if not isinstance(states[s.topic], HighwaterError)}
@@ -222,7 +222,7 @@ def _unreadable_slices(work: Work, left: Mapping[str, Slice], committed: Committ
         found = again
     problems = {**overtaken_, **found}
     for key, problem in problems.items():
-        if key not in committed.proofs:
+        if key not in committed.slice_commits:
             raise problem
     _ensure_led([slice_ for slice_ in sound if slice_.key not in problems], states)
     return {key: f"rows kept as they are: {problem}" for key, problem in problems.items()}
@@ -428,9 +428,9 @@ class _Read:
     run: str = ""
     release_rows: Callable[[], None] = nothing
 
-    def proof(self, slice_: Slice, attempt: int) -> Proof:
+    def slice_commit(self, slice_: Slice, attempt: int) -> SliceCommit:
         lost = slice_.offsets - self.left[slice_.key].offsets
-        return Proof(slice_, attempt, rows=None, counts={"lost": lost} if lost else {}, past=True, run=self.run)
+        return SliceCommit(slice_, attempt, rows=None, counts={"lost": lost} if lost else {}, past=True, run=self.run)
 
     def files(self, keys: Sequence[str]) -> int:
         return files_for([self.left[key].offsets for key in keys])
@@ -442,7 +442,7 @@ class _Read:
         most = _records_a_task(sum(ranges))
         return sum(math.ceil(offsets / most) for offsets in ranges)
 
-    def refused(self, slice_: Slice, committed: Proof | None) -> str | None:
+    def refused(self, slice_: Slice, committed: SliceCommit | None) -> str | None:
         if committed is None or committed.rows is None or self.again is None:
             return None
         found, recorded = self.again.get(slice_.key, 0), records(committed)
@@ -486,7 +486,7 @@ def _read(
     with ExitStack() as opened, delta_errors(f"topic {work.stream.topic}"), clock.phase("read"):
         source = _ByClient(work, opened) if options is None else _BySpark(work, options)
         rows = _rows(work, [*mine.values()], source)
-        if committed.proofs.keys().isdisjoint(mine):
+        if committed.slice_commits.keys().isdisjoint(mine):
             return _Read(rows, mine, again=None, run=work.run, release_rows=opened.pop_all().close)
         rows = rows.persist()
         counted = rows.groupBy("slice").count().collect()

@@ -1,7 +1,7 @@
 """Rows of raw that expire by age: the commit that removes them, and the one that restores them."""
 
-# The proof stays, with the number of rows that went and the version of the table that holds them. Everything downstream
-# stays as it was decided: it is valid without raw.
+# The slice commit stays, with the number of rows that went and the version of the table that holds them. Everything
+# downstream stays as it was decided: it is valid without raw.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from highwater.assets.work import Work
-    from highwater.proof import Proof
+    from highwater.slice_commits import SliceCommit
 
 
 def take(work: Work, recorded: Mapping[str, int]) -> list[str]:
@@ -39,16 +39,20 @@ def take(work: Work, recorded: Mapping[str, int]) -> list[str]:
         DependencyAwayError: Spark, the ledger or the lake is away; nothing was written.
     """
     committed = CommittedSlices.read(work, raw.TABLE)
-    same = [key for key in work.keys if key in committed.proofs and committed.proofs[key].rows == recorded[key]]
+    same = [
+        key
+        for key in work.keys
+        if key in committed.slice_commits and committed.slice_commits[key].rows == recorded[key]
+    ]
     if not same:
         return []
     attempts = work.ledger.next_attempts(same)
-    proofs = [_without(committed.proofs[key], attempts[key], committed.version) for key in same]
-    _commit(work, committed, work.spark.createDataFrame([], raw.COLUMNS), proofs, records=())
+    slice_commits = [_without(committed.slice_commits[key], attempts[key], committed.version) for key in same]
+    _commit(work, committed, work.spark.createDataFrame([], raw.COLUMNS), slice_commits, records=())
     return same
 
 
-def _without(committed: Proof, attempt: int, version: int) -> Proof:
+def _without(committed: SliceCommit, attempt: int, version: int) -> SliceCommit:
     counts = {**committed.counts, AGED: committed.rows or 0, AGED_FROM: version}
     return replace(committed, attempt=attempt, rows=None, counts=counts)
 
@@ -61,35 +65,42 @@ def put_back(work: Work) -> list[str]:
         DependencyAwayError: Spark, the ledger or the lake is away, or the files are gone; nothing was written.
     """
     committed = CommittedSlices.read(work, raw.TABLE)
-    mine = {key: proof for key, proof in committed.proofs.items() if AGED_FROM in proof.counts}
+    mine = {
+        key: slice_commit for key, slice_commit in committed.slice_commits.items() if AGED_FROM in slice_commit.counts
+    }
     if not mine:
         return []
     attempts = work.ledger.next_attempts([*mine])
-    proofs = [_with(proof, attempts[key]) for key, proof in mine.items()]
+    slice_commits = [_with(slice_commit, attempts[key]) for key, slice_commit in mine.items()]
     with delta_errors(f"the rows of {', '.join(mine)} that went by their age"):
-        _commit(work, committed, _held(work, mine), proofs, records=[*map(aged, mine.values())])
+        _commit(work, committed, _held(work, mine), slice_commits, records=[*map(aged, mine.values())])
     return [*mine]
 
 
-def _with(committed: Proof, attempt: int) -> Proof:
+def _with(committed: SliceCommit, attempt: int) -> SliceCommit:
     counts = {name: count for name, count in committed.counts.items() if name not in {AGED, AGED_FROM}}
     return replace(committed, attempt=attempt, rows=None, counts=counts)
 
 
-def _held(work: Work, proofs: Mapping[str, Proof]) -> DataFrame:
+def _held(work: Work, slice_commits: Mapping[str, SliceCommit]) -> DataFrame:
     from pyspark.sql import DataFrame as Frame
 
     versions: dict[int, list[str]] = {}
-    for key, proof in proofs.items():
-        versions.setdefault(proof.counts[AGED_FROM], []).append(key)
+    for key, slice_commit in slice_commits.items():
+        versions.setdefault(slice_commit.counts[AGED_FROM], []).append(key)
     path = work.lake.path(work.stream.name, raw.TABLE)
     frames = [rows_at(work.spark, path, version).where(slice_is_one_of(keys)) for version, keys in versions.items()]
     return balanced(Frame.unionByName, frames)
 
 
 def _commit(
-    work: Work, committed: CommittedSlices, rows: DataFrame, proofs: Sequence[Proof], *, records: Sequence[int]
+    work: Work,
+    committed: CommittedSlices,
+    rows: DataFrame,
+    slice_commits: Sequence[SliceCommit],
+    *,
+    records: Sequence[int],
 ) -> None:
     with commit_turn(work, raw.TABLE):
         work.before_commit()
-        commit_rows(work, raw.TABLE, rows, proofs, committed, files=raw.files_for(records), spread="offset")
+        commit_rows(work, raw.TABLE, rows, slice_commits, committed, files=raw.files_for(records), spread="offset")

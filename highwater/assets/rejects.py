@@ -26,11 +26,11 @@ from highwater.assets.work import SliceReport, Work
 from highwater.balancing import balanced
 from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError, UnbalancedError
-from highwater.proof import Proof
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import rows_at
 from highwater.routing import destination
+from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -76,7 +76,7 @@ def materialise(work: Work) -> list[SliceReport]:
 def _follow_decision(
     work: Work, decided: CommittedSlices, committed: CommittedSlices, clock: Clock
 ) -> list[SliceReport]:
-    decisions = decided.proofs
+    decisions = decided.slice_commits
     rejected = any(decision.counts["rejects"] for decision in decisions.values())
     published = CommittedSlices.read(work, DLQ) if rejected else CommittedSlices({}, -1)
     wrong = _unbalanced(work, decisions, committed, published)
@@ -89,18 +89,18 @@ def _follow_decision(
         rows = _rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
         with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)):
             version = _commit(work, rows, [decisions[key] for key in open_], committed)
-    proofs = {key: _proof(decisions[key]) for key in work.keys}
+    slice_commits = {key: _slice_commit(decisions[key]) for key in work.keys}
     notes = {key: "already followed the decision" for key in work.keys if key not in open_}
-    found = reports(work, TABLE, proofs, notes, clock, version)
+    found = reports(work, TABLE, slice_commits, notes, clock, version)
     _ensure_balanced(found, decisions)
     return found
 
 
 def _unbalanced(
-    work: Work, decisions: Mapping[str, Proof], committed: CommittedSlices, published: CommittedSlices
+    work: Work, decisions: Mapping[str, SliceCommit], committed: CommittedSlices, published: CommittedSlices
 ) -> set[str]:
     """Unpublished slices whose rejects were written while raw or events were damaged: they are repaired."""
-    same = [key for key, proof in decisions.items() if committed.attempt(key) == proof.attempt]
+    same = [key for key, slice_commit in decisions.items() if committed.attempt(key) == slice_commit.attempt]
     if not same:
         return set()
     open_ = [key for key in same if published.attempt(key) != decisions[key].attempt]
@@ -108,18 +108,18 @@ def _unbalanced(
     return {key for key, rows in there.items() if rows != decisions[key].counts["rejects"]}
 
 
-def _proof(decision: Proof) -> Proof:
+def _slice_commit(decision: SliceCommit) -> SliceCommit:
     return replace(decision, rows=decision.counts["rejects"])
 
 
-def _ensure_conserved(read: CommittedSlices, decisions: Sequence[Proof]) -> None:
+def _ensure_conserved(read: CommittedSlices, decisions: Sequence[SliceCommit]) -> None:
     """Ensure that raw is what was decided of: rejects are what the decision left over of it (I5).
 
     Raises:
         SupersededAttemptError: raw was read again since, and gave another number of records.
     """
     for decision in decisions:
-        found, decided = read.proofs[decision.key].rows, decision.counts["raw"]
+        found, decided = read.slice_commits[decision.key].rows, decision.counts["raw"]
         if found != decided:
             raise SupersededAttemptError(
                 f"{decision.key}: raw holds another number of records than was decided of",
@@ -131,7 +131,7 @@ def _ensure_conserved(read: CommittedSlices, decisions: Sequence[Proof]) -> None
             )
 
 
-def _ensure_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Proof]) -> None:
+def _ensure_balanced(found: Sequence[SliceReport], decisions: Mapping[str, SliceCommit]) -> None:
     """Compare the written rows with the decision (I5).
 
     Raises:
@@ -149,15 +149,15 @@ def _ensure_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Proof
             )
 
 
-def _commit(work: Work, rows: DataFrame, decisions: Sequence[Proof], committed: CommittedSlices) -> int:
-    proofs = [_proof(decision) for decision in decisions]
+def _commit(work: Work, rows: DataFrame, decisions: Sequence[SliceCommit], committed: CommittedSlices) -> int:
+    slice_commits = [_slice_commit(decision) for decision in decisions]
     with commit_turn(work, TABLE):
-        files = raw.files_for([proof.rows or 0 for proof in proofs])
-        return commit_rows(work, TABLE, rows, proofs, committed, files=files, spread="origin_offset")
+        files = raw.files_for([slice_commit.rows or 0 for slice_commit in slice_commits])
+        return commit_rows(work, TABLE, rows, slice_commits, committed, files=files, spread="origin_offset")
 
 
 def _rows(
-    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: CommittedSlices
+    work: Work, decisions: Sequence[SliceCommit], raw_version: int, events_version: int, published: CommittedSlices
 ) -> DataFrame:
     """The rejects of decisions: as this run classified them, or else what their events left over."""
     from pyspark.sql import functions as F
@@ -180,7 +180,7 @@ def _rows(
     )
 
 
-def _classified(work: Work, decisions: Sequence[Proof], published: CommittedSlices) -> DataFrame | None:
+def _classified(work: Work, decisions: Sequence[SliceCommit], published: CommittedSlices) -> DataFrame | None:
     """The rejects as this run classified them; None where another run decided, or the run began again."""
     from pyspark.sql import DataFrame as Frame
 
@@ -193,7 +193,7 @@ def _classified(work: Work, decisions: Sequence[Proof], published: CommittedSlic
 
 
 def _classified_again(
-    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: CommittedSlices
+    work: Work, decisions: Sequence[SliceCommit], raw_version: int, events_version: int, published: CommittedSlices
 ) -> DataFrame:
     """Raw minus the committed events, the tombstones and the superseded, parsed again for the reason.
 
@@ -220,7 +220,7 @@ def _classified_again(
 
 
 def _left_over(
-    work: Work, decisions: Sequence[Proof], raw_version: int, events_version: int, published: CommittedSlices
+    work: Work, decisions: Sequence[SliceCommit], raw_version: int, events_version: int, published: CommittedSlices
 ) -> DataFrame:
     from pyspark.sql import functions as F
 
@@ -230,7 +230,7 @@ def _left_over(
     accepted = rows_at(work.spark, work.lake.path(name, events.TABLE), events_version).where(mine)
     read = rows_at(work.spark, work.lake.path(name, raw.TABLE), raw_version).where(mine)
     seen = {d.key: d.counts for d in decisions}
-    origins = with_origins(work, read, slices, seen, published.proofs)
+    origins = with_origins(work, read, slices, seen, published.slice_commits)
     fated = with_fate(work, origins, slices, seen, published)
     alive = fated.where(~is_tombstone(work.stream) & ~F.col("elsewhere"))
     return first_of_each(work, alive.join(accepted.select("slice", *ORIGIN), ["slice", *ORIGIN], "left_anti"), slices)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import accepted_copies
 from highwater.assets.commit import LEASE_SECONDS
-from highwater.assets.publication_log import SENDING, TABLE, proofs, under_way
+from highwater.assets.publication_log import SENDING, TABLE, slice_commits, under_way
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.publishing import State, ensure_none_retracted, permits_retraction
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
     from highwater.assets.work import Work
-    from highwater.proof import Proof
     from highwater.resources.ledger.leases import Lease
+    from highwater.slice_commits import SliceCommit
 
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 # An error names some of at most this many.
@@ -75,25 +75,25 @@ def _gone(work: Work, keys: Sequence[str], accepted: DataFrame) -> list[Row]:
     return gone.orderBy(F.col("us").desc_nulls_first()).limit(MOST_RETRACTED).collect()
 
 
-def exposed(work: Work, committed: Mapping[str, Proof]) -> set[str]:
+def exposed(work: Work, committed: Mapping[str, SliceCommit]) -> set[str]:
     """The slices whose committed events may be sent until they are reprocessed.
 
     A slice that was sent unchanged is followed only by second deliveries, where their first one is retracted.
 
     Args:
         work: the connections.
-        committed: the proofs of slices in events. A slice without a decision was never sent.
+        committed: the commits of slices in events. A slice without a decision was never sent.
 
     Raises:
         DependencyAwayError: the lake could not be read.
     """
     if work.stream.publishes is None or not committed:
         return set()
-    found = proofs(work.lake, work.stream, [*committed])
+    found = slice_commits(work.lake, work.stream, [*committed])
     return {
         key
-        for key, proof in committed.items()
-        if key not in found or found[key].attempt != proof.attempt or found[key].counts.get("second_deliveries")
+        for key, slice_commit in committed.items()
+        if key not in found or found[key].attempt != slice_commit.attempt or found[key].counts.get("second_deliveries")
     }
 
 

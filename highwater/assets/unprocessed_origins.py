@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from highwater.plans import Generation
     from highwater.slices import Slice
 
-# In the proof of a tier's slice: the version of events in which others' acceptance, and decisions, counted.
+# In the commit of a tier's slice: the version of events in which others' acceptance, and decisions, counted.
 EVENTS_SEEN = "events_seen"
 # The detail of such a record.
 DETAIL = f"header {ORIGIN_OFFSET} names a record of the main topic that no slice has decided yet"

@@ -22,10 +22,9 @@ from highwater.commit_records import (
     held_at,
     replaces_table,
     to_user_metadata,
-    with_proof,
+    with_slice_commit,
 )
 from highwater.errors import DependencyAwayError, SupersededAttemptError
-from highwater.proof import Proof
 from highwater.resources.delta import (
     add_actions,
     commit_info,
@@ -39,6 +38,7 @@ from highwater.resources.delta import (
     text_in_sql,
 )
 from highwater.resources.small_tables import append_at, compact, create, replace_partitions
+from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -177,28 +177,28 @@ def _is_by_slice(opened: DeltaTable) -> bool:
     return _name(opened) != "metrics" and any(field.name == "slice" for field in opened.schema().fields)
 
 
-def proofs_of(found: Committed) -> dict[str, Proof]:
+def slice_commits_of(found: Committed) -> dict[str, SliceCommit]:
     """The commit records of the slices, by slice key; `sized` counts the rows that no record has.
 
     A commit of rows that Spark counts while it writes them says nothing of their number; the record of it does.
     """
     return {
-        key: one.proof if one.proof.rows is not None else replace(one.proof, rows=one.rows)
+        key: one.slice_commit if one.slice_commit.rows is not None else replace(one.slice_commit, rows=one.rows)
         for key, one in found.records.items()
-        if one.proof is not None
+        if one.slice_commit is not None
     }
 
 
-def proofs_in(table: DeltaTable, keys: Collection[str] | None = None) -> dict[str, Proof]:
+def slice_commits_in(table: DeltaTable, keys: Collection[str] | None = None) -> dict[str, SliceCommit]:
     """The commit records of slices of a table as it was opened, by slice key; of all when `keys` is None."""
-    return proofs_of(committed_in(table, keys)) if keys is None or keys else {}
+    return slice_commits_of(committed_in(table, keys)) if keys is None or keys else {}
 
 
-def sized(table: DeltaTable, proofs: Mapping[str, Proof]) -> dict[str, Proof]:
-    """The proofs, with the rows counted in the table where the commit was made before they were known."""
-    unknown = [key for key, proof in proofs.items() if proof.rows is None]
+def sized(table: DeltaTable, slice_commits: Mapping[str, SliceCommit]) -> dict[str, SliceCommit]:
+    """The slice commits, with the rows counted in the table where the commit was made before they were known."""
+    unknown = [key for key, slice_commit in slice_commits.items() if slice_commit.rows is None]
     counted = rows_by_slice(table, unknown)
-    return {**proofs, **{key: replace(proofs[key], rows=rows) for key, rows in counted.items()}}
+    return {**slice_commits, **{key: replace(slice_commits[key], rows=rows) for key, rows in counted.items()}}
 
 
 def has_records(table: DeltaTable) -> bool:
@@ -206,11 +206,11 @@ def has_records(table: DeltaTable) -> bool:
     return bool(committed_in(table, short=True).records)
 
 
-def proofs_from(table: DeltaTable, topic: str, since: str) -> dict[str, Proof]:
-    """`proofs_in` for the slices of a topic from a slice key on, by the order of the text; "" for all of the topic."""
+def slice_commits_from(table: DeltaTable, topic: str, since: str) -> dict[str, SliceCommit]:
+    """`slice_commits_in` for the slices of a topic from a slice key on, by the order of the text; "" for all of it."""
     where = f"topic = {text_in_sql(topic)} AND slice >= {text_in_sql(since)}"
     found = _committed(table, where, lambda key: key.rpartition("@")[0] == topic and key >= since, short=False)
-    return proofs_of(found)
+    return slice_commits_of(found)
 
 
 def ensure_all_records_seen(table: DeltaTable) -> None:
@@ -377,7 +377,7 @@ def _record(row: Mapping[str, Any]) -> CommitRecord:
         row["run"],
         row["version"],
         None if row["us"] is None else datetime.fromtimestamp(row["us"] / 1_000_000, UTC),
-        None if row["record"] is None else Proof.from_json(row["record"]),
+        None if row["record"] is None else SliceCommit.from_json(row["record"]),
     )
 
 
@@ -501,7 +501,7 @@ def _lacking(
     going_back = {at: target for at, target in {**restores, **tail.restores}.items() if at > last}
     base = {"table": _name(opened), "table_id": id_of(opened)}
     rows = [
-        *(row_of(opened, one, None if one.proof is not None else slices.get(one.slice_key)) for one in records),
+        *(row_of(opened, one, None if one.slice_commit is not None else slices.get(one.slice_key)) for one in records),
         *({**base, "version": at, "restored_to": target} for at, target in going_back.items()),
     ]
     if last < opened.version() and opened.version() not in {row["version"] for row in rows}:
@@ -514,7 +514,7 @@ def replace_slices(
     table: DeltaTable,
     rows: pa.Table,
     partitions: Sequence[str],
-    proofs: Sequence[Proof],
+    slice_commits: Sequence[SliceCommit],
     run: str,
     *,
     unlike: Sequence[str] = (),
@@ -525,7 +525,7 @@ def replace_slices(
         table: as it was opened before anything was read that the rows rest on.
         rows: the new rows.
         partitions: the values of `slice` that are replaced.
-        proofs: one for each slice that the commit holds.
+        slice_commits: one for each slice that the commit holds.
         run: the Dagster run.
         unlike: columns with hardly two equal rows.
 
@@ -537,7 +537,7 @@ def replace_slices(
         DependencyAwayError: the storage is away.
     """
     base = CommitRecord("", 0, None, uuid.uuid4().hex, run)
-    records = [with_proof(base, proof) for proof in proofs]
+    records = [with_slice_commit(base, slice_commit) for slice_commit in slice_commits]
     metadata = to_user_metadata(records, 0, batch=base.batch, run=run)
     complete(table)  # the write that follows may clean old entries of the log
     version = replace_partitions(table, rows, partitions, metadata, unlike=unlike)
@@ -554,7 +554,7 @@ def _with_rows(record: CommitRecord, known: Mapping[tuple[str, str], CommitRecor
 
 def row_of(opened: DeltaTable, record: CommitRecord, slice_: Slice | None = None) -> dict[str, Any]:
     """The row of `_commits` for a record of a table; the slice is needed where the record has no ranges."""
-    slice_ = slice_ if record.proof is None else record.proof.slice_
+    slice_ = slice_ if record.slice_commit is None else record.slice_commit.slice_
     return {
         "table": _name(opened),
         "table_id": id_of(opened),
@@ -568,7 +568,7 @@ def row_of(opened: DeltaTable, record: CommitRecord, slice_: Slice | None = None
         "batch": record.batch,
         "run": record.run,
         "committed_at": record.committed_at,
-        "record": None if record.proof is None else record.proof.to_json(),
+        "record": None if record.slice_commit is None else record.slice_commit.to_json(),
     }
 
 

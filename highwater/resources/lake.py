@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from highwater.errors import DependencyAwayError
-from highwater.resources.commit_log import Committed, committed_in, held_in, proofs_of, sized
+from highwater.resources.commit_log import Committed, committed_in, held_in, sized, slice_commits_of
 from highwater.resources.delta import is_table, open_table, rows_by_slice, slices_in
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from highwater.proof import Proof
+    from highwater.slice_commits import SliceCommit
 
 
 class Lake:
@@ -89,7 +89,7 @@ class Lake:
         opened = self.table(stream, table)
         return Committed() if opened is None else committed_in(opened, keys)
 
-    def committed(self, stream: str, table: str, keys: Sequence[str] | None = None) -> dict[str, Proof]:
+    def committed(self, stream: str, table: str, keys: Sequence[str] | None = None) -> dict[str, SliceCommit]:
         """The commit records of the slices in a table, by slice key; all of them when `keys` is None.
 
         Of the slices that are named, the rows are counted in the table where no record of the commit has them.
@@ -99,12 +99,14 @@ class Lake:
         """
         return self.committed_at(stream, table, keys)[0]
 
-    def committed_at(self, stream: str, table: str, keys: Sequence[str] | None = None) -> tuple[dict[str, Proof], int]:
+    def committed_at(
+        self, stream: str, table: str, keys: Sequence[str] | None = None
+    ) -> tuple[dict[str, SliceCommit], int]:
         """The same, and the version of the table that holds them; -1 without a table."""
         opened = None if keys is not None and not keys else self.table(stream, table)
         if opened is None:
             return {}, -1
-        found = proofs_of(committed_in(opened, keys))
+        found = slice_commits_of(committed_in(opened, keys))
         return sized(opened, found) if keys else found, opened.version()
 
     def holds(self, stream: str, table: str) -> set[str]:

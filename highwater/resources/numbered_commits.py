@@ -179,7 +179,7 @@ def commit_slices(
 
 def _counted(opened: DeltaTable, records: Sequence[CommitRecord]) -> list[CommitRecord]:
     """The records, with the rows that are in the table."""
-    counted = rows_by_slice(opened, [one.slice_key for one in records if one.proof is not None])
+    counted = rows_by_slice(opened, [one.slice_key for one in records if one.slice_commit is not None])
     return [replace(one, rows=counted.get(one.slice_key, one.rows)) for one in records]
 
 

@@ -131,8 +131,8 @@ def test_wherever_an_erasure_dies_the_lake_knows_what_was_removed_and_nothing_th
 ) -> None:
     """A rebuilt ledger forgot erasures: what they had removed was reported as loss, and came back when it was read."""
     for name in ("events", "rejects"):
-        counts = world.proofs[name][FIRST.key].counts
-        world.alter_proof(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
+        counts = world.slice_commits[name][FIRST.key].counts
+        world.alter_slice_commit(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
     stored = Committed(world, monkeypatch)
     stored.dies_after = point
     Dies(point, monkeypatch)
@@ -173,8 +173,8 @@ def test_without_the_table_a_rebuilt_ledger_takes_what_was_erased_for_lost(
 ) -> None:
     """So the test above can fail; and what a check finds out later reaches the table by maintenance."""
     for name in ("events", "rejects"):
-        counts = world.proofs[name][FIRST.key].counts
-        world.alter_proof(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
+        counts = world.slice_commits[name][FIRST.key].counts
+        world.alter_slice_commit(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
     Committed(world, monkeypatch)
     work = Work(STREAM, [], NOTHING, world.lake, world.ledger, KAFKA, lambda _: None)
     erasing.erase_key(work, None, ErasureRequest(O5, sure=True, by="ann", because="asked for"), datetime.now(UTC))
@@ -212,7 +212,7 @@ def test_keys_that_dagster_does_not_hold_are_retired_as_maintenance_would(tmp_pa
     stream = replace(STREAM, maintenance=Maintenance(live_slices=2))
     newest = {RETRIED.key, world.second.key}  # by the time of their plan, then by key
     old = [key for key in world.keys if key not in newest]
-    del world.proofs["rejects"][old[1]]
+    del world.slice_commits["rejects"][old[1]]
     world.write()
     ledger, found = fresh(world, known=[old[0]], stream=stream)
     assert found.retired == [old[2], old[3]], "not the one that is live, nor the one that is not whole"

@@ -31,11 +31,11 @@ from highwater.errors import DeclarationError, DependencyAwayError, SupersededAt
 from highwater.minutes import Minute, Sums, batches, closed, day_of, hours, seen_by, spans, time_of
 from highwater.orchestration.checking import metrics_checks
 from highwater.orchestration.checking.slice_status import attempts
-from highwater.proof import Proof
 from highwater.resources.commit_log import replace_slices
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.small_tables import create
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.plain_minutes import STATUSES, minutes_of
 from tests.support import with_milliseconds
@@ -82,11 +82,11 @@ class Measured:
         if ordinal not in self.held:
             self.ledger.add([slice_])
         rows = [_columns(slice_, event) for event in events]
-        proof = Proof(slice_, self.attempts[ordinal], len(events), {"events": len(events)})
+        slice_commit = SliceCommit(slice_, self.attempts[ordinal], len(events), {"events": len(events)})
         if self.lake.table("orders", "events") is None:
             create(self.lake.path("orders", "events"), EVENTS)
         made = pa.Table.from_pylist([*with_milliseconds(rows)], EVENTS)
-        replace_slices(self.lake.table_at("orders", "events"), made, [slice_.key], [proof], "")
+        replace_slices(self.lake.table_at("orders", "events"), made, [slice_.key], [slice_commit], "")
         self.held[ordinal] = events
 
     def work(self, *ordinals: int, **changes: Any) -> Work:
@@ -367,13 +367,13 @@ def test_days_that_stay_as_they_are_are_not_written(measured: Measured) -> None:
 def test_the_commit_of_minutes_records_the_slice_and_its_minutes(measured: Measured) -> None:
     measured.decide(0, Event("o1", 1, 0), Event("o2", 1, 60))
     measured.measure(0, run="r1")
-    [proof] = measured.lake.committed("orders", "metrics").values()
-    assert (proof.key, proof.attempt, proof.rows) == (measured.slice_(0).key, 1, 2)
+    [slice_commit] = measured.lake.committed("orders", "metrics").values()
+    assert (slice_commit.key, slice_commit.attempt, slice_commit.rows) == (measured.slice_(0).key, 1, 2)
     noon = round(NOON.timestamp()) // 60
-    assert proof.extra == {"minutes": [noon, noon + 1]}
+    assert slice_commit.extra == {"minutes": [noon, noon + 1]}
     written = json.loads(measured.commits()[0]["userMetadata"])["highwater"]
     assert written["run"] == "r1"
-    assert [Proof.from_plain(one) for one in written["records"]] == [proof]
+    assert [SliceCommit.from_plain(one) for one in written["records"]] == [slice_commit]
     [record] = measured.lake.commits("orders", "metrics").records.values()
     assert record.version == measured.lake.table_at("orders", "metrics").version()
 

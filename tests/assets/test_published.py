@@ -354,9 +354,8 @@ def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: Log
     assert gone == {slice_.key: {Origin("orders", 0, 0, 1)}, late.key: {Origin("orders", 0, 0, 2)}}
     publication_log.forget(tables.work(), gone)
     assert publication_log.under_way(tables.lake, tables.stream) == set()
-    assert {key: proof.rows for key, proof in publication_log.proofs(tables.lake, tables.stream, [*gone]).items()} == {
-        slice_.key: 1, late.key: 1
-    }  # fmt: skip
+    found = publication_log.slice_commits(tables.lake, tables.stream, [*gone])
+    assert {key: one.rows for key, one in found.items()} == {slice_.key: 1, late.key: 1}
     tables.decide(slice_, orders(0, 0, 1), rejected=orders(0, 2, 3))
     tables.decide(late, [Event(1, 7, "o1-7")])
     reports = tables.publish(slice_, late)
@@ -746,7 +745,7 @@ def test_a_restored_table_sends_nothing_again(tables: Tables, log: Log) -> None:
     tables.lake.table_at("orders", "published").restore(versions[1])
     tables.publish(slices[3])  # what the last batch sent is in `_sending`, and is settled from there
     assert places(log.records) == [(0, n) for n in range(8)]
-    assert publication_log.proofs(tables.lake, tables.stream, [slice_.key for slice_ in slices]).keys() == {
+    assert publication_log.slice_commits(tables.lake, tables.stream, [slice_.key for slice_ in slices]).keys() == {
         p.key for p in slices
     }
 

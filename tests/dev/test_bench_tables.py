@@ -19,12 +19,12 @@ from highwater.orchestration.checking.slice_status import attempts
 from highwater.orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
 from highwater.partition_counts import eras
 from highwater.partitioners import Choice, Partitioner
-from highwater.proof import Proof
-from highwater.resources.commit_log import proofs_in, written
+from highwater.resources.commit_log import slice_commits_in, written
 from highwater.resources.delta import rows_in
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.table_maintenance import files_of
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 
 
@@ -84,4 +84,6 @@ def test_a_long_log_has_a_record_and_a_file_of_each_slice(tmp_path: Path) -> Non
     ]
     assert rows_in(table) == len(slices) * tables.ROWS_A_FILE
     last = slices[-3:]
-    assert proofs_in(table, [one.key for one in last]) == {one.key: Proof(one, 1, tables.ROWS_A_FILE) for one in last}
+    assert slice_commits_in(table, [one.key for one in last]) == {
+        one.key: SliceCommit(one, 1, tables.ROWS_A_FILE) for one in last
+    }

@@ -38,10 +38,10 @@ class World:
     dlq: list[dict[str, Any]]
     metrics: list[dict[str, Any]]
     published: dict[str, dict[Place, TopicRecord]]
-    proofs: dict[str, list[dict[str, Any]]]
+    slice_commits: dict[str, list[dict[str, Any]]]
 
     def compare(self, **options: Any) -> Comparison:
-        tables = Tables(self.raw, self.events, self.rejects, self.current, self.dlq, self.metrics, self.proofs)
+        tables = Tables(self.raw, self.events, self.rejects, self.current, self.dlq, self.metrics, self.slice_commits)
         return compare(ORDER_SHAPE, self.account, self.topic, tables, dlq=self.published, **options)
 
     def kinds(self, **options: Any) -> set[str]:
@@ -100,7 +100,7 @@ def make_world() -> World:
         add_rows(world, made.ending, place, stored)
     world.current = current_rows(world)
     world.metrics = metrics_rows(world)
-    world.proofs = proofs(world, ends)
+    world.slice_commits = slice_commits(world, ends)
     return world
 
 
@@ -178,7 +178,7 @@ def ensure_tier_read(world: World) -> None:
     }
     for name, rows in (("raw", world.raw), ("events", world.events), ("rejects", world.rejects)):
         count = sum(row["slice"] == key for row in rows)
-        world.proofs[name].append({"slice": key, "rows": count, "ranges": ranges})
+        world.slice_commits[name].append({"slice": key, "rows": count, "ranges": ranges})
 
 
 def current_rows(world: World) -> list[dict[str, Any]]:
@@ -221,7 +221,7 @@ def order(row: dict[str, Any]) -> tuple[Any, ...]:
     return (-row["version"], row["origin_timestamp_ms"], row["origin_partition"], row["origin_offset"])
 
 
-def proofs(world: World, ends: list[int]) -> dict[str, list[dict[str, Any]]]:
+def slice_commits(world: World, ends: list[int]) -> dict[str, list[dict[str, Any]]]:
     bounds = {"orders@0000000": (0, 100), "orders@0000001": (100, None)}
     found: dict[str, list[dict[str, Any]]] = {}
     for name, rows in (("raw", world.raw), ("events", world.events), ("rejects", world.rejects)):
@@ -358,18 +358,18 @@ PLANTED: dict[str, tuple[Callable[[World], object], str]] = {
         lambda w: set_first(w.raw, "slice", "orders@0000001"),
         "raw: a record outside of its slice",
     ),
-    "proof lost": (lambda w: w.proofs["events"].pop(), "events: proofs of a slice"),
-    "proof doubled": (lambda w: spoil_twice(w.proofs["raw"]), "raw: proofs of a slice"),
-    "proof counts wrong": (
-        lambda w: w.proofs["rejects"][0].update(rows=1),
-        "rejects: rows of a slice by its proof",
+    "slice commit lost": (lambda w: w.slice_commits["events"].pop(), "events: commits of a slice"),
+    "slice commit doubled": (lambda w: spoil_twice(w.slice_commits["raw"]), "raw: commits of a slice"),
+    "slice commit counts wrong": (
+        lambda w: w.slice_commits["rejects"][0].update(rows=1),
+        "rejects: rows of a slice by its slice commit",
     ),
     "slices leave a hole": (
-        lambda w: w.proofs["raw"][1]["ranges"].update({"0": [101, 500]}),
+        lambda w: w.slice_commits["raw"][1]["ranges"].update({"0": [101, 500]}),
         "slices: a hole or an overlap",
     ),
     "slices overlap": (
-        lambda w: w.proofs["raw"][1]["ranges"].update({"0": [99, 500]}),
+        lambda w: w.slice_commits["raw"][1]["ranges"].update({"0": [99, 500]}),
         "slices: a hole or an overlap",
     ),
     "event lost": (lambda w: w.events.pop(), "ends: a record in none of events, rejects, tombstones"),

@@ -24,11 +24,11 @@ from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing import dead_workers, repairing, stream_ticks
 from highwater.orchestration.sensing.rounds import Cursor
-from highwater.proof import Proof
 from highwater.resources.groups import group_offsets
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.slice_commits import SliceCommit
 from highwater.slices import Slice
 from tests.commits import commit_current
 from tests.conftest import create_topic
@@ -91,14 +91,14 @@ class Ticking:
         """Commit slices to tables of the lake, each with the same number of rows."""
         import pyarrow as pa
 
-        proofs = [Proof(s, attempt, rows, counts) for s in slices]
+        slice_commits = [SliceCommit(s, attempt, rows, counts) for s in slices]
         keys = [s.key for s in slices] * rows
         table_rows = pa.table({"slice": pa.array(keys, pa.string()), "n": pa.array(range(len(keys)), pa.int64())})
         for table in tables:
             if table == "current":
                 commit_current(self.lake, self.stream.name, {s.key: attempt for s in slices})
                 continue
-            plant(self.lake.path(self.stream.name, table), table_rows, proofs)
+            plant(self.lake.path(self.stream.name, table), table_rows, slice_commits)
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ def ensure_nothing_committed_to_kafka(deployment: Deployment) -> None:
     from highwater.resources.kafka import Kafka
     from tests.support import committed_offsets
 
-    assert deployment.proofs("raw"), "slices were read"
+    assert deployment.slice_commits("raw"), "slices were read"
     assert committed_offsets(Kafka(deployment.bootstrap), deployment.stream.topic) == {}
 
 
@@ -261,17 +261,17 @@ def ensure_reached(
     """
     table, _, at = point.partition(":")
     for above in ABOVE[table]:
-        assert key in deployment.proofs(above)
+        assert key in deployment.slice_commits(above)
         assert key in deployment.materialised(above)
     assert (client_lives and at == "logged") or key not in deployment.materialised(table)
     if at == "read":
         assert evidence["reading"], "tasks of Spark that stood in its reader of Kafka"
         assert evidence["files"] == [], "nothing was written yet"
-        assert key not in deployment.proofs(table)
+        assert key not in deployment.slice_commits(table)
     elif at == "files":
         assert evidence["files"]
     else:
-        assert key in deployment.proofs(table)
+        assert key in deployment.slice_commits(table)
 
 
 @series_of("points", STEPS[1:2], STEPS)
@@ -287,7 +287,7 @@ def test_the_driver_in_the_worker_is_killed(local: Series, points: Sequence[str]
 
 def ensure_nothing_committed(deployment: Deployment, key: str, point: str) -> None:
     table, _, at = point.partition(":")
-    assert at != "files" or key not in deployment.proofs(table)
+    assert at != "files" or key not in deployment.slice_commits(table)
 
 
 @series_of("points", ("raw:logged", "events:logged"), (STEPS[0], "raw:logged", *STEPS[1:]))
@@ -307,7 +307,9 @@ def test_only_the_connect_server_is_killed(series: Series, points: Sequence[str]
         series.server.start()
         assert series.end(child) == 0, series.said(child)
         if point == "raw:logged":
-            assert series.deployment.proofs("raw")[key]["attempt"] == 1, "the commit whose answer was lost was repeated"
+            assert series.deployment.slice_commits("raw")[key]["attempt"] == 1, (
+                "the commit whose answer was lost was repeated"
+            )
     finished(series, keys)
 
 
@@ -327,7 +329,7 @@ def test_a_retry_runs_while_the_server_commits_for_a_dead_client(series: Series)
         series.run([key])
         series.quiet()
     customers(series.deployment.lake, ["c1"])
-    rest = [key for key in keys if key not in series.deployment.proofs("raw")]
+    rest = [key for key in keys if key not in series.deployment.slice_commits("raw")]
     series.run(*[[key] for key in rest])
     series.deployment.check_whole(late=["c2"])
 
@@ -355,13 +357,13 @@ def test_the_server_begins_a_commit_of_a_dead_client_after_the_retry(series: Ser
         series.quiet()
         assert attempts(series.deployment, key) == before
     customers(series.deployment.lake, ["c1"])
-    rest = [key for key in keys if key not in series.deployment.proofs("raw")]
+    rest = [key for key in keys if key not in series.deployment.slice_commits("raw")]
     series.run(*[[key] for key in rest])
     series.deployment.check_whole(late=["c2"])
 
 
 def attempts(deployment: Deployment, key: str) -> list[int]:
-    return [deployment.proofs(table)[key]["attempt"] for table in TABLES]
+    return [deployment.slice_commits(table)[key]["attempt"] for table in TABLES]
 
 
 @pytest.mark.long

@@ -106,7 +106,7 @@ def the_run_of(
     while time.monotonic() < deadline:
         for run in started(instance):
             pid = worker(instance, run)
-            if pid is not None and key_of(run) not in planned and key_of(run) in held.proofs("raw"):
+            if pid is not None and key_of(run) not in planned and key_of(run) in held.slice_commits("raw"):
                 return run, pid
         time.sleep(0.05)
     raise AssertionError("no run took the new slice")
@@ -137,7 +137,7 @@ def ended(instance: dg.DagsterInstance, run: DagsterRun) -> bool:
 
 
 def is_committed(held: crash_support.Deployment, key: str, tables: tuple[str, ...]) -> bool:
-    return all(key in held.proofs(table) for table in reversed(tables))
+    return all(key in held.slice_commits(table) for table in reversed(tables))
 
 
 def settled(instance: dg.DagsterInstance, ours: deployment.Deployment, held: crash_support.Deployment) -> bool:

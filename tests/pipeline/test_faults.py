@@ -446,7 +446,7 @@ def test_a_range_of_transaction_markers_alone(ours: Ours) -> None:
     held.abort()
     [key] = ours.taken()
     assert all(start < end for start, end in held.slices()[key].values())
-    assert key in held.proofs("raw")
+    assert key in held.slice_commits("raw")
     ensure_rows(held, {})
     held.check_whole()
     held.send(60)
@@ -545,7 +545,7 @@ def test_a_slice_that_cannot_be_written(ours: Ours) -> None:
     assert f"DependencyAwayError: the lake's storage failed at {held.path('raw')}; found: " in reported
     assert "is not a directory" in reported
     assert "remedy: see that HIGHWATER_LAKE may be written" in reported
-    assert key not in held.proofs("raw")
+    assert key not in held.slice_commits("raw")
     asked = ours.command("explain", key)
     assert (asked.exit_code, "not whole: raw, events, rejects" in asked.output) == (MENDED, True)
     assert f"1 requested again: {key}" in repair_lines(ours)
@@ -601,13 +601,13 @@ def test_a_locked_ledger(ours: Ours) -> None:
         shown = tried_again(ours.run(key))
         assert "DependencyAwayError: " in shown
         assert "does not answer; found: database is locked; remedy: look for a process" in shown
-        assert key not in held.proofs("raw")
+        assert key not in held.slice_commits("raw")
     finally:
         lock.execute("ROLLBACK")
         lock.close()
     [behind] = ours.planned()
     ours.repaired()
-    assert {key, behind} == set(held.proofs("raw"))
+    assert {key, behind} == set(held.slice_commits("raw"))
     held.check_whole()
 
 
@@ -648,7 +648,7 @@ def test_a_broker_that_is_away_before_and_during_a_run(
         reported = tried_again(ours.run(key))
     for text in ("DependencyAwayError: ", "Kafka", "found: ", "remedy: see that the broker"):
         assert text in reported
-    assert key not in held.proofs("raw")
+    assert key not in held.slice_commits("raw")
     result = ours.tick()
     reason = str(result.skip_message)
     assert f"Kafka at {mortal.bootstrap} did not answer" in reason

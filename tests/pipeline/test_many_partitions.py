@@ -259,7 +259,7 @@ def test_a_read_that_misses_rows_is_compared_with_the_count_of_the_commit(
     """A file may hold rows of several slices, so the table's log has no count for each of them."""
     world = World(tmp_path, stream=STREAM)
     for one in world.slices:
-        world.alter_proof("raw", one, rows=len(world.of("raw", slice=one.key)))
+        world.alter_slice_commit("raw", one, rows=len(world.of("raw", slice=one.key)))
     world.write()
     HIDDEN[asked](world)
     hide(monkeypatch, ("raw",))
@@ -273,7 +273,7 @@ def test_rows_that_no_commit_counted_are_compared_with_a_read_of_the_whole_table
 ) -> None:
     """A run that died before it recorded its commit left no count; a query with a filter may miss rows all the same."""
     world = World(tmp_path, stream=STREAM)
-    assert world.proofs["raw"][FIRST.key].rows is None
+    assert world.slice_commits["raw"][FIRST.key].rows is None
     world.write()
     HIDDEN[asked](world)
     hide(monkeypatch, ("raw",), after="(?= WHERE)")

@@ -384,8 +384,12 @@ def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None
     assert slice_.offsets >= 2
     bench.materialise(slice_)
     assert ends(bench, "events") == {(slice_.key, 0): 1}
-    proof = bench.lake.committed(bench.stream.name, "events", [slice_.key])[slice_.key]
-    assert (proof.counts["events"], proof.counts["superseded"], proof.counts["rejects"]) == (1, 1, 0)
+    slice_commit = bench.lake.committed(bench.stream.name, "events", [slice_.key])[slice_.key]
+    assert (slice_commit.counts["events"], slice_commit.counts["superseded"], slice_commit.counts["rejects"]) == (
+        1,
+        1,
+        0,
+    )
     found = look(bench.ledger, bench.kafka, bench.lake, bench.stream, Choice())
     assert (len(found.waiting), found.settled) == (0, 1)
 

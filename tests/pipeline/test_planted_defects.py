@@ -150,7 +150,7 @@ def move(table: str, place: Place, by: int) -> Plant:
 def prove(*tables: str, **changes: Any) -> Plant:
     def plant(world: World, of: Slice) -> None:
         for table in tables:
-            world.alter_proof(table, of, **changes)
+            world.alter_slice_commit(table, of, **changes)
 
     return plant
 
@@ -196,7 +196,7 @@ def lose(table: str, *, rows: bool) -> Plant:
     """Remove the commit of a slice, its rows with it or not."""
 
     def plant(world: World, of: Slice) -> None:
-        del world.proofs[table][of.key]
+        del world.slice_commits[table][of.key]
         if rows:
             world.rows[table] = [row for row in world.rows[table] if row["slice"] != of.key]
 
@@ -214,7 +214,7 @@ def of_before(world: World, of: Slice) -> None:
     alter_all("events", retries=None, attempt=None)(world, of)
     alter_all("rejects", permanent=None)(world, of)
     alter_all("published", revision=None)(world, of)
-    counts = world.proofs["published"][of.key].counts
+    counts = world.slice_commits["published"][of.key].counts
     prove("published", rows=None, counts={n: count for n, count in counts.items() if n not in {"late", "revisions"}})(
         world, of
     )
@@ -562,7 +562,7 @@ def test_gaps_that_nobody_saw_in_time_are_a_warning(world: World) -> None:
 
 def test_what_was_accepted_as_lost_before_it_was_read_is_no_gap_to_explain(world: World) -> None:
     drop("raw", (0, 0), (0, 1))(world, FIRST)
-    world.alter_proof("raw", FIRST, counts={"lost": 2})
+    world.alter_slice_commit("raw", FIRST, counts={"lost": 2})
     world.ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(0, 2), "expired", "ann", NOON)])
     world.topics.log_start = 2
     found = world.results([FIRST.key])[GAPS][FIRST.key]

@@ -15,9 +15,9 @@ from dev.planted import plant
 from highwater.assets import raw
 from highwater.assets.work import Work
 from highwater.plans import Generation
-from highwater.proof import Proof
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.support import make_stream
 
@@ -38,7 +38,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     ledger.next_attempts([slice_.key for slice_, _ in runs])
     records = [(slice_.key, slice_.ranges[0].start + n) for slice_, _ in runs for n in range(9)]
     rows = pa.table({"slice": [key for key, _ in records], "offset": [offset for _, offset in records]})
-    plant(lake.path("orders", "raw"), rows, [Proof(slice_, 1, 9, run=run) for slice_, run in runs])
+    plant(lake.path("orders", "raw"), rows, [SliceCommit(slice_, 1, 9, run=run) for slice_, run in runs])
     monkeypatch.setattr(raw, "ensure_table", lambda *_: None)
     nothing: Any = None  # neither Spark nor Kafka is asked
     kafka: Any = SimpleNamespace(spark_options=dict)

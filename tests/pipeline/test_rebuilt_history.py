@@ -20,10 +20,10 @@ from highwater.errors import DependencyAwayError
 from highwater.orchestration.operations import rebuilding
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation
-from highwater.proof import Proof
 from highwater.resources.kafka import Kafka, PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.orchestration.sensing.test_run_history import Replaced, planned
 from tests.support import make_stream, order_message
@@ -63,7 +63,7 @@ class Deployed:
         import pyarrow as pa
 
         none = pa.table({"slice": pa.array([], pa.string())})
-        plant(self.lake.path("orders", "raw"), none, [Proof(slice_, 1, None, past=past) for slice_ in slices])
+        plant(self.lake.path("orders", "raw"), none, [SliceCommit(slice_, 1, None, past=past) for slice_ in slices])
 
     def rebuild(self) -> list[str]:
         lines: list[str] = []
@@ -111,7 +111,7 @@ def test_a_fingerprint_goes_into_no_other_generation() -> None:
 def test_a_commit_record_without_a_past_is_read_and_named(tmp_path: Path) -> None:
     deployed = Deployed(tmp_path, Plain("nowhere:1"))
     deployed.commit(a_slice(0, {0: (0, 9)}, epochs={0: 1}), past=False)
-    assert any("of 1 slices the proofs hold no leader epochs" in line for line in deployed.rebuild())
+    assert any("of 1 slices the commits hold no leader epochs" in line for line in deployed.rebuild())
     assert [one.epochs for one in deployed.ledger.slices("orders")] == [{}]
 
 

@@ -131,7 +131,7 @@ class Taking:
             world.reject(FIRST, 0, 2, "invalid", PARKED)
             world.at("rejects", FIRST, (0, 2))["reclaims"] = world.at("dlq", FIRST, (0, 2))["reclaims"] = 1
         for table in ("events", "rejects", "dlq", "current"):
-            del world.proofs[table][FIRST.key]
+            del world.slice_commits[table][FIRST.key]
         world._prove(FIRST)
 
 
@@ -217,8 +217,8 @@ def test_until_it_is_reprocessed_a_record_that_was_reclaimed_is_its_slices_again
 def test_a_ledger_that_counts_again_goes_on_above_what_decisions_saw(taking: Taking) -> None:
     """A rebuilt one knows no acts; the commit records in the lake have their numbers."""
     world = taking.world
-    counts = world.proofs["events"][FIRST.key].counts
-    world.alter_proof("events", FIRST, counts={**counts, "reclaims_seen": 5})
+    counts = world.slice_commits["events"][FIRST.key].counts
+    world.alter_slice_commit("events", FIRST, counts={**counts, "reclaims_seen": 5})
     world.write()
     taking.reclaim(**BY_ANN)
     assert world.ledger.reclaims.acts("orders") == 6
@@ -263,8 +263,8 @@ def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does
         ".venv/bin/highwater recall-keys orders orders@0000000 orders@0000000 --yes && for slice in orders@0000000 "
         f'orders@0000001; do {command.replace(" or key:orders/metrics", "")} "$slice"; done'
     )
-    counts = world.proofs["events"][FIRST.key].counts
-    world.alter_proof("events", FIRST, counts={**counts, "reclaims_seen": 1})
+    counts = world.slice_commits["events"][FIRST.key].counts
+    world.alter_slice_commit("events", FIRST, counts={**counts, "reclaims_seen": 1})
     world.write()
     assert pending_reprocessing.waiting(*asked) == []
     none = alerts._reclaimed_late(alerts.StreamInputs(world.ledger, nothing, world.lake, stream))
@@ -297,8 +297,8 @@ def test_what_waits_is_counted_by_one_question_to_the_ledger(taking: Taking) -> 
         at = NOW + timedelta(minutes=n)
         world.ledger.reclaims.add("orders", [replace(one, reclaimed_at=max(at, one.reclaimed_at)) for one in reclaims])
     world.ledger.reclaims.add("payments", [a_reclaim()])
-    counts = world.proofs["events"][FIRST.key].counts
-    world.alter_proof("events", FIRST, counts={**counts, "reclaims_seen": 1})
+    counts = world.slice_commits["events"][FIRST.key].counts
+    world.alter_slice_commit("events", FIRST, counts={**counts, "reclaims_seen": 1})
     world.write()
     asked: list[str] = []
 
@@ -368,7 +368,11 @@ def test_a_copy_in_a_tier_from_before_is_superseded_and_a_later_one_is_not(takin
     world = taking.world
     world.ledger.reclaims.add("orders", [a_reclaim()])
     world.read(RETRIED, 0, 1, "o5", headers=[h for h in headers_of(2) if h["key"] != RECLAIMS])
-    del world.proofs["events"][RETRIED.key], world.proofs["rejects"][RETRIED.key], world.proofs["current"][RETRIED.key]
+    del (
+        world.slice_commits["events"][RETRIED.key],
+        world.slice_commits["rejects"][RETRIED.key],
+        world.slice_commits["current"][RETRIED.key],
+    )
     world._prove(RETRIED)
 
     def result() -> CheckResult:
@@ -383,7 +387,11 @@ def test_a_copy_in_a_tier_from_before_is_superseded_and_a_later_one_is_not(takin
 def test_a_copy_in_a_tier_of_what_was_abandoned_is_superseded(taking: Taking) -> None:
     world = taking.world
     world.read(RETRIED, 0, 1, "o5", headers=headers_of(2))
-    del world.proofs["events"][RETRIED.key], world.proofs["rejects"][RETRIED.key], world.proofs["current"][RETRIED.key]
+    del (
+        world.slice_commits["events"][RETRIED.key],
+        world.slice_commits["rejects"][RETRIED.key],
+        world.slice_commits["current"][RETRIED.key],
+    )
     world._prove(RETRIED)
     world.write()
 

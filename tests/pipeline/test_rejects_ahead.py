@@ -171,10 +171,10 @@ def test_what_the_mark_counts_is_not_sent_again(early: ReadBefore) -> None:
 
 
 def test_where_records_go_is_read_again_if_the_run_before_wrote_it(early: ReadBefore) -> None:
-    proof = early.decision
+    slice_commit = early.decision
     tier = early.tables.stream.tier_topics[0]
     log = early.published(
-        lambda: early.tables._write("rejects", rejects.COLUMNS, early.slice_, early.rows(3, tier), proof)
+        lambda: early.tables._write("rejects", rejects.COLUMNS, early.slice_, early.rows(3, tier), slice_commit)
     )
     assert log.topics == [tier] * 3
 

@@ -29,13 +29,13 @@ from highwater.errors import (
     TopicRecreatedError,
     UnbalancedError,
 )
-from highwater.proof import Proof
 from highwater.resources.commit_log import APP
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.lake import Lake
 from highwater.resources.spark import ADAPTIVE, close, prepare
 from highwater.resources.spark_tables import TASKS, create_table, known_rows, write_slices
 from highwater.routing import destination
+from highwater.slice_commits import SliceCommit
 from tests.conftest import create_topic
 from tests.support import (
     ORDERS,
@@ -298,7 +298,7 @@ def test_sound_variants_are_events(taken: Taken) -> None:
     assert rows[5]["event_time"] == datetime(2026, 3, 1, 10, 0, 0, 123450, tzinfo=UTC)
 
 
-def test_a_range_run_is_one_commit_a_table_with_every_proof(taken: Taken) -> None:
+def test_a_range_run_is_one_commit_a_table_with_every_slice_commit(taken: Taken) -> None:
     bench, slices = taken.bench, [*taken.slices.values()]
     assert bench.versions("current") == 1
     assert bench.lake.commits(bench.stream.name, "current").records.keys() == {slice_.key for slice_ in slices}
@@ -316,11 +316,11 @@ def test_a_range_run_is_one_commit_a_table_with_every_proof(taken: Taken) -> Non
 
 
 def test_a_slice_without_any_record_is_committed_and_proved(taken: Taken) -> None:
-    """A range that holds only transaction markers has no rows; its proof is committed all the same."""
+    """A range that holds only transaction markers has no rows; its slice commit is committed all the same."""
     assert taken.rows("raw", NOTHING) == []
     slice_ = taken.slices[NOTHING]
-    proof = taken.bench.lake.committed(taken.bench.stream.name, "raw", [slice_.key])[slice_.key]
-    assert (proof.rows, proof.slice_.ranges) == (0, slice_.ranges)
+    slice_commit = taken.bench.lake.committed(taken.bench.stream.name, "raw", [slice_.key])[slice_.key]
+    assert (slice_commit.rows, slice_commit.slice_.ranges) == (0, slice_.ranges)
 
 
 def test_current_follows_events_and_repeats_nothing(taken: Taken) -> None:
@@ -349,9 +349,9 @@ def test_a_late_starter_cannot_overwrite_a_younger_commit(taken: Taken) -> None:
     attempt = next(report.attempt for report in taken.reports["raw"] if report.slice_ == slice_)
     late = bench.spark.createDataFrame([], raw.COLUMNS)
     usual = bench.spark.conf.get(ADAPTIVE)
-    work, proof, looked = bench.work(slice_), Proof(slice_, 9, 0), CommittedSlices({}, -1)
+    work, slice_commit, looked = bench.work(slice_), SliceCommit(slice_, 9, 0), CommittedSlices({}, -1)
     with pytest.raises(SupersededAttemptError, match=f"found: attempt {attempt}"):
-        commit.commit_rows(work, "raw", late, [proof], looked, files=1, spread="offset", tasks=1)
+        commit.commit_rows(work, "raw", late, [slice_commit], looked, files=1, spread="offset", tasks=1)
     held = bench.lake.commits(bench.stream.name, "raw")
     options = {"txnAppId": APP, "txnVersion": str(held.number), "userMetadata": "late"}
     path = bench.lake.path(bench.stream.name, "raw")
@@ -477,7 +477,7 @@ def test_what_another_run_decided_is_classified_again(bench: Bench) -> None:
 
 
 def test_rejects_are_what_the_decision_left_although_events_were_reprocessed(bench: Bench) -> None:
-    """Another run's decision comes between the look at the proofs and the query."""
+    """Another run's decision comes between the look at the slice commits and the query."""
     customers(bench.lake, ["c1", "c2"])
     bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"), Message(b"o3", b"garbled"))
     slice_ = bench.plan(0, p0=(0, 3))
@@ -488,7 +488,11 @@ def test_rejects_are_what_the_decision_left_although_events_were_reprocessed(ben
     events.materialise(work)
     assert bench.rows("events") == []
     follows = rejects._rows(
-        work, [*seen.proofs.values()], CommittedSlices.read(work, "raw").version, seen.version, CommittedSlices({}, -1)
+        work,
+        [*seen.slice_commits.values()],
+        CommittedSlices.read(work, "raw").version,
+        seen.version,
+        CommittedSlices({}, -1),
     )
     found = [row["origin_offset"] for row in follows.collect()]
     assert found == [2], "what the later decision dropped is no reject of the earlier one"
@@ -499,7 +503,7 @@ def test_raw_that_changed_since_the_decision_makes_no_rejects(bench: Bench) -> N
     slice_ = bench.plan(0, p0=(0, 1))
     raw.materialise(bench.work(slice_))
     seen = CommittedSlices.read(bench.work(slice_), "raw")
-    decision = Proof(slice_, 1, 0, {"raw": 2, "rejects": 1})
+    decision = SliceCommit(slice_, 1, 0, {"raw": 2, "rejects": 1})
     with pytest.raises(SupersededAttemptError, match="another number of records"):
         rejects._ensure_conserved(seen, [decision])
 
@@ -541,7 +545,7 @@ def test_a_decision_is_of_one_version_of_the_reference_however_often_it_is_compu
 ) -> None:
     """Another run's commit to raw makes Spark compute again what it holds: it judged by a customer that came meanwhile.
 
-    So events were written that their proof did not count, and no run could finish the slice.
+    So events were written that their slice commit did not count, and no run could finish the slice.
     """
     bench.send(order_message("o1", 1), order_message("o2", 1, customer_id="c2"), order_message("o3", 1))
     slice_, other = bench.plan(0, p0=(0, 2)), bench.plan(1, p0=(2, 3))
@@ -594,8 +598,8 @@ def test_a_run_that_was_overtaken_takes_the_committed_split(bench: Bench, monkey
     assert "another run was first" in str(report.note)
     assert bench.versions("events") == 1
     rejects.materialise(bench.work(slice_))
-    proofs = [bench.lake.committed(bench.stream.name, table)[slice_.key] for table in ("events", "rejects")]
-    assert proofs[0].attempt == proofs[1].attempt == report.attempt
+    slice_commits = [bench.lake.committed(bench.stream.name, table)[slice_.key] for table in ("events", "rejects")]
+    assert slice_commits[0].attempt == slice_commits[1].attempt == report.attempt
 
 
 def test_of_two_slices_read_together_the_one_that_another_run_took_is_not_written(
@@ -776,12 +780,12 @@ def test_as_many_tiers_as_anybody_declares_are_reported_by_reason(spark: SparkSe
 def test_an_older_decision_does_not_replace_what_follows_a_newer_one(bench: Bench) -> None:
     bench.send(order_message("o1", 1))
     slice_ = bench.plan(0, p0=(0, 1))
-    older = {slice_.key: Proof(slice_, 1, 0, {"rejects": 0})}
+    older = {slice_.key: SliceCommit(slice_, 1, 0, {"rejects": 0})}
     with pytest.raises(SupersededAttemptError, match="reprocessed"):
         rejects._follow_decision(
             bench.work(slice_),
             CommittedSlices(older, 0),
-            CommittedSlices({slice_.key: Proof(slice_, 2, 0)}, 0),
+            CommittedSlices({slice_.key: SliceCommit(slice_, 2, 0)}, 0),
             Clock(),
         )
 
@@ -797,7 +801,7 @@ def aborted_transaction(bench: Bench, partition: int) -> None:
     producer.abort_transaction(30)
 
 
-def test_the_proof_outlives_the_log_of_the_table(bench: Bench, tmp_path: Path) -> None:
+def test_the_slice_commit_outlives_the_log_of_the_table(bench: Bench, tmp_path: Path) -> None:
     """Delta cleans its log up after 30 days; nothing may depend on what history() still shows."""
     bench.send(*[order_message(f"o{n}", 1) for n in range(5)])
     slices: list[Slice] = [bench.plan(n, p0=(n, n + 1)) for n in range(5)]
@@ -812,7 +816,7 @@ def test_the_proof_outlives_the_log_of_the_table(bench: Bench, tmp_path: Path) -
         raw.materialise(bench.work(slice_))
     left = {file.name for file in (path / "_delta_log").iterdir()}
     assert len(aged - left) >= 4, "Delta removed what was older than its retention"
-    assert not any(proof.key in text for proof in slices[:2] for text in said_in(path / "_delta_log"))
+    assert not any(slice_commit.key in text for slice_commit in slices[:2] for text in said_in(path / "_delta_log"))
     # Nobody has seen a table of this path: Spark, too, has nothing but what is left of the log.
     shutil.copytree(bench.lake.root, tmp_path / "aged")
     bench.lake = Lake(str(tmp_path / "aged"))
@@ -821,10 +825,12 @@ def test_the_proof_outlives_the_log_of_the_table(bench: Bench, tmp_path: Path) -
     assert (again.attempt, again.note) == (2, None)
     path = Path(bench.lake.path(bench.stream.name, "raw"))
     for slice_, attempt in ((slices[0], 2), (slices[1], 1)):
-        late, proof = bench.spark.createDataFrame([], raw.COLUMNS), Proof(slice_, 9, 0)
-        looked = CommittedSlices({slice_.key: Proof(slice_, attempt - 1, 0)}, 0)
+        late, slice_commit = bench.spark.createDataFrame([], raw.COLUMNS), SliceCommit(slice_, 9, 0)
+        looked = CommittedSlices({slice_.key: SliceCommit(slice_, attempt - 1, 0)}, 0)
         with pytest.raises(SupersededAttemptError, match=f"found: attempt {attempt}"):
-            commit.commit_rows(bench.work(slice_), "raw", late, [proof], looked, files=1, spread="offset", tasks=1)
+            commit.commit_rows(
+                bench.work(slice_), "raw", late, [slice_commit], looked, files=1, spread="offset", tasks=1
+            )
     assert sorted((row["offset"], row["slice"]) for row in bench.rows("raw")) == [
         (n, slice_.key) for n, slice_ in enumerate(slices)
     ]

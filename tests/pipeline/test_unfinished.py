@@ -22,7 +22,7 @@ NOTHING = cast("Any", None)
 def world(tmp_path: Path) -> World:
     """The second slice, of two events and no rejects, was killed before `current`."""
     found = World(tmp_path)
-    del found.proofs["current"][found.second.key]
+    del found.slice_commits["current"][found.second.key]
     return found
 
 
@@ -47,7 +47,7 @@ def add_a_reject(world: World, slice_: Slice) -> None:
 
 
 def read_fewer_before_rejects(world: World, slice_: Slice) -> None:
-    del world.proofs["rejects"][slice_.key]
+    del world.slice_commits["rejects"][slice_.key]
     world.rows["raw"].remove(world.at("raw", slice_, (0, 0)))
 
 
@@ -74,9 +74,9 @@ def test_rows_of_raw_that_were_lost_after_the_rejects_change_no_decision(world: 
 
 
 def test_rows_of_raw_that_went_by_their_age_are_no_damage(world: World) -> None:
-    del world.proofs["rejects"][world.second.key]
+    del world.slice_commits["rejects"][world.second.key]
     world.rows["raw"] = [row for row in world.rows["raw"] if row["slice"] != world.second.key]
-    world.alter_proof("raw", world.second, counts={"aged": 2})
+    world.alter_slice_commit("raw", world.second, counts={"aged": 2})
     assert taken_over(world, world.second) is not None
 
 

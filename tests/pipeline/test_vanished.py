@@ -167,7 +167,7 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_recreated_at_once(
 
     def read() -> None:
         work: Any = SimpleNamespace(stream=STREAM, slices=[slice_], ledger=ledger, kafka=kafka, lake=lake)
-        raw._unreadable_slices(work, {slice_.key: slice_}, SimpleNamespace(proofs={}))  # type: ignore[arg-type]
+        raw._unreadable_slices(work, {slice_.key: slice_}, SimpleNamespace(slice_commits={}))  # type: ignore[arg-type]
 
     def status() -> None:
         [error] = topic_status(kafka, STREAM, ledger.planned("orders", "orders")).errors
@@ -340,7 +340,7 @@ def test_behind_a_loss_the_rest_of_the_tier_is_read_first(waits: Written, tmp_pa
     long_ago = now - LONG_TIERS[0] * 1.2 - timedelta(minutes=3)
     hole = replace(hole, recorded_at=long_ago)
     earlier = Written(tmp_path / "earlier")
-    earlier.rows, earlier.proofs = waits.rows, waits.proofs
+    earlier.rows, earlier.slice_commits = waits.rows, waits.slice_commits
     earlier.ledger.open_generation(Generation("orders", TIER_TOPIC, "A", 0, {0: 0}, NOW))
     earlier.ledger.record_loss([hole])
     assert earlier.ends().stranded == {TIER_TOPIC: 6}

@@ -614,14 +614,14 @@ def test_metrics_equal_the_query_over_events(tmp_path: Path) -> None:
 def test_the_page_of_tables_has_every_field_of_a_commit_record() -> None:
     from datetime import UTC, datetime
 
-    from highwater.proof import Proof
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import OffsetRange, Slice
 
     slice_ = Slice("s", "t", "id", 0, 0, {0: OffsetRange(0, 1)}, datetime.now(UTC))
     table = section("docs/tables.md", "The commit record").split("| in | `counts` holds |")[0]
     listed = {name for row in rows(table) for name in spans(row[0])}
 
-    assert listed == set(Proof(slice_, attempt=1, rows=1, past=True, run="r", extra={"batch": 1}).to_plain())
+    assert listed == set(SliceCommit(slice_, attempt=1, rows=1, past=True, run="r", extra={"batch": 1}).to_plain())
 
 
 def test_the_page_of_tables_has_every_reason() -> None:
@@ -651,7 +651,7 @@ def test_the_queries_over_commits_take_the_newest_commit_of_a_slice(tmp_path: Pa
     from deltalake import DeltaTable, QueryBuilder
 
     from dev.planted import plant
-    from highwater.proof import Proof
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import OffsetRange, Slice
 
     slices = [
@@ -660,7 +660,7 @@ def test_the_queries_over_commits_take_the_newest_commit_of_a_slice(tmp_path: Pa
     ]
     none = pa.table({"slice": pa.array([], pa.string())})
     for table, attempt, stored in (("raw", 1, slices), ("events", 2, slices), ("events", 3, slices[1:])):
-        plant(str(tmp_path / table), none, [Proof(slice_, attempt, 10 - attempt) for slice_ in stored])
+        plant(str(tmp_path / table), none, [SliceCommit(slice_, attempt, 10 - attempt) for slice_ in stored])
     view, *queries = (part.split("\n", 1)[1] for part in sql_block("VIEW newest").strip().rstrip(";").split(";\n"))
     newest = view.partition(" AS\n")[2].replace("delta.`/path/to/lake/orders/_commits`", "t")
     log = QueryBuilder().register("t", DeltaTable(str(tmp_path / "_commits")))

@@ -29,12 +29,12 @@ from highwater.commit_records import (
     to_user_metadata,
 )
 from highwater.errors import DependencyAwayError
-from highwater.proof import Proof
 from highwater.resources import commit_log, numbered_commits
 from highwater.resources.commit_log import complete
 from highwater.resources.delta import query
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.commits import commit_current
 from tests.support import Bench, customers, order_message
@@ -208,7 +208,7 @@ def test_an_entry_that_was_cleaned_hides_no_slice_where_each_has_a_record(lake: 
 
     path = lake.path("orders", table)
     day_or_slice = "2026-03-01" if table == "metrics" else ONE
-    plant(path, pa.table({"slice": [day_or_slice], "value": ["a"]}), [Proof(SLICE, 1, 1)])
+    plant(path, pa.table({"slice": [day_or_slice], "value": ["a"]}), [SliceCommit(SLICE, 1, 1)])
     clean_planted_log(path)
     assert lake.commits("orders", table).attempts == {ONE: 1}
 
@@ -219,7 +219,7 @@ def test_rows_of_a_slice_without_a_record_are_an_error_where_an_entry_was_cleane
     import pyarrow as pa
 
     path = lake.path("orders", table)
-    plant(path, pa.table({"slice": [ONE, TWO], "value": ["a", "b"]}), [Proof(SLICE, 1, 1)])
+    plant(path, pa.table({"slice": [ONE, TWO], "value": ["a", "b"]}), [SliceCommit(SLICE, 1, 1)])
     clean_planted_log(path)
     with pytest.raises(DependencyAwayError, match=f"1 slices without a record: {TWO}"):
         lake.commits("orders", table)

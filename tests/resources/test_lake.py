@@ -16,7 +16,6 @@ from dev.planted import plant
 from highwater.assets.commit import ensure_table
 from highwater.assets.work import Work
 from highwater.errors import DependencyAwayError
-from highwater.proof import Proof
 from highwater.resources import commit_log
 from highwater.resources.commit_log import Written, written
 from highwater.resources.delta import query
@@ -24,6 +23,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.small_tables import create
 from highwater.resources.spark_tables import create_table, name_of, parts_of
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.support import make_stream
 
@@ -42,10 +42,10 @@ def lake(tmp_path: Path) -> Lake:
     """A table with a slice of three rows and one of none, whose commit records have no count of rows."""
     import pyarrow as pa
 
-    proofs = [Proof(slice_(n), attempt=1, rows=None) for n in range(2)]
+    slice_commits = [SliceCommit(slice_(n), attempt=1, rows=None) for n in range(2)]
     made = Lake(str(tmp_path))
-    rows = pa.table({"slice": [proofs[0].key] * 3, "value": ["a", "b", "c"]})
-    plant(made.path(STREAM, TABLE), rows, proofs)
+    rows = pa.table({"slice": [slice_commits[0].key] * 3, "value": ["a", "b", "c"]})
+    plant(made.path(STREAM, TABLE), rows, slice_commits)
     return made
 
 

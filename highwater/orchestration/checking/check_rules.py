@@ -1,4 +1,4 @@
-"""The rules of the checks: pure functions over proofs and counted keys."""
+"""The rules of the checks: pure functions over slice commits and counted keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.retention import aged, records
 
 if TYPE_CHECKING:
-    from highwater.proof import Proof
+    from highwater.slice_commits import SliceCommit
 
 # Where raw's records may end (I5).
 PLACES = ("events", "rejects", "tombstones", "superseded")
@@ -47,17 +47,17 @@ class Counted:
     attempts: Collection[int] = ()
 
 
-def conserved(proofs: Mapping[str, Proof | None], rows: Mapping[str, Counted]) -> CheckResult:
+def conserved(slice_commits: Mapping[str, SliceCommit | None], rows: Mapping[str, Counted]) -> CheckResult:
     """Whether every record of a slice is in exactly one place (I5).
 
     Args:
-        proofs: by table (`raw`, `events`, `rejects`) what its commit recorded of the slice; None where it is not there.
-            The proof in events holds the numbers of the split; the one in raw how many rows went by their age.
+        slice_commits: by table (`raw`, `events`, `rejects`) the commit of the slice; None where it is not there.
+            The slice commit in events holds the numbers of the split; the one in raw how many rows went by their age.
         rows: by table what was counted in it now.
     """
-    raw, events, rejects = (proofs[table] for table in ("raw", "events", "rejects"))
+    raw, events, rejects = (slice_commits[table] for table in ("raw", "events", "rejects"))
     if raw is None or events is None or rejects is None:
-        absent = [table for table, proof in proofs.items() if proof is None]
+        absent = [table for table, slice_commit in slice_commits.items() if slice_commit is None]
         return CheckResult(passed=False, text=f"the slice is not in {', '.join(absent)}")
     numbers = _numbers(raw, events, rejects)
     problem = _disagreement(raw, events, rejects) or _imbalance(numbers, rows) or _strangers(events, rejects, rows)
@@ -66,7 +66,7 @@ def conserved(proofs: Mapping[str, Proof | None], rows: Mapping[str, Counted]) -
     return CheckResult(problem is None, problem or f"{numbers['raw']} raw = {sums}{gone}", numbers)
 
 
-def _numbers(raw: Proof, events: Proof, rejects: Proof) -> dict[str, int]:
+def _numbers(raw: SliceCommit, events: SliceCommit, rejects: SliceCommit) -> dict[str, int]:
     return {
         "offsets": raw.slice_.offsets,
         "raw": records(raw),
@@ -79,7 +79,7 @@ def _numbers(raw: Proof, events: Proof, rejects: Proof) -> dict[str, int]:
     }
 
 
-def _disagreement(raw: Proof, events: Proof, rejects: Proof) -> str | None:
+def _disagreement(raw: SliceCommit, events: SliceCommit, rejects: SliceCommit) -> str | None:
     if rejects.attempt != events.attempt:
         return f"rejects belong to attempt {rejects.attempt}, events to attempt {events.attempt}"
     if raw.slice_.ranges != events.slice_.ranges or raw.slice_.ranges != rejects.slice_.ranges:
@@ -87,10 +87,10 @@ def _disagreement(raw: Proof, events: Proof, rejects: Proof) -> str | None:
     return None
 
 
-def _strangers(events: Proof, rejects: Proof, rows: Mapping[str, Counted]) -> str | None:
-    for table, proof in (("events", events), ("rejects", rejects)):
-        if others := {*rows.get(table, Counted()).attempts} - {proof.attempt}:
-            return f"the commit of {table} is of attempt {proof.attempt}, and rows are of attempt {min(others)}"
+def _strangers(events: SliceCommit, rejects: SliceCommit, rows: Mapping[str, Counted]) -> str | None:
+    for table, slice_commit in (("events", events), ("rejects", rejects)):
+        if others := {*rows.get(table, Counted()).attempts} - {slice_commit.attempt}:
+            return f"the commit of {table} is of attempt {slice_commit.attempt}, and rows are of attempt {min(others)}"
     return None
 
 

@@ -76,7 +76,7 @@ def compare_with_topic(
         DependencyAwayError: the lake or the ledger could not be read.
     """
     wanted = list(slices)
-    proofs = lake.committed(stream.name, "raw", [slice_.key for slice_ in wanted])
+    slice_commits = lake.committed(stream.name, "raw", [slice_.key for slice_ in wanted])
     generations = {topic: ledger.generations(stream.name, topic) for topic in {slice_.topic for slice_ in wanted}}
     erased = ledger.erasures.slices([slice_.key for slice_ in wanted])
     # What went by its age is there again where it is compared.
@@ -87,11 +87,11 @@ def compare_with_topic(
     return [
         TopicComparison(slice_.key, skipped="other records occupy its offsets now, which was accepted")
         if overtaken(slice_, generations[slice_.topic])
-        else TopicComparison(slice_.key, skipped=f"{aged(proofs[slice_.key]):,} rows of raw went by their age")
-        if aged(proofs[slice_.key])
+        else TopicComparison(slice_.key, skipped=f"{aged(slice_commits[slice_.key]):,} rows of raw went by their age")
+        if aged(slice_commits[slice_.key])
         else _compared(kafka, lake, stream, slice_, places.get(slice_.key, set()))
         for slice_ in wanted
-        if slice_.key in proofs
+        if slice_.key in slice_commits
     ]
 
 
@@ -148,7 +148,7 @@ def _whole(kind: int, timestamp_ms: int, key: bytes | None, value: bytes | None,
 
 def _in_raw(lake: Lake, stream: Stream, slice_: Slice) -> dict[Place, str]:
     raw = lake.table(stream.name, "raw")
-    assert raw is not None, "the slice's proof was just read there"
+    assert raw is not None, "the slice's commit was just read there"
     columns = '"partition", "offset", timestamp_type, timestamp_ms, key, value, headers'
     where = f"{slice_is_one_of([slice_.key])}"
     return {

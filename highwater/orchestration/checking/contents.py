@@ -18,7 +18,7 @@ from highwater.envelope import ORIGIN, Origin
 from highwater.formats import Json
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import RECORD, SAMPLES, enveloped, sample, tombstone_in_sql
-from highwater.resources.commit_log import proofs_in
+from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.delta import has_column, query, quoted, slice_is_one_of, stream_batches, stream_rows
 from highwater.retention import aged
 from highwater.second_reader import MisfitError, Record, UnreadableError, same, value_of
@@ -84,7 +84,7 @@ def events_as_recorded(
     stream = stream_of(stream, events)
     columns, reader = _columns(stream, events), _Reader(stream, schemas)
     found = {}
-    gone = {key: count for key, proof in proofs_in(raw, keys).items() if (count := aged(proof))}
+    gone = {key: count for key, slice_commit in slice_commits_in(raw, keys).items() if (count := aged(slice_commit))}
     for slice_ in ledger.get(keys):
         if slice_.key in gone:
             text = f"nothing is compared: {gone[slice_.key]:,} rows of raw went by their age"

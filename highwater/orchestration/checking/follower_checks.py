@@ -14,7 +14,7 @@ from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import sample
 from highwater.orchestration.checking.plan_checks import another_commit, another_plan
 from highwater.orchestration.checking.tie_break_check import IS_LATER
-from highwater.resources.commit_log import proofs_in
+from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.delta import columns_in_all, count_in, has_column, query_all, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from highwater.commit_records import CommitRecord
     from highwater.declaration import Stream
     from highwater.plans import Publication
-    from highwater.proof import Proof
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 # The number of examples a slice; the counts are exact.
@@ -42,14 +42,17 @@ def rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence
     if rejects is None:
         return dict.fromkeys(keys, CheckResult(passed=False, text="the slice is not in rejects"))
     slices = {slice_.key: slice_ for slice_ in ledger.get(keys)}
-    decided, proofs = proofs_in(rejects, keys), {} if dlq is None else proofs_in(dlq, keys)
+    decided, slice_commits = slice_commits_in(rejects, keys), {} if dlq is None else slice_commits_in(dlq, keys)
     sent = ledger.publications(keys)
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
     if dlq is not None:
         numbers = {"rejected": count_in(rejects, NUMBER), "sent": count_in(dlq, NUMBER)}
         for row in query_all({"rejects": rejects, "dlq": dlq}, _UNLIKE.format(slices=slice_is_one_of(keys), **numbers)):
             wrong[row["slice"]].append(sample(_unlike(row), Origin.of_row(row)))
-    return {key: _published(slices[key], decided.get(key), proofs.get(key), sent.get(key), wrong[key]) for key in keys}
+    return {
+        key: _published(slices[key], decided.get(key), slice_commits.get(key), sent.get(key), wrong[key])
+        for key in keys
+    }
 
 
 _ORIGIN = ", ".join(ORIGIN)
@@ -77,18 +80,18 @@ def _unlike(row: Mapping[str, Any]) -> str:
 
 def _published(
     slice_: Slice,
-    decided: Proof | None,
-    proof: Proof | None,
+    decided: SliceCommit | None,
+    slice_commit: SliceCommit | None,
     sent: Publication | None,
     wrong: Sequence[Mapping[str, Any]],
 ) -> CheckResult:
     numbers = {
         "rejects": (decided.rows or 0) if decided else 0,
-        "in_dlq": (proof.rows or 0) if proof else 0,
+        "in_dlq": (slice_commit.rows or 0) if slice_commit else 0,
         "sent": sent.sent if sent else 0,
         "unlike": len(wrong),
     }
-    problem = _unpublished(slice_, decided, proof, sent)
+    problem = _unpublished(slice_, decided, slice_commit, sent)
     kinds = Counter(str(one["problem"]) for one in wrong)
     texts = [problem] if problem else []
     texts += [f"{count:,} {kind}" for kind, count in sorted(kinds.items())]
@@ -98,22 +101,30 @@ def _published(
     return CheckResult(passed=True, text=text, numbers=numbers)
 
 
-def _unpublished(slice_: Slice, decided: Proof | None, proof: Proof | None, sent: Publication | None) -> str | None:
+def _unpublished(
+    slice_: Slice, decided: SliceCommit | None, slice_commit: SliceCommit | None, sent: Publication | None
+) -> str | None:
     if decided is None:
         return "the slice is not in rejects"
     if problem := another_plan(slice_, decided, "rejects"):
         return problem
     if not decided.rows:
         return None
-    if proof is None or sent is None:
-        return f"{decided.rows:,} rejects, and " + ("the slice is not in dlq" if proof is None else "none was sent")
-    if not decided.attempt == proof.attempt == sent.attempt:
-        return f"rejects are of attempt {decided.attempt}, dlq of {proof.attempt}, what was sent of {sent.attempt}"
+    if slice_commit is None or sent is None:
+        return f"{decided.rows:,} rejects, and " + (
+            "the slice is not in dlq" if slice_commit is None else "none was sent"
+        )
+    if not decided.attempt == slice_commit.attempt == sent.attempt:
+        return (
+            f"rejects are of attempt {decided.attempt}, dlq of {slice_commit.attempt}, what was sent of {sent.attempt}"
+        )
     # What was published of an earlier decision is in dlq, and was not sent again.
-    expected = proof.counts.get("sent", sent.sent)
-    if sent.sent != expected or sent.sent > (proof.rows or 0):
-        return f"the ledger names {sent.sent:,} that were sent, the commit of dlq of {expected:,} of {proof.rows:,}"
-    return another_commit(slice_, proof, "dlq", decided.rows)
+    expected = slice_commit.counts.get("sent", sent.sent)
+    if sent.sent != expected or sent.sent > (slice_commit.rows or 0):
+        return (
+            f"the ledger names {sent.sent:,} that were sent, the commit of dlq of {expected:,} of {slice_commit.rows:,}"
+        )
+    return another_commit(slice_, slice_commit, "dlq", decided.rows)
 
 
 def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
@@ -128,7 +139,7 @@ def current_follows_events(lake: Lake, stream: Stream, keys: Sequence[str]) -> d
     events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
     if events is None or current is None:
         return dict.fromkeys(keys, CheckResult(passed=False, text="there is no table of events, or none of current"))
-    decided = proofs_in(events, keys)
+    decided = slice_commits_in(events, keys)
     held = lake.commits(stream.name, "current", keys).records
     tables = {"e": events, "c": current}
     sql = _UNLIKE_EVENTS.format(
@@ -194,7 +205,7 @@ WHERE {{mine}} OR {{updated}}
 """
 
 
-def _follows(decided: Proof | None, held: CommitRecord | None, wrong: Sequence[Mapping[str, Any]]) -> CheckResult:
+def _follows(decided: SliceCommit | None, held: CommitRecord | None, wrong: Sequence[Mapping[str, Any]]) -> CheckResult:
     numbers = {"unlike": len(wrong)}
     texts = []
     if decided is None or held is None:

@@ -38,9 +38,9 @@ from highwater.slices import OffsetRange
 if TYPE_CHECKING:
     from highwater.erasing import Erased
     from highwater.orchestration.checking.offset_queries import InRaw, Rows
-    from highwater.proof import Proof
     from highwater.resources.kafka import Kafka
     from highwater.resources.ledger import Ledger
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 # Reading this many offsets that nobody asked for takes about as long as another consumer: 0.1 s at 200,000 a second.
@@ -72,18 +72,18 @@ def gaps_explained(ledger: Ledger, kafka: Kafka, found: InRaw) -> dict[str, Chec
     Raises:
         DependencyAwayError: the ledger or, where gaps are met for the first time, Kafka could not be read.
     """
-    recorded, erased = ledger.gaps([*found.proofs]), ledger.erasures.slices([*found.proofs])
+    recorded, erased = ledger.gaps([*found.slice_commits]), ledger.erasures.slices([*found.slice_commits])
     return {
         slice_.key: _but_erased(
             ledger,
             kafka,
             slice_,
-            found.proofs[slice_.key],
+            found.slice_commits[slice_.key],
             found.rows[slice_.key],
             recorded.get(slice_.key),
             erased.get(slice_.key, ()),
         )
-        if slice_.key in found.proofs
+        if slice_.key in found.slice_commits
         else ABSENT
         for slice_ in found.slices
     }
@@ -93,7 +93,7 @@ def _but_erased(
     ledger: Ledger,
     kafka: Kafka,
     slice_: Slice,
-    proof: Proof,
+    slice_commit: SliceCommit,
     rows: Rows,
     recorded: Gaps | None,
     erased: Sequence[Erased],
@@ -101,16 +101,16 @@ def _but_erased(
     """The recorded gaps without those that an erasure left, or rows that went by their age: the ledger has both."""
     everything = missing(slice_.ranges, rows.held)
     # Of rows that are there again a record explains nothing.
-    old = [one for one in erased if one.by_age] if aged(proof) else []
+    old = [one for one in erased if one.by_age] if aged(slice_commit) else []
     whole = _without(everything, _places_of(old))
     gone = offsets_in(everything) - offsets_in(whole)
-    if gone < aged(proof):
-        return _unrecorded(slice_, everything, aged(proof), gone)
+    if gone < aged(slice_commit):
+        return _unrecorded(slice_, everything, aged(slice_commit), gone)
     gaps = _without(whole, _places_of([one for one in erased if not one.by_age]))
-    found, lacking = _explained(ledger, kafka, slice_, proof, gaps, recorded)
+    found, lacking = _explained(ledger, kafka, slice_, slice_commit, gaps, recorded)
     if lacking and (out := _excluded(ledger, kafka, slice_, lacking)):
         gaps = _without(gaps, out)
-        found, _ = _explained(ledger, kafka, slice_, proof, gaps, recorded)
+        found, _ = _explained(ledger, kafka, slice_, slice_commit, gaps, recorded)
     count = offsets_in(whole) - offsets_in(gaps)
     left_out = [f"{count:,} offsets of erased records"] if count else []
     left_out += [f"{gone:,} of records whose rows went by their age"] if gone else []
@@ -153,7 +153,7 @@ def _excluded(ledger: Ledger, kafka: Kafka, slice_: Slice, lacking: Sequence[Pla
 
 
 def _explained(
-    ledger: Ledger, kafka: Kafka, slice_: Slice, proof: Proof, gaps: Ranges, recorded: Gaps | None
+    ledger: Ledger, kafka: Kafka, slice_: Slice, slice_commit: SliceCommit, gaps: Ranges, recorded: Gaps | None
 ) -> tuple[CheckResult, Sequence[Place]]:
     """The answer, and the records that raw lacks though Kafka serves them."""
     if recorded is not None:
@@ -161,7 +161,7 @@ def _explained(
             return _by_record(slice_, gaps, recorded), ()
         seen = _look(ledger, kafka, slice_, gaps)
         return _changed(slice_, gaps, recorded, seen), seen.lacking
-    lost = _lost(ledger, slice_, proof, gaps)
+    lost = _lost(ledger, slice_, slice_commit, gaps)
     seen = _look(ledger, kafka, slice_, _without(gaps, lost))
     if seen.lacking:
         return _lacking(slice_, gaps, seen), seen.lacking
@@ -174,9 +174,9 @@ def _numbers(slice_: Slice, gaps: Ranges) -> dict[str, int]:
     return {"offsets": slice_.offsets, "gaps": offsets_in(gaps)}
 
 
-def _lost(ledger: Ledger, slice_: Slice, proof: Proof, gaps: Ranges) -> dict[int, list[OffsetRange]]:
-    """Gaps whose loss was accepted before raw read the slice; the proof says how many they were."""
-    if not proof.counts.get("lost"):
+def _lost(ledger: Ledger, slice_: Slice, slice_commit: SliceCommit, gaps: Ranges) -> dict[int, list[OffsetRange]]:
+    """Gaps whose loss was accepted before raw read the slice; the slice commit says how many they were."""
+    if not slice_commit.counts.get("lost"):
         return {}
     left = left_to_read(slice_, ledger.losses(slice_.stream, slice_.topic))
     cut = missing(slice_.ranges, {p: [offsets] for p, offsets in left.ranges.items()})
@@ -184,7 +184,7 @@ def _lost(ledger: Ledger, slice_: Slice, proof: Proof, gaps: Ranges) -> dict[int
     for partition, ranges in cut.items():
         for hole in ranges:
             found.setdefault(partition, []).extend(within(gaps, {partition: hole}).get(partition, []))
-    return found if offsets_in(found) == proof.counts["lost"] else {}
+    return found if offsets_in(found) == slice_commit.counts["lost"] else {}
 
 
 def _without(gaps: Ranges, taken: Ranges) -> dict[int, list[OffsetRange]]:

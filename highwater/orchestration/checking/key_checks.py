@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets.events import OTHER_KEYS, counts_keys
 from highwater.envelope import ORIGIN
 from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.resources.commit_log import proofs_in
+from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.delta import query_all, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def record_keys_as_declared(lake: Lake, stream: Stream, keys: Sequence[str]) -> 
     raw, events = lake.table(stream.name, "raw"), lake.table(stream.name, "events")
     if raw is None or events is None:
         return dict.fromkeys(keys, CheckResult(passed=False, text="there is no table of raw, or none of events"))
-    decisions = proofs_in(events, keys)
+    decisions = slice_commits_in(events, keys)
     found = {}
     for key in keys:
         if key not in decisions:

@@ -10,9 +10,9 @@ from highwater.orchestration.checking.slice_status import attempts_of, committed
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.proof import Proof
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 
@@ -23,32 +23,37 @@ def compare(ledger: Ledger, lake: Lake, stream: Stream) -> list[str]:
         DependencyAwayError: the ledger or the lake could not be read.
     """
     # The lake first: whatever is committed was planned before.
-    there, proofs = slices_there(lake, stream), committed(lake, stream)
-    seen = attempts_of(lake, stream, proofs).tables().values()
+    there, slice_commits = slices_there(lake, stream), committed(lake, stream)
+    seen = attempts_of(lake, stream, slice_commits).tables().values()
     plans = {slice_.key: slice_ for slice_ in ledger.slices(stream.name)}
     issued: dict[str, int] = {}
     for topic, topic_id in {(slice_.topic, slice_.topic_id) for slice_ in plans.values()}:
         issued |= ledger.attempts_at(stream.name, topic, topic_id)
     return [
         *orphan_slices(there, plans, stream.name),
-        *_differing(plans, proofs["raw"]),
+        *_differing(plans, slice_commits["raw"]),
         *_issued_again(issued, {key: max(table.get(key, 0) for table in seen) for key in plans}),
     ]
 
 
-def _differing(plans: Mapping[str, Slice], read: Mapping[str, Proof]) -> list[str]:
+def _differing(plans: Mapping[str, Slice], read: Mapping[str, SliceCommit]) -> list[str]:
     def facts(slice_: Slice) -> tuple[object, ...]:
         return slice_.topic_id, slice_.generation, slice_.ranges
 
-    wrong = [key for key, proof in sorted(read.items()) if key in plans and facts(plans[key]) != facts(proof.slice_)]
+    wrong = [
+        key
+        for key, slice_commit in sorted(read.items())
+        if key in plans and facts(plans[key]) != facts(slice_commit.slice_)
+    ]
     if not wrong:
         return []
-    first, proof = plans[wrong[0]], read[wrong[0]].slice_
+    first, slice_commit = plans[wrong[0]], read[wrong[0]].slice_
     return [
         _sentence(
             wrong,
             "were committed with other offsets than the ledger plans",
-            f"the ledger says {first.offsets:,} offsets of {first.topic_id}, raw {proof.offsets:,} of {proof.topic_id}",
+            f"the ledger says {first.offsets:,} offsets of {first.topic_id}, raw {slice_commit.offsets:,} of "
+            f"{slice_commit.topic_id}",
             "restore the ledger that planned them",
         )
     ]

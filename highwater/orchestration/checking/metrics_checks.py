@@ -14,9 +14,9 @@ from highwater.minutes import HOUR_MINUTES, MEAN_DIGITS, day_of, time_of
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import SAMPLES
 from highwater.orchestration.checking.plan_checks import another_commit
-from highwater.proof import Proof
-from highwater.resources.commit_log import proofs_in
+from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.delta import query, quoted, slice_is_one_of
+from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -60,13 +60,13 @@ def _followed(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -
     metrics, events = lake.table(stream.name, TABLE), lake.table(stream.name, "events")
     if metrics is None or events is None:
         return dict.fromkeys(keys, CheckResult(passed=False, text="there is no table of events, or none of metrics"))
-    decided, made = proofs_in(events, keys), _made(metrics, keys)
+    decided, made = slice_commits_in(events, keys), _made(metrics, keys)
     settled = [key for key in keys if key in decided and key in made and decided[key].attempt == made[key].attempt]
     there = _minutes(events, slice_is_one_of(settled)) if settled else {}
     touched = {key: made[key].minutes | there.get(key, set()) for key in settled}
     compared = _compared(stream, metrics, events, {minute for found in touched.values() for minute in found})
     others = {
-        slice_.key: another_commit(slice_, made[slice_.key].proof, TABLE, len(there.get(slice_.key, ())))
+        slice_.key: another_commit(slice_, made[slice_.key].slice_commit, TABLE, len(there.get(slice_.key, ())))
         for slice_ in ledger.get(settled)
     }
     return {
@@ -85,7 +85,7 @@ class _Compared:
     moving: Collection[int] = ()
 
 
-def _behind(decided: Proof | None, made: _Made | None) -> CheckResult:
+def _behind(decided: SliceCommit | None, made: _Made | None) -> CheckResult:
     if decided is None or made is None:
         text = f"the slice is not in {'events' if decided is None else TABLE}"
     else:
@@ -109,18 +109,18 @@ def _result(touched: Collection[int], compared: _Compared, problem: str | None) 
 class _Made:
     """The metrics of a slice: the commit that they follow, and the minutes that its events had then."""
 
-    proof: Proof
+    slice_commit: SliceCommit
     minutes: set[int]
 
     @property
     def attempt(self) -> int:
         """The attempt that they follow."""
-        return self.proof.attempt
+        return self.slice_commit.attempt
 
 
 def _made(metrics: DeltaTable, keys: Sequence[str]) -> dict[str, _Made]:
-    found = proofs_in(metrics, keys)
-    return {key: _Made(proof, {*proof.extra[MINUTES]}) for key, proof in found.items()}
+    found = slice_commits_in(metrics, keys)
+    return {key: _Made(slice_commit, {*slice_commit.extra[MINUTES]}) for key, slice_commit in found.items()}
 
 
 def _minutes(events: DeltaTable, where: str) -> dict[str, set[int]]:
@@ -144,8 +144,10 @@ def _compared(stream: Stream, metrics: DeltaTable, events: DeltaTable, minutes: 
     left = wrong.keys() - moving
     if not left:
         return _Compared({}, moving)
-    decided, made = proofs_in(events), proofs_in(metrics)
-    again = [key for key, proof in made.items() if key not in decided or decided[key].attempt != proof.attempt]
+    decided, made = slice_commits_in(events), slice_commits_in(metrics)
+    again = [
+        key for key, slice_commit in made.items() if key not in decided or decided[key].attempt != slice_commit.attempt
+    ]
     late = [*decided.keys() - made.keys(), *again]
     totals = _EventsQuery(stream, left, whole=True, late=late).run(events)
     more = _seeing(left, totals.moving | (_minutes_before(metrics, again) if again else set()))
@@ -165,8 +167,10 @@ def _unfollowed(metrics: DeltaTable, events: DeltaTable, minutes: Collection[int
             near[key] |= found
     if not near:
         return set()
-    decided, made = proofs_in(events, [*near]), proofs_in(metrics, [*near])
-    late = [key for key, proof in decided.items() if key not in made or made[key].attempt != proof.attempt]
+    decided, made = slice_commits_in(events, [*near]), slice_commits_in(metrics, [*near])
+    late = [
+        key for key, slice_commit in decided.items() if key not in made or made[key].attempt != slice_commit.attempt
+    ]
     return {minute for key in late for minute in near[key]}
 
 

@@ -16,15 +16,15 @@ from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
 from highwater.orchestration.checking.version_questions import Found, Questions
 from highwater.reclaims import stale
-from highwater.resources.commit_log import proofs_from
+from highwater.resources.commit_log import slice_commits_from
 from highwater.resources.delta import count_in, query_all
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.declaration import Stream
-    from highwater.proof import Proof
     from highwater.resources.lake import Lake
+    from highwater.slice_commits import SliceCommit
 
 UNDECIDED = "not decided yet"
 TO_COME = "may still come"
@@ -120,14 +120,14 @@ class Reach:
 Reaches = Mapping[tuple[str, int, int], Reach]
 
 
-def reaches(decided: Iterable[Proof], topic: str) -> dict[tuple[str, int, int], Reach]:
+def reaches(decided: Iterable[SliceCommit], topic: str) -> dict[tuple[str, int, int], Reach]:
     """The decided part of each partition of the main topic, by topic, generation and number."""
     ranges: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
-    for proof in decided:
-        if proof.slice_.topic == topic:
-            for partition, offsets in proof.slice_.ranges.items():
+    for slice_commit in decided:
+        if slice_commit.slice_.topic == topic:
+            for partition, offsets in slice_commit.slice_.ranges.items():
                 if len(offsets):
-                    place = (topic, proof.slice_.generation, partition)
+                    place = (topic, slice_commit.slice_.generation, partition)
                     ranges.setdefault(place, []).append((offsets.start, offsets.end))
     return {place: _reach(sorted(found)) for place, found in ranges.items()}
 
@@ -192,7 +192,7 @@ def missing(
     found: dict[str, Found] = {}
     gaps = (_gap(row) for row in questions.gaps())
     while batch := list(islice(gaps, GAPS_AT_ONCE)):
-        # Most slices have no gap, and no proof is read for them.
+        # Most slices have no gap, and no slice commit is read for them.
         known = _reaches(tables, stream, since) if known is None else known
         if since is not None and any(_begins_before(gap, known) for gap in batch):
             since, known = None, _reaches(tables, stream, None)
@@ -215,9 +215,14 @@ def _above(gap: Gap) -> str:
 def _reaches(tables: Mapping[str, DeltaTable], stream: Stream, since: str | None) -> Reaches:
     """The decided parts of the main topic, by the slices from one on or by all: a table may have 100,000 of them."""
     events, rejects = (
-        proofs_from(tables[name], stream.topic, since or "") if name in tables else {} for name in ("events", "rejects")
+        slice_commits_from(tables[name], stream.topic, since or "") if name in tables else {}
+        for name in ("events", "rejects")
     )
-    decided = [proof for key, proof in events.items() if key in rejects and rejects[key].attempt == proof.attempt]
+    decided = [
+        slice_commit
+        for key, slice_commit in events.items()
+        if key in rejects and rejects[key].attempt == slice_commit.attempt
+    ]
     return reaches(decided, stream.topic)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from highwater.resources.commit_log import proofs_in
+from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.delta import query_columns, slice_is_one_of
 from highwater.slices import OffsetRange
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.declaration import Stream
-    from highwater.proof import Proof
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 # `dense_rank` and no row number: a row that is there twice must not tear its stretch apart.
@@ -31,7 +31,7 @@ GROUP BY slice, topic, generation, "partition", stretch
 
 @dataclass
 class Rows:
-    """The rows of one slice in raw, by their offsets; those of proofs are left out.
+    """The rows of one slice in raw, by their offsets; those of slice commits are left out.
 
     Args:
         held: for each partition the offsets that have a row.
@@ -53,12 +53,12 @@ class InRaw:
 
     Args:
         slices: the slices as they were planned.
-        proofs: of those that were committed.
+        slice_commits: of those that were committed.
         rows: of the same.
     """
 
     slices: Sequence[Slice]
-    proofs: Mapping[str, Proof] = field(default_factory=dict)
+    slice_commits: Mapping[str, SliceCommit] = field(default_factory=dict)
     rows: Mapping[str, Rows] = field(default_factory=dict)
 
 
@@ -69,7 +69,7 @@ def in_raw(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> I
         DependencyAwayError: the ledger or the lake could not be read.
     """
     slices, raw = ledger.get(keys), lake.table(stream.name, "raw")
-    return InRaw(slices) if raw is None else InRaw(slices, proofs_in(raw, keys), rows_in_raw(raw, slices))
+    return InRaw(slices) if raw is None else InRaw(slices, slice_commits_in(raw, keys), rows_in_raw(raw, slices))
 
 
 def rows_in_raw(raw: DeltaTable, slices: Sequence[Slice]) -> dict[str, Rows]:

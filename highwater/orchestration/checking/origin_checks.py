@@ -13,7 +13,7 @@ from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.plan_checks import another_plan
 from highwater.orchestration.checking.slice_status import CONSERVED, conservation
 from highwater.reclaims import numbers, stale
-from highwater.resources.commit_log import proofs_in, sized
+from highwater.resources.commit_log import sized, slice_commits_in
 from highwater.resources.conditions import in_none_of, in_one_of
 from highwater.resources.delta import count_in, has_column, query, query_all, slice_is_one_of, stream_rows
 from highwater.retention import aged
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.declaration import Stream
-    from highwater.proof import Proof
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 # The number of examples a slice; the counts are exact.
@@ -34,22 +34,24 @@ _ORIGIN = ", ".join(ORIGIN)
 
 
 def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, CheckResult]:
-    """For each slice whether every record of raw is in one place, by proofs, by counts and origin by origin.
+    """For each slice whether every record of raw is in one place, by slice commits, by counts and origin by origin.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
     """
     tables = {name: table for name in CONSERVED if (table := lake.table(stream.name, name)) is not None}
-    proofs = {name: sized(table, proofs_in(table, keys)) for name, table in tables.items()}
-    counted = conservation(tables, proofs, keys)
+    slice_commits = {name: sized(table, slice_commits_in(table, keys)) for name, table in tables.items()}
+    counted = conservation(tables, slice_commits, keys)
     if len(tables) < len(CONSERVED):
         return counted
     slices = {slice_.key: slice_ for slice_ in ledger.get(keys)}
     discarded_origins = {discard.origin for discard in ledger.discards(stream.name)}
-    wrong = _misplaced(tables, stream, slices, proofs, numbers(ledger.reclaims.of(stream.name)), discarded_origins)
+    wrong = _misplaced(
+        tables, stream, slices, slice_commits, numbers(ledger.reclaims.of(stream.name)), discarded_origins
+    )
     found = {}
     for key, result in counted.items():
-        decision = proofs["events"].get(key)
+        decision = slice_commits["events"].get(key)
         problem = None if decision is None else another_plan(slices[key], decision, "events")
         found[key] = _accounted(result, problem, wrong[key])
     return found
@@ -70,7 +72,7 @@ def _misplaced(
     tables: Mapping[str, DeltaTable],
     stream: Stream,
     slices: Mapping[str, Slice],
-    proofs: Mapping[str, Mapping[str, Proof]],
+    slice_commits: Mapping[str, Mapping[str, SliceCommit]],
     reclaim_numbers: Mapping[Origin, int],
     discarded_origins: Collection[Origin],
 ) -> dict[str, list[dict[str, Any]]]:
@@ -79,7 +81,10 @@ def _misplaced(
     For a slice whose rows of raw expired by age, only origins in two places or outside the plan are reported.
     """
     found: dict[str, list[dict[str, Any]]] = {key: [] for key in slices}
-    decisions, gone = proofs["events"], {key for key, proof in proofs["raw"].items() if aged(proof)}
+    decisions, gone = (
+        slice_commits["events"],
+        {key for key, slice_commit in slice_commits["raw"].items() if aged(slice_commit)},
+    )
     for row in _asked(tables, _TWICE, gone):
         found[row["slice"]].append(sample("in two places", Origin.of_row(row)))
     for key in sorted(gone):
@@ -122,7 +127,7 @@ def tombstone_in_sql(stream: Stream, value: str = "value") -> str:
     return "false" if stream.tombstones_delete else f"{value} IS NULL"
 
 
-def _tombstones_of(decision: Proof | None) -> str:
+def _tombstones_of(decision: SliceCommit | None) -> str:
     """The same of a slice, by its decision: the declaration may have changed since."""
     return "value IS NULL" if decision is not None and decision.counts.get("tombstones") else "false"
 
@@ -192,7 +197,7 @@ def _misplaced_of_tier(
     tables: Mapping[str, DeltaTable],
     stream: Stream,
     slice_: Slice,
-    decision: Proof | None,
+    decision: SliceCommit | None,
     reclaim_numbers: Mapping[Origin, int],
     discarded_origins: Collection[Origin],
 ) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from highwater.erasing import microseconds
 from highwater.orchestration.checking.last_rejections import left_over
 from highwater.orchestration.checking.stranded_origins import lost_until
 from highwater.reclaims import numbers, stale
-from highwater.resources.commit_log import proofs_in, sized
+from highwater.resources.commit_log import sized, slice_commits_in
 from highwater.resources.conditions import in_none_of
 from highwater.resources.delta import query_all, rows_in, slice_is_one_of
 from highwater.retention import records
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Stream
     from highwater.plans import Loss
-    from highwater.proof import Proof
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 
@@ -111,14 +111,14 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     tables = _opened(lake, stream, "dlq", "rejects", "events", "raw")
     if "raw" not in tables:
         return Ends()
-    decided = {name: proofs_in(tables[name]) if name in tables else {} for name in ("events", "rejects")}
+    decided = {name: slice_commits_in(tables[name]) if name in tables else {} for name in ("events", "rejects")}
     settled = {
         key
         for key, p in decided["events"].items()
         if key in decided["rejects"] and decided["rejects"][key].attempt == p.attempt
     }
-    read = sized(tables["raw"], _main(proofs_in(tables["raw"]), stream))
-    open_slices = [proof.slice_ for key, proof in decided["events"].items() if key not in settled]
+    read = sized(tables["raw"], _main(slice_commits_in(tables["raw"]), stream))
+    open_slices = [slice_commit.slice_ for key, slice_commit in decided["events"].items() if key not in settled]
     counted = _Counted(tables, stream, open_slices, ledger.losses(stream.name, stream.topic))
     rows, accepted = counted.accepted()
     discarded_origins = {discard.origin for discard in ledger.discards(stream.name)}
@@ -135,8 +135,8 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
         accepted=accepted,
         twice=rows - accepted,
         tombstones=sum(
-            proof.counts.get("tombstones", 0)
-            for key, proof in _main(decided["events"], stream).items()
+            slice_commit.counts.get("tombstones", 0)
+            for key, slice_commit in _main(decided["events"], stream).items()
             if key in settled
         ),
         waiting={tier: rejected[tier, True] - stranded.get(tier, 0) for tier in stream.tier_topics},
@@ -145,7 +145,7 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
         discarded=discarded.total(),
         reclaimed=reclaimed.total(),
         unpublished=sum(count for (_, published), count in rejected.items() if not published),
-        undecided=sum(records(proof) for key, proof in read.items() if key not in settled),
+        undecided=sum(records(slice_commit) for key, slice_commit in read.items() if key not in settled),
     )
 
 
@@ -177,8 +177,10 @@ def _opened(lake: Lake, stream: Stream, *names: str) -> dict[str, DeltaTable]:
     return {name: table for name, table in found.items() if table is not None}
 
 
-def _main(proofs: Mapping[str, Proof], stream: Stream) -> dict[str, Proof]:
-    return {key: proof for key, proof in proofs.items() if SliceKey.parse(key).topic == stream.topic}
+def _main(slice_commits: Mapping[str, SliceCommit], stream: Stream) -> dict[str, SliceCommit]:
+    return {
+        key: slice_commit for key, slice_commit in slice_commits.items() if SliceKey.parse(key).topic == stream.topic
+    }
 
 
 _ORIGIN = ", ".join(ORIGIN)

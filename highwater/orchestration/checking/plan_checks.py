@@ -13,8 +13,8 @@ from highwater.tiling import TilingFault, tiling_faults
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.orchestration.checking.offset_queries import InRaw, Rows
-    from highwater.proof import Proof
     from highwater.resources.ledger import Ledger
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 # The number of examples a slice; the counts are exact.
@@ -89,22 +89,22 @@ def _tiled(slice_: Slice, found: Sequence[TilingFault]) -> CheckResult:
 def offsets_as_planned(found: InRaw) -> dict[str, CheckResult]:
     """For each slice whether the commit of raw names the planned offsets, and its rows are of these, each once."""
     return {
-        slice_.key: _as_planned(slice_, found.proofs[slice_.key], found.rows[slice_.key])
-        if slice_.key in found.proofs
+        slice_.key: _as_planned(slice_, found.slice_commits[slice_.key], found.rows[slice_.key])
+        if slice_.key in found.slice_commits
         else ABSENT
         for slice_ in found.slices
     }
 
 
-def _as_planned(slice_: Slice, proof: Proof, rows: Rows) -> CheckResult:
+def _as_planned(slice_: Slice, slice_commit: SliceCommit, rows: Rows) -> CheckResult:
     numbers = {"rows": rows.rows, "doubled": rows.doubled, "stretches_outside": len(rows.outside)}
-    problem = another_plan(slice_, proof, "raw")
+    problem = another_plan(slice_, slice_commit, "raw")
     if problem is None and rows.doubled:
         problem = f"{rows.doubled:,} rows have an offset that has one already"
     if problem is None and rows.outside:
         problem = f"rows have offsets that were not planned: {rows.outside[0]}"
     if problem is None:
-        gone = f"; {aged(proof):,} went by their age" if aged(proof) else ""
+        gone = f"; {aged(slice_commit):,} went by their age" if aged(slice_commit) else ""
         text = f"{rows.rows:,} rows, each under a planned offset of its own{gone}"
         return CheckResult(passed=True, text=text, numbers=numbers)
     samples = [{"outside": place} for place in rows.outside[:SAMPLES]]
@@ -112,10 +112,10 @@ def _as_planned(slice_: Slice, proof: Proof, rows: Rows) -> CheckResult:
     return CheckResult(passed=False, text=text, numbers=numbers, samples=samples)
 
 
-def another_plan(slice_: Slice, proof: Proof, table: str) -> str | None:
+def another_plan(slice_: Slice, slice_commit: SliceCommit, table: str) -> str | None:
     """The difference of a commit's offsets from the plan, in a sentence; None if there is none."""
     planned = (slice_.topic_id, slice_.generation, dict(slice_.ranges))
-    committed = (proof.slice_.topic_id, proof.slice_.generation, dict(proof.slice_.ranges))
+    committed = (slice_commit.slice_.topic_id, slice_commit.slice_.generation, dict(slice_commit.slice_.ranges))
     if planned == committed:
         return None
     names = ("topic ID", "generation", "ranges")
@@ -123,15 +123,19 @@ def another_plan(slice_: Slice, proof: Proof, table: str) -> str | None:
     return f"the commit of {table} names other offsets than were planned: {', '.join(differs)}"
 
 
-def another_commit(slice_: Slice, proof: Proof, table: str, rows: int | None) -> str | None:
+def another_commit(slice_: Slice, slice_commit: SliceCommit, table: str, rows: int | None) -> str | None:
     """The difference of a commit's offsets or rows from the expected ones, in a sentence; None if there is none.
 
     Args:
         slice_: the plan.
-        proof: what the commit says.
+        slice_commit: what the commit says.
         table: where it is.
         rows: how many the commit must name; None if nobody knows.
     """
-    if (problem := another_plan(slice_, proof, table)) or None in {rows, proof.rows} or rows == proof.rows:
+    if (
+        (problem := another_plan(slice_, slice_commit, table))
+        or None in {rows, slice_commit.rows}
+        or rows == slice_commit.rows
+    ):
         return problem
-    return f"the commit of {table} names {proof.rows:,} rows, and should of {rows:,}"
+    return f"the commit of {table} names {slice_commit.rows:,} rows, and should of {rows:,}"

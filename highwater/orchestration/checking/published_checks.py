@@ -14,7 +14,7 @@ from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import SAMPLES, sample
 from highwater.orchestration.checking.plan_checks import another_plan
 from highwater.publishing import State
-from highwater.resources.commit_log import proofs_in
+from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.delta import query, query_all, query_arrow, quoted, rows_by_slice, slice_is_one_of
 from highwater.slices import SliceKey
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.declaration import Stream
-    from highwater.proof import Proof
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 PUBLISHED = "events_published"
@@ -64,8 +64,8 @@ def events_published(
     if events is None or published is None:
         waits = CheckResult(passed=True, text="nothing is published yet")
         return {PUBLISHED: dict.fromkeys(keys, waits)}
-    decided, sent_proofs = proofs_in(events, keys), proofs_in(published, keys)
-    sent = complete(sent_proofs)
+    decided, sent_slice_commits = slice_commits_in(events, keys), slice_commits_in(published, keys)
+    sent = complete(sent_slice_commits)
     settled = [key for key in keys if key in sent and key in decided and sent[key].attempt == decided[key].attempt]
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in settled}
     there: dict[str, Counter[str]] = {key: Counter() for key in settled}
@@ -83,7 +83,7 @@ def events_published(
             there[key]["newest"] = max(there[key]["newest"], row["newest"] or 0)
     plans = {slice_.key: slice_ for slice_ in ledger.get(settled)}
     others = {key: _unlike_commit(plans[key], sent[key], there[key]) for key in settled}
-    bare = [key for key in keys if key not in sent_proofs]
+    bare = [key for key in keys if key not in sent_slice_commits]
     waiting = [key for key in keys if key in decided and key not in sent]
     lost = {**_passed_over(stream, published, waiting), **_without_commit(published, bare)}
     return {
@@ -124,7 +124,7 @@ def _without_commit(published: DeltaTable, bare: Sequence[str]) -> dict[str, str
     }
 
 
-def _unlike_commit(slice_: Slice, sent: Proof, there: Mapping[str, int]) -> list[str]:
+def _unlike_commit(slice_: Slice, sent: SliceCommit, there: Mapping[str, int]) -> list[str]:
     """Differences of the commit of a slice from its plan or its rows; a number that it does not name is none.
 
     A row keeps the attempt under which it was decided while its event stays the same: only a later one is wrong.
@@ -181,7 +181,7 @@ def _waiting(before: bool, lost: str | None) -> CheckResult:  # noqa: FBT001 - a
 
 
 def _settled(
-    decided: Proof, there: Mapping[str, int], others: Sequence[str], wrong: Sequence[Mapping[str, Any]]
+    decided: SliceCommit, there: Mapping[str, int], others: Sequence[str], wrong: Sequence[Mapping[str, Any]]
 ) -> CheckResult:
     counts = {name: there[name] for name in _COUNTED.values()}
     numbers = {"events": decided.rows or 0, **counts, "unlike": len(wrong)}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from highwater.orchestration.checking.check_rules import Attempts, CheckResult, Counted, conserved, in_order
 from highwater.orchestration.checking.tie_break_check import CLASS, IS_LATER, RULE, Among, later_origins
 from highwater.orchestration.checking.version_questions import SAMPLES, Found, Scope, split_by_keys
-from highwater.proof import Proof
-from highwater.resources.commit_log import proofs_in, slices_in_sql
+from highwater.resources.commit_log import slice_commits_in, slices_in_sql
 from highwater.resources.delta import has_column, query, query_all, slice_is_one_of
+from highwater.slice_commits import SliceCommit
 from highwater.tables import stages_of
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ CONSERVED = ("raw", "events", "rejects")
 
 
 def conservation(
-    tables: Mapping[str, DeltaTable], proofs: Mapping[str, Mapping[str, Proof]], keys: Sequence[str]
+    tables: Mapping[str, DeltaTable], slice_commits: Mapping[str, Mapping[str, SliceCommit]], keys: Sequence[str]
 ) -> dict[str, CheckResult]:
-    """For each slice whether its records are accounted for, by the proofs of its commits and the rows that are there.
+    """For each slice whether its records are accounted for, by its commits and the rows that are there.
 
     Args:
         tables: those of `CONSERVED` that were ever created, as they were opened.
-        proofs: by table the proofs in it, with their rows.
+        slice_commits: by table the slice commits in it, with their rows.
         keys: the slices.
 
     Raises:
@@ -40,7 +40,7 @@ def conservation(
     rows = {name: _counted(table, keys) for name, table in tables.items()}
     return {
         key: conserved(
-            {name: proofs.get(name, {}).get(key) for name in CONSERVED},
+            {name: slice_commits.get(name, {}).get(key) for name in CONSERVED},
             {name: rows.get(name, {}).get(key, Counted()) for name in CONSERVED},
         )
         for key in keys
@@ -195,7 +195,7 @@ def highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflict
     events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
     if events is None or current is None:
         return Compared(0, Found())
-    decided = {key: proof.attempt for key, proof in proofs_in(events).items()}
+    decided = {key: slice_commit.attempt for key, slice_commit in slice_commits_in(events).items()}
     followed = attempts.current or {}
     moving = [key for key, attempt in decided.items() if followed.get(key) != attempt]
     # After a RESTORE of events `current` holds slices that events lack.
@@ -227,11 +227,11 @@ def highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflict
     return Compared(keys, found)
 
 
-Proofs = Mapping[str, Mapping[str, Proof]]
+SliceCommits = Mapping[str, Mapping[str, SliceCommit]]
 
 
-def committed(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> Proofs:
-    """For each table with a proof a slice the proofs that are in it, of these slices or of all.
+def committed(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> SliceCommits:
+    """For each table with commits of slices the slices that are in it, of these slices or of all.
 
     Raises:
         DependencyAwayError: the lake could not be read; a table that was never created is empty.
@@ -248,10 +248,10 @@ def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> A
     return attempts_of(lake, stream, committed(lake, stream, keys), keys)
 
 
-def attempts_of(lake: Lake, stream: Stream, proofs: Proofs, keys: Sequence[str] | None = None) -> Attempts:
-    """The same by proofs that were read before, of these slices or of all; `current` is read now."""
+def attempts_of(lake: Lake, stream: Stream, slice_commits: SliceCommits, keys: Sequence[str] | None = None) -> Attempts:
+    """The same by slice commits that were read before, of these slices or of all; `current` is read now."""
     current = lake.commits(stream.name, "current", keys).attempts if stream.versioned else None
-    return replace(_up_to_dlq(proofs), current=current)
+    return replace(_up_to_dlq(slice_commits), current=current)
 
 
 def settled(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
@@ -264,8 +264,12 @@ def settled(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
     return {key for key in keys if set(found.lacking(key)) <= {"metrics"}}
 
 
-def _up_to_dlq(proofs: Proofs) -> Attempts:
-    nothing_to_publish = {key: proof for key, proof in proofs["rejects"].items() if not proof.rows}
-    tables = {**proofs, "dlq": {**nothing_to_publish, **proofs["dlq"]}}
-    numbers = {name: {key: proof.attempt for key, proof in found.items()} for name, found in tables.items()}
+def _up_to_dlq(slice_commits: SliceCommits) -> Attempts:
+    nothing_to_publish = {
+        key: slice_commit for key, slice_commit in slice_commits["rejects"].items() if not slice_commit.rows
+    }
+    tables = {**slice_commits, "dlq": {**nothing_to_publish, **slice_commits["dlq"]}}
+    numbers = {
+        name: {key: slice_commit.attempt for key, slice_commit in found.items()} for name, found in tables.items()
+    }
     return Attempts(**numbers, current=None)

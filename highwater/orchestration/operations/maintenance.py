@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from highwater.assets.work import Work
 
 WITHOUT_A_JVM = (METRICS, PUBLISHED, SENDING, erasures_table.TABLE, discards_table.TABLE, COMMITS)
-# Whose unfinished decisions read which table at an old version, by the number in their proofs.
+# Whose unfinished decisions read which table at an old version, by the number in their slice commits.
 READ_LATER = {"events": SEEN, "dlq": DLQ_SEEN}
 
 
@@ -234,11 +234,11 @@ def _read_later(work: Work) -> dict[str, dict[str, int]]:
     opened = {key for key, all_ in lost.items() if any(one.done_at is None for one in all_)}
     for some in batched([key for key in keys if key not in retired or key in opened], PAGE):
         decided, rejects = (work.lake.committed(stream.name, name, some) for name in ("events", "rejects"))
-        for key, proof in decided.items():
-            follows = key in rejects and rejects[key].attempt == proof.attempt
+        for key, slice_commit in decided.items():
+            follows = key in rejects and rejects[key].attempt == slice_commit.attempt
             for name, number in READ_LATER.items():
-                if not follows and proof.counts.get(number, -1) >= 0:
-                    found[name][key] = proof.counts[number]
+                if not follows and slice_commit.counts.get(number, -1) >= 0:
+                    found[name][key] = slice_commit.counts[number]
     return found
 
 

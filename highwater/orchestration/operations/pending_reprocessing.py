@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.assets.events import TABLE as EVENTS
 from highwater.assets.reclaims import SEEN
 from highwater.batching import batched
-from highwater.resources.commit_log import proofs_in
+from highwater.resources.commit_log import slice_commits_in
 from highwater.tables import stages_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ReclaimedRecords:
 def waiting(ledger: Ledger, lake: Lake, stream: Stream) -> list[ReclaimedRecords]:
     """The slices of a stream that are to be reprocessed, the first that were reclaimed first.
 
-    It costs one question to the ledger, and where anything was ever reclaimed a look at the proofs of those slices.
+    It costs one question to the ledger, and where anything was ever reclaimed a look at the commits of those slices.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.
@@ -76,8 +76,10 @@ def _seen(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, int]:
     table = lake.table(stream.name, EVENTS)
     if table is None:
         return {}
-    proofs = [proof for some in batched(keys, PAGE) for proof in proofs_in(table, some).values()]
-    return {proof.key: proof.counts.get(SEEN, 0) for proof in proofs}
+    slice_commits = [
+        slice_commit for some in batched(keys, PAGE) for slice_commit in slice_commits_in(table, some).values()
+    ]
+    return {slice_commit.key: slice_commit.counts.get(SEEN, 0) for slice_commit in slice_commits}
 
 
 def summary(found: Sequence[ReclaimedRecords]) -> str:

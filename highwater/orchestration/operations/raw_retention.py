@@ -125,8 +125,12 @@ def _look(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
     stream, table = work.stream, work.lake.table(work.stream.name, RAW)
     if table is None:
         return Retained(age)
-    there = {key: proof for key, proof in work.lake.committed(stream.name, RAW).items() if not aged(proof)}
-    wanted = planned_before({key: proof.slice_.planned_at for key, proof in there.items()}, age, now)
+    there = {
+        key: slice_commit
+        for key, slice_commit in work.lake.committed(stream.name, RAW).items()
+        if not aged(slice_commit)
+    }
+    wanted = planned_before({key: slice_commit.slice_.planned_at for key, slice_commit in there.items()}, age, now)
     if not wanted:
         return Retained(age)
     needed = replace(_needed(work, instance, now), in_dlq=in_dlq(work.ledger, work.lake, stream))
@@ -235,7 +239,7 @@ def _settle(work: Work, instance: dg.DagsterInstance, keys: Sequence[str], now: 
     What others made of a record since is no reason: the DLQ has it whole, as it is rejected now. A slice that has its
     rows is not done: none were taken, or they were read from Kafka again.
     """
-    gone = [key for key, proof in work.lake.committed(work.stream.name, RAW, keys).items() if aged(proof)]
+    gone = [key for key, slice_commit in work.lake.committed(work.stream.name, RAW, keys).items() if aged(slice_commit)]
     if not gone:
         return []
     needed = replace(_needed(work, instance, now), whole=complete(work.lake, work.stream, gone))

@@ -1,12 +1,12 @@
-"""A ledger that was lost, rebuilt from the lake: the proofs of the slices say what was planned, lost and published."""
+"""A ledger that was lost, rebuilt from the lake: the commits of the slices say what was planned, lost and published."""
 
 # What was erased, and who discarded which parked record, is read from the tables `erasures` and `discards` of the lake,
 # and which keys were retired follows from what Dagster and the lake hold.
 #
 # What a rebuilt ledger cannot know: what was planned and never read (it is planned again, under the same key where the
 # slices around it are there), who accepted a loss and why, who took a record back, and whether anybody did where its
-# slice was not reprocessed since. The epochs and fingerprints by which replaced history is noticed are in the proofs of
-# `raw`; those that an older version wrote lack them.
+# slice was not reprocessed since. The epochs and fingerprints by which replaced history is noticed are in the commits
+# of `raw`; those that an older version wrote lack them.
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Rebuilt:
     @property
     def _unmarked(self) -> list[str]:
         bare = [slice_.key for slice_ in self.slices if not slice_.epochs]
-        warning = "the proofs hold no leader epochs: other records under their offsets would not be noticed"
+        warning = "the commits hold no leader epochs: other records under their offsets would not be noticed"
         return [f"of {len(bare):,} slices {warning}: {', '.join(bare[:5])}"] if bare else []
 
     @property
@@ -181,7 +181,7 @@ def _of_topic(stream: Stream, some_slices: Sequence[Slice], highest: int, now: d
                 Loss(stream.name, slice_.topic, slice_.generation, p, hole, f"a hole found by {BY}", BY, now)
                 for p, hole in sorted(holes.items())
             ]
-        # A proof holds the marks of its own records alone, and a plan those from before as well.
+        # A slice commit holds the marks of its own records alone, and a plan those from before as well.
         marks = {**marks, **slice_.marks}
         slices.append(replace(slice_, marks=marks))
         ends.update({p: r.end for p, r in slice_.ranges.items()})
@@ -226,8 +226,8 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
         IncompleteReadError: not all rows that the tables' logs count could be read.
         DependencyAwayError: the lake or Kafka could not be read.
     """
-    proofs, now = committed(lake, stream), datetime.now(UTC)
-    raw, dlq = proofs["raw"], proofs["dlq"]
+    slice_commits, now = committed(lake, stream), datetime.now(UTC)
+    raw, dlq = slice_commits["raw"], slice_commits["dlq"]
     if unread := sorted(lake.slices_in(stream.name, "raw") - raw.keys()):
         raise IncompleteReadError(
             f"a read of raw of {stream.name} did not return the commits of all slices that rows name",
@@ -239,13 +239,13 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
         ensure_all_records_seen(table)  # a slice without rows has no file that names it
     marked = [one.slice_key for one in parse_groups(kafka.groups()).values()]
     highest_seen = highest([*raw, *known, *marked])
-    found = rebuilt(stream, [proof.slice_ for proof in raw.values()], highest_seen, now)
-    attempts = attempts_of(lake, stream, proofs)
+    found = rebuilt(stream, [slice_commit.slice_ for slice_commit in raw.values()], highest_seen, now)
+    attempts = attempts_of(lake, stream, slice_commits)
     tables = attempts.tables().values()
     numbers = {slice_.key: max(table.get(slice_.key, 0) for table in tables) for slice_ in found.slices}
     published = {
-        key: Publication(proof.attempt, proof.counts.get(SENT, proof.rows or 0), now)
-        for key, proof in dlq.items()
+        key: Publication(slice_commit.attempt, slice_commit.counts.get(SENT, slice_commit.rows or 0), now)
+        for key, slice_commit in dlq.items()
         if key in numbers
     }
     return replace(

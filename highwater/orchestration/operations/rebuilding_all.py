@@ -295,7 +295,7 @@ def ensure_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
             found="a rebuild from Kafka is for a ledger and a lake that were lost",
             remedy="nothing is to be done; to discard both, point HIGHWATER_LEDGER_URL at an empty database",
         )
-    proven = {table: len(proofs) for table, proofs in committed(lake, stream).items() if proofs}
+    proven = {table: len(slice_commits) for table, slice_commits in committed(lake, stream).items() if slice_commits}
     if published := lake.holds(stream.name, publication_log.TABLE):
         proven[publication_log.TABLE] = len(published)
     if proven:

@@ -194,7 +194,10 @@ def reclaim_records(
 def _seen(lake: Lake, stream: Stream, keys: Sequence[str]) -> int:
     """The last act that a decision of these slices saw."""
     decided = [lake.committed(stream.name, EVENTS, some) for some in batched(keys, PAGE)]
-    return max((proof.counts.get(SEEN, 0) for proofs in decided for proof in proofs.values()), default=0)
+    return max(
+        (slice_commit.counts.get(SEEN, 0) for slice_commits in decided for slice_commit in slice_commits.values()),
+        default=0,
+    )
 
 
 def _logged(found: Found, log: Callable[[str], object]) -> Found:
@@ -281,7 +284,7 @@ def _ensure_published_to(stream: Stream, on: Collection[str], lies_on: set[str])
 def _aged(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
     """The slices whose rows of raw went by their age."""
     read = [lake.committed(stream.name, RAW, some) for some in batched(keys, PAGE)]
-    return {key for proofs in read for key, proof in proofs.items() if aged(proof)}
+    return {key for slice_commits in read for key, slice_commit in slice_commits.items() if aged(slice_commit)}
 
 
 def _published(row: Mapping[str, Any]) -> DlqRecord:

@@ -225,8 +225,10 @@ def _measured(
 def _reject_ratio(inputs: StreamInputs) -> Measure | None:
     stream = inputs.stream
     keys = [slice_.key for slice_ in inputs.ledger.slices(stream.name, stream.topic, newest=SLICES)]
-    proofs = inputs.lake.committed(stream.name, "events", keys).values()
-    records, rejects = (sum(proof.counts.get(name, 0) for proof in proofs) for name in ("raw", "rejects"))
+    slice_commits = inputs.lake.committed(stream.name, "events", keys).values()
+    records, rejects = (
+        sum(slice_commit.counts.get(name, 0) for slice_commit in slice_commits) for name in ("raw", "rejects")
+    )
     if not records:
         return None
     limit = stream.alerts.reject_ratio

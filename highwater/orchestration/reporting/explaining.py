@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from highwater.orchestration.dagster_home import Opened
     from highwater.orchestration.reporting.publication_status import PublishedSlice
     from highwater.plans import Loss, Publication
-    from highwater.proof import Proof
     from highwater.reclaims import Reclaim
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
     from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 MOST_RUNS = 10
@@ -264,12 +264,12 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
     [slice_] = ledger.get([key])
     # The rows first: a commit between the two reads has its record.
     rows = {table: lake.rows_of(stream.name, table, [key]).get(key) for table in BY_SLICE}
-    proofs = committed(lake, stream, [key])
+    slice_commits = committed(lake, stream, [key])
     for table in BY_SLICE:
-        if key not in proofs[table]:
+        if key not in slice_commits[table]:
             _ensure_not_committed(lake, stream, table, key, rows[table])
-    attempts = attempts_of(lake, stream, proofs, [key])
-    commits = [_commit(table, proofs[table].get(key), rows[table]) for table in BY_SLICE]
+    attempts = attempts_of(lake, stream, slice_commits, [key])
+    commits = [_commit(table, slice_commits[table].get(key), rows[table]) for table in BY_SLICE]
     lost = [loss for loss in ledger.losses(stream.name) if left_to_read(slice_, [loss]) != slice_]
     leases = ledger.leases()
     of_dagster, unasked = (
@@ -291,14 +291,18 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
         unasked=unasked,
         retired=key in ledger.retired.among([key]),
         erased=_erased(ledger, stream, key, by_age=False),
-        aged=_aged(ledger, stream, key, proofs["raw"].get(key)),
+        aged=_aged(ledger, stream, key, slice_commits["raw"].get(key)),
         accepted=of_slice(ledger, lake, stream, slice_),
     )
 
 
-def _aged(ledger: Ledger, stream: Stream, key: str, proof: Proof | None) -> list[str]:
+def _aged(ledger: Ledger, stream: Stream, key: str, slice_commit: SliceCommit | None) -> list[str]:
     erased = _erased(ledger, stream, key, by_age=True)
-    there = ["raw was read again since, and holds its records"] if erased and proof and not aged(proof) else []
+    there = (
+        ["raw was read again since, and holds its records"]
+        if erased and slice_commit and not aged(slice_commit)
+        else []
+    )
     return [*erased, *there]
 
 
@@ -330,10 +334,10 @@ def _ensure_not_committed(lake: Lake, stream: Stream, table: str, key: str, rows
         )
 
 
-def _commit(table: str, proof: Proof | None, rows: int | None) -> Commit:
-    if proof is None:
+def _commit(table: str, slice_commit: SliceCommit | None, rows: int | None) -> Commit:
+    if slice_commit is None:
         return Commit(table, None)
-    return Commit(table, proof.attempt, proof.rows if rows is None else rows, proof.counts)
+    return Commit(table, slice_commit.attempt, slice_commit.rows if rows is None else rows, slice_commit.counts)
 
 
 def _rejects(lake: Lake, stream: Stream, key: str) -> list[Rejected]:

@@ -133,9 +133,11 @@ def locate(
 
 
 def _commits(lake: Lake, stream: Stream, slice_: Slice) -> dict[str, int]:
-    proofs = committed(lake, stream, [slice_.key])
-    current = attempts_of(lake, stream, proofs, [slice_.key]).current
-    attempts = {table: proof.attempt for table, found in proofs.items() for proof in found.values()}
+    slice_commits = committed(lake, stream, [slice_.key])
+    current = attempts_of(lake, stream, slice_commits, [slice_.key]).current
+    attempts = {
+        table: slice_commit.attempt for table, found in slice_commits.items() for slice_commit in found.values()
+    }
     return attempts | ({"current": current[slice_.key]} if current and slice_.key in current else {})
 
 
@@ -145,8 +147,8 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, partiti
         for loss in ledger.losses(stream.name, slice_.topic)
         if (loss.generation, loss.partition) == (slice_.generation, partition) and offset in loss.offsets
     ]
-    raw, proofs = lake.table(stream.name, "raw"), lake.committed(stream.name, "raw", [slice_.key])
-    if raw is None or slice_.key not in proofs:
+    raw, slice_commits = lake.table(stream.name, "raw"), lake.committed(stream.name, "raw", [slice_.key])
+    if raw is None or slice_.key not in slice_commits:
         if raw is not None:
             ensure_all_records_seen(raw)
         if raw is not None and rows_by_slice(raw, [slice_.key])[slice_.key]:
@@ -174,7 +176,7 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, partiti
         [why] = [erasure for erasure in ledger.erasures.of(stream.name) if erasure.number == one.number]
         if not why.by_age:
             return Located("erased", f"by {why.erased_by} at {why.erased_at}: {why.reason}", slice_=slice_)
-        if aged(proofs[slice_.key]):
+        if aged(slice_commits[slice_.key]):
             return _aged(ledger, lake, stream, slice_, Origin(slice_.topic, slice_.generation, partition, offset), why)
     if not found:
         ensure_all_rows_seen(raw, [slice_.key])

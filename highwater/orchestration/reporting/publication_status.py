@@ -1,7 +1,7 @@
 """The lag of accepted events on their way to their topic, for `status`, `explain` and an alert."""
 
-# File times in the logs of the two tables show what waits: opening the proofs of some hundred slices takes longer than
-# all the rest. Proofs are opened only where the times leave it open.
+# File times in the logs of the two tables show what waits: opening the commits of some hundred slices takes longer than
+# all the rest. Slice commits are opened only where the times leave it open.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from highwater.assets.origins import DLQ
 from highwater.assets.rejects import TABLE as REJECTS
 from highwater.errors import KAFKA, LAKE, TopicVanishedError
 from highwater.publishing import State
-from highwater.resources.commit_log import proofs_in, written
+from highwater.resources.commit_log import slice_commits_in, written
 from highwater.resources.delta import query, slice_is_one_of
 from highwater.resources.guards import describe, resting
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Stream
     from highwater.plans import Publication
-    from highwater.proof import Proof
     from highwater.resources.commit_log import Written
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice
 
 # How many slices are looked up. First, slices whose events were written after they were sent, in case they were
@@ -173,7 +173,7 @@ def _last_sent(stream: Stream, published: DeltaTable | None, settled: dict[str, 
         keys = [key for key in settled if key.startswith(main)]
         longest = max(map(len, keys), default=0)  # an ordinal beyond the usual digits has more of them
         last = max((key for key in keys if len(key) == longest), default=None)
-        if last is None or publication_log.complete(proofs_in(published, [last])):
+        if last is None or publication_log.complete(slice_commits_in(published, [last])):
             return last
         del settled[last]
     return None
@@ -197,11 +197,15 @@ def _waiting(
     latest = nlargest(MOST_OPENED, both, key=lambda key: (settled[key].at_ms, key))
     some = sorted({*after[:half], *after[-half:], *latest, *(key for key in also if key in settled)})
     with ThreadPoolExecutor(2) as reading:
-        decided_proofs, sent_proofs = reading.map(lambda table: proofs_in(table, some), (events, published))
+        decided_slice_commits, sent_slice_commits = reading.map(
+            lambda table: slice_commits_in(table, some), (events, published)
+        )
     found = sorted(
-        key for key in decided_proofs if key in sent_proofs and sent_proofs[key].attempt != decided_proofs[key].attempt
+        key
+        for key in decided_slice_commits
+        if key in sent_slice_commits and sent_slice_commits[key].attempt != decided_slice_commits[key].attempt
     )
-    begun = publication_log.complete({key: sent_proofs[key] for key in found})
+    begun = publication_log.complete({key: sent_slice_commits[key] for key in found})
     fresh += [key for key in found if key not in begun]
     return fresh, [*begun], len(set(after) - set(some))
 
@@ -225,7 +229,7 @@ def _held_up(
         some = f"{first} and {len(more):,} more slices" if more else first
         return f"a batch of {batch.total:,} records of {some} is being sent, or broke off: the next run goes on with it"
     keys = [slice_.key for slice_ in following]
-    decided = {} if events is None or not keys else proofs_in(events, keys)
+    decided = {} if events is None or not keys else slice_commits_in(events, keys)
     for key in keys:
         if key not in decided:
             return f"{key} is next, and {_undecided(ledger, key)}"
@@ -246,10 +250,10 @@ def _undecided(ledger: Ledger, key: str) -> str:
     return "is not decided yet"
 
 
-def _rejects_follow(lake: Lake, stream: Stream, decided: Proof) -> bool:
+def _rejects_follow(lake: Lake, stream: Stream, decided: SliceCommit) -> bool:
     """Whether a slice is done up to its publication to the DLQ, without a look at the tables that do not matter."""
 
-    def found(name: str) -> Proof | None:
+    def found(name: str) -> SliceCommit | None:
         return lake.committed(stream.name, name, [decided.key]).get(decided.key)
 
     rejected = found(REJECTS)
@@ -318,14 +322,16 @@ def of_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice) -> Publi
         return None
     table, topic = lake.table(stream.name, publication_log.TABLE), stream.publishes.topic
     decided = lake.committed(stream.name, EVENTS, [slice_.key]).get(slice_.key)
-    proof = None if table is None else publication_log.complete(proofs_in(table, [slice_.key])).get(slice_.key)
+    slice_commit = (
+        None if table is None else publication_log.complete(slice_commits_in(table, [slice_.key])).get(slice_.key)
+    )
     batch = publication_log.batch_of(lake, stream)
     mine = batch is not None and slice_.key in batch.slices
     states, at = ({}, None) if table is None else _states(table, slice_.key)
-    settled = proof is not None and decided is not None and proof.attempt == decided.attempt
+    settled = slice_commit is not None and decided is not None and slice_commit.attempt == decided.attempt
     return PublishedSlice(
         topic=topic,
-        attempt=None if proof is None else proof.attempt,
+        attempt=None if slice_commit is None else slice_commit.attempt,
         decided=None if decided is None else decided.attempt,
         states=states,
         at=at,
@@ -344,7 +350,9 @@ def _states(table: DeltaTable, key: str) -> tuple[dict[str, int], datetime | Non
     return states, max((row["at"] for row in found.values()), default=None)
 
 
-def _why_not(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, decided: Proof | None, *, batch: bool) -> str:
+def _why_not(
+    ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, decided: SliceCommit | None, *, batch: bool
+) -> str:
     if batch:
         return "it is in the batch that is being sent, or that broke off"
     if decided is None:

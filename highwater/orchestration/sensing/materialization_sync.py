@@ -10,8 +10,8 @@ import dagster as dg
 from highwater.assets.commit import Clock, report_of
 from highwater.orchestration import metadata
 from highwater.orchestration.asset_keys import METRICS, table_key
-from highwater.proof import Proof
 from highwater.resources.delta import rows_by_slice
+from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
     from highwater.assets.work import SliceReport
@@ -34,7 +34,7 @@ def forgotten_events(
         lake: the tables.
         stream: the stream.
         slices: those that are looked at.
-        there: the committed proofs in the tables.
+        there: the commits in the tables.
         most: at most this many.
 
     Raises:
@@ -62,7 +62,7 @@ def forgotten_events(
 def reports(
     lake: Lake, stream: Stream, table: str, some_slices: Sequence[Slice], attempts: Mapping[str, int]
 ) -> list[SliceReport]:
-    """The metadata that proofs and log hold for slices in a table; for a reprocessed slice the attempt alone.
+    """The metadata that commits and log hold for slices in a table; for a reprocessed slice the attempt alone.
 
     Raises:
         DependencyAwayError: the lake could not be read.
@@ -70,14 +70,20 @@ def reports(
     keys = [slice_.key for slice_ in some_slices]
     if not keys:
         return []
-    proofs = lake.committed(stream.name, DECISIONS.get(table, table), keys)
+    slice_commits = lake.committed(stream.name, DECISIONS.get(table, table), keys)
     opened = lake.table(stream.name, table)
     # A row of `metrics` or `current` belongs to no slice alone.
     rows = {} if opened is None or table in {METRICS.name, "current"} else rows_by_slice(opened, keys)
     version = -1 if opened is None else opened.version()
 
-    def proof_of(slice_: Slice) -> Proof:
-        proof, attempt = proofs.get(slice_.key), attempts[slice_.key]
-        return proof if proof is not None and proof.attempt == attempt else Proof(slice_, attempt, None, {})
+    def slice_commit_of(slice_: Slice) -> SliceCommit:
+        slice_commit, attempt = slice_commits.get(slice_.key), attempts[slice_.key]
+        return (
+            slice_commit
+            if slice_commit is not None and slice_commit.attempt == attempt
+            else SliceCommit(slice_, attempt, None, {})
+        )
 
-    return [report_of(slice_, proof_of(slice_), rows.get(slice_.key), version, Clock(), {}) for slice_ in some_slices]
+    return [
+        report_of(slice_, slice_commit_of(slice_), rows.get(slice_.key), version, Clock(), {}) for slice_ in some_slices
+    ]

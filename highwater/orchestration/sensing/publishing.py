@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets.publication_log import last_published, proofs
+from highwater.assets.publication_log import last_published, slice_commits
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.dependencies import came_back, ensure_kafka_awake, lake_guard
 from highwater.orchestration.run_tags import PUBLISH
@@ -149,7 +149,7 @@ def _late(
     page, cursor = next_page(ledger, stream, cursor)
     newest = ledger.slices(stream.name, newest=PAGE)
     slices = {slice_.key: slice_ for slice_ in (*page, *newest) if is_stream_topic(stream, slice_.topic)}
-    decided, sent = lake.committed(stream.name, "events", [*slices]), proofs(lake, stream, [*slices])
+    decided, sent = lake.committed(stream.name, "events", [*slices]), slice_commits(lake, stream, [*slices])
 
     def due(slice_: Slice) -> bool:
         if slice_.key not in decided:

@@ -65,7 +65,7 @@ class _Seen:
     Args:
         slices: by key: those that Dagster lacks first, then the page.
         main: those of the main topic.
-        there: the committed proofs in the tables.
+        there: the commits in the tables.
         lacking: those that are not done, with the tables that they are not in.
         left: those that are not done either, of topics that the stream does not read, as it is declared now.
         order: Dagster's keys in its order, then the lost ones.

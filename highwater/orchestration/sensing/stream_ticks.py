@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from highwater.breaker import Circuit
     from highwater.declaration import Stream
     from highwater.holds import Hold
-    from highwater.orchestration.sensing.topic_planner import Look
-    from highwater.orchestration.sensing.topic_planner import PlanningResult
+    from highwater.orchestration.sensing.topic_planner import Look, PlanningResult
     from highwater.resources.ledger import Ledger
     from highwater.slices import Slice
 

@@ -1,6 +1,6 @@
 """Retired keys: slices whose partition keys maintenance took from Dagster, so that nobody adds them again."""
 
-# Only the key goes: data, plan and proofs stay. A key that a person brings back keeps its row, with the time.
+# Only the key goes: data, plan and slice commits stay. A key that a person brings back keeps its row, with the time.
 
 from __future__ import annotations
 

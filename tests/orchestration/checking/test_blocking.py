@@ -28,8 +28,8 @@ from highwater.orchestration.checking import checks
 from highwater.orchestration.checking.blocking import ensure_not_blocked
 from highwater.orchestration.checking.check_results import failing_checks
 from highwater.orchestration.checking.check_rules import CheckResult
-from highwater.proof import Proof
 from highwater.resources.ledger import Ledger
+from highwater.slice_commits import SliceCommit
 from highwater.tables import stages_of
 from tests.version_tables import FIRST, SECOND, Planted, event
 
@@ -53,10 +53,10 @@ class Runs:
         self.taken: list[str] = []
         self.failed: list[str | None] = []
         self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
-        self.ledger.add([p.slice_ for p in self._proofs()])
+        self.ledger.add([p.slice_ for p in self._slice_commits()])
         instance.add_dynamic_partitions("orders_slices", [FIRST, SECOND])
 
-    def _proofs(self) -> list[Proof]:
+    def _slice_commits(self) -> list[SliceCommit]:
         return [p for key, p in self.planted.lake.committed("orders", "events").items() if key in {FIRST, SECOND}]
 
     def stage(self, name: str) -> Callable[[Work], list[SliceReport]]:

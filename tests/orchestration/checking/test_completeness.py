@@ -11,8 +11,8 @@ import pytest
 from dev.planted import plant
 from highwater.orchestration.checking.completeness import TopicComparison, compare_with_topic
 from highwater.orchestration.cli.terminal import PERMANENT
-from highwater.proof import Proof
 from highwater.resources.lake import Lake
+from highwater.slice_commits import SliceCommit
 from highwater.slices import Slice
 from tests.scene import Scene
 
@@ -64,8 +64,8 @@ def store(lake: Lake, slice_: Slice, rows: list[dict[str, Any]]) -> None:
             ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
         ]
     )
-    proof = Proof(slice_, 1, len(rows))
-    plant(lake.path("orders", "raw"), pa.Table.from_pylist(rows, schema), [proof], replace=True)
+    slice_commit = SliceCommit(slice_, 1, len(rows))
+    plant(lake.path("orders", "raw"), pa.Table.from_pylist(rows, schema), [slice_commit], replace=True)
 
 
 def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(

@@ -16,8 +16,8 @@ from highwater.orchestration.checking.key_places import KeyPlaces, key_places
 from highwater.partition_counts import Era, eras
 from highwater.partitioners import Choice, Partitioner, Why
 from highwater.plans import Generation
-from highwater.proof import Proof
 from highwater.resources.lake import Lake
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.support import make_stream
 
@@ -60,8 +60,11 @@ class Raw:
         kinds = {"partition": pa.int32(), "offset": pa.int64(), "generation": pa.int32(), "key": pa.binary()}
         names = ["slice", "topic", "generation", "partition", "offset", "key"]
         schema = pa.schema([(name, kinds.get(name, pa.string())) for name in names])
-        made, proofs = pa.Table.from_pylist(self.rows, schema), [Proof(slice_, 1, None) for slice_ in self.slices]
-        plant(self.lake.path("orders", "raw"), made, proofs, replace=True)
+        made, slice_commits = (
+            pa.Table.from_pylist(self.rows, schema),
+            [SliceCommit(slice_, 1, None) for slice_ in self.slices],
+        )
+        plant(self.lake.path("orders", "raw"), made, slice_commits, replace=True)
         return key_places(self.lake, STREAM, eras(self.slices, []))
 
 

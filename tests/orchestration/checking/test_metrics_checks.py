@@ -12,9 +12,9 @@ from deltalake import DeltaTable, write_deltalake
 from highwater.orchestration.checking import metrics_checks
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.metrics_checks import FOLLOWS, metrics_follow_events
-from highwater.proof import Proof
-from highwater.resources.commit_log import proofs_in
+from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.delta import query
+from highwater.slice_commits import SliceCommit
 from tests.assets.test_metrics import Event, Measured
 
 # In seconds.
@@ -111,11 +111,11 @@ def test_a_slice_that_was_decided_a_moment_ago_does_not_set_all_events_in_motion
     """Its events show which minutes wait; nothing is asked of slices that have none in these hours."""
     asked: list[object] = []
 
-    def looking(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, Proof]:
+    def looking(table: DeltaTable, keys: Sequence[str] | None = None) -> dict[str, SliceCommit]:
         asked.append(keys)
-        return proofs_in(table, keys)
+        return slice_commits_in(table, keys)
 
-    monkeypatch.setattr(metrics_checks, "proofs_in", looking)
+    monkeypatch.setattr(metrics_checks, "slice_commits_in", looking)
     made.decide(0, Event("a", 1, 0), Event("b", 1, HOUR / 2))
     made.decide(2, Event("d", 1, 2 * DAY))
     made.measure(0, 2)

@@ -22,15 +22,15 @@ from highwater.orchestration.checking.missing_versions import (
     reaches,
     version_in,
 )
-from highwater.proof import Proof
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
-def decided(*bounds: tuple[int, int], topic: str = "orders", generation: int = 0) -> list[Proof]:
+def decided(*bounds: tuple[int, int], topic: str = "orders", generation: int = 0) -> list[SliceCommit]:
     return [
-        Proof(Slice("orders", topic, "A" * 22, generation, n, {0: OffsetRange(*ends)}, NOW), 1, 1)
+        SliceCommit(Slice("orders", topic, "A" * 22, generation, n, {0: OffsetRange(*ends)}, NOW), 1, 1)
         for n, ends in enumerate(bounds)
     ]
 

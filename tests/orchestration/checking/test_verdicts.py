@@ -8,21 +8,21 @@ from datetime import UTC, datetime
 import pytest
 
 from highwater.orchestration.checking.check_rules import Attempts, Counted, conserved, in_order
-from highwater.proof import Proof
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 
 SLICE = Slice("orders", "orders", "id", 0, 4, {0: OffsetRange(10, 22)}, datetime(2026, 3, 1, tzinfo=UTC))
-RAW = Proof(SLICE, 1, 10)
-EVENTS = Proof(SLICE, 3, 6, {"events": 6, "tombstones": 1, "superseded": 1})
-REJECTS = Proof(SLICE, 3, 2)
+RAW = SliceCommit(SLICE, 1, 10)
+EVENTS = SliceCommit(SLICE, 3, 6, {"events": 6, "tombstones": 1, "superseded": 1})
+REJECTS = SliceCommit(SLICE, 3, 2)
 
 
-PROOFS: dict[str, Proof | None] = {"raw": RAW, "events": EVENTS, "rejects": REJECTS}
+SLICE_COMMITS: dict[str, SliceCommit | None] = {"raw": RAW, "events": EVENTS, "rejects": REJECTS}
 ROWS = {"raw": Counted(10), "events": Counted(6, {3}), "rejects": Counted(2, {3})}
 
 
 def test_a_slice_whose_records_are_each_in_one_place_is_accounted_for() -> None:
-    result = conserved(PROOFS, ROWS)
+    result = conserved(SLICE_COMMITS, ROWS)
     assert result.passed
     assert result.text == "10 raw = 6 events + 2 rejects + 1 tombstones + 1 superseded"
     assert result.numbers["gaps"] == 2
@@ -40,8 +40,8 @@ def test_a_slice_whose_records_are_each_in_one_place_is_accounted_for() -> None:
         ({"events": None, "rejects": None}, "not in events, rejects"),
     ],
 )
-def test_a_slice_that_is_not_accounted_for(changes: dict[str, Proof | None], said: str) -> None:
-    result = conserved({**PROOFS, **changes}, ROWS)
+def test_a_slice_that_is_not_accounted_for(changes: dict[str, SliceCommit | None], said: str) -> None:
+    result = conserved({**SLICE_COMMITS, **changes}, ROWS)
     assert not result.passed
     assert said in result.text
 
@@ -49,7 +49,7 @@ def test_a_slice_that_is_not_accounted_for(changes: dict[str, Proof | None], sai
 @pytest.mark.parametrize("table", ["raw", "events", "rejects"])
 @pytest.mark.parametrize("change", [-1, 1])
 def test_rows_that_went_or_came_after_the_commit_are_seen(table: str, change: int) -> None:
-    result = conserved(PROOFS, {**ROWS, table: replace(ROWS[table], rows=ROWS[table].rows + change)})
+    result = conserved(SLICE_COMMITS, {**ROWS, table: replace(ROWS[table], rows=ROWS[table].rows + change)})
     assert not result.passed
     assert f"the commit of {table} recorded" in result.text
 
@@ -58,7 +58,7 @@ def test_rows_that_went_or_came_after_the_commit_are_seen(table: str, change: in
 @pytest.mark.parametrize(("attempts", "passed"), [((), True), ({3}, True), ({2, 3}, False), ({4}, False)])
 def test_rows_are_of_the_attempt_of_their_commit(table: str, attempts: set[int], passed: bool) -> None:
     """Rows that name none, from before there was the column, are no error."""
-    result = conserved(PROOFS, {**ROWS, table: replace(ROWS[table], attempts=attempts)})
+    result = conserved(SLICE_COMMITS, {**ROWS, table: replace(ROWS[table], attempts=attempts)})
     assert result.passed == passed
     assert passed or f"the commit of {table} is of attempt 3, and rows are of attempt" in result.text
 

@@ -55,7 +55,7 @@ from tests.version_tables import (
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from highwater.proof import Proof
+    from highwater.slice_commits import SliceCommit
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -386,25 +386,25 @@ def test_a_slice_is_compared_with_those_around_it_and_a_tier_against_all(monkeyp
     assert Scope.of(ORDERS, None) == Scope(None)
 
 
-@pytest.mark.parametrize(("below", "proofs_of"), [({}, [False]), ({"origin_partition": 1}, [False, True])])
+@pytest.mark.parametrize(("below", "slice_commits_of"), [({}, [False]), ({"origin_partition": 1}, [False, True])])
 def test_records_of_slices_that_cannot_matter_are_not_read(
-    planted: Planted, monkeypatch: pytest.MonkeyPatch, below: dict[str, int], proofs_of: list[bool]
+    planted: Planted, monkeypatch: pytest.MonkeyPatch, below: dict[str, int], slice_commits_of: list[bool]
 ) -> None:
     """They are as many as there are slices. Of a key that moved, though, the missing version may lie before all."""
     monkeypatch.setattr(version_questions, "SLICES_AROUND", 0)
     asked: list[str] = []
 
-    def proofs_from(table: DeltaTable, topic: str, since: str) -> dict[str, Proof]:
+    def slice_commits_from(table: DeltaTable, topic: str, since: str) -> dict[str, SliceCommit]:
         asked.append(since)
-        return commit_log.proofs_from(table, topic, since)
+        return commit_log.slice_commits_from(table, topic, since)
 
-    monkeypatch.setattr(missing_versions, "proofs_from", proofs_from)
+    monkeypatch.setattr(missing_versions, "slice_commits_from", slice_commits_from)
     planted.events += [event(24, 1, "x", **below), event(25, 3, "x")]
     planted.write()
     found = missing_checks(planted.lake, ORDERS, [THIRD])[MISSING][THIRD]
     assert found.numbers["may_still_come"] == found.numbers["missing"] == 1
     everything = [since == "" for since in asked]
-    assert everything == [whole for whole in proofs_of for _ in ("events", "rejects")]
+    assert everything == [whole for whole in slice_commits_of for _ in ("events", "rejects")]
 
 
 def test_ranges_of_keys_find_the_same(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,8 +466,8 @@ def test_versions_may_be_times(tmp_path: Path) -> None:
     fields = {"account_id": "order_id", "payment_id": "order_id", "currency": "status", "booked_at": "event_time"}
     for ours, theirs in fields.items():
         rows = rows.append_column(ours, rows[theirs])
-    proofs = planted.lake.committed("orders", "events").values()
-    plant_table(planted.lake.path("payments", "events"), rows, proofs)
+    slice_commits = planted.lake.committed("orders", "events").values()
+    plant_table(planted.lake.path("payments", "events"), rows, slice_commits)
     with_states = replace(PAYMENTS, transitions=Transitions("currency", "placed", {"placed": ("paid",)}))
     found = version_checks(planted.lake, PAYMENTS, [FIRST, SECOND])
     assert version_checks(planted.lake, with_states, [FIRST, SECOND]).keys() == found.keys()

@@ -20,10 +20,10 @@ from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import locate, stream_of
 from highwater.orchestration.run_tags import PURPOSE, RANGE_START
 from highwater.plans import Loss
-from highwater.proof import Proof
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.pipeline.test_vanished import Topics
 from tests.scene import Scene
@@ -125,7 +125,7 @@ def write_raw(lake: Lake, offsets: list[int]) -> None:
             ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
         ]
     )
-    plant(lake.path("orders", "raw"), pa.Table.from_pylist(rows, schema), [Proof(SLICE, 1, len(rows))])
+    plant(lake.path("orders", "raw"), pa.Table.from_pylist(rows, schema), [SliceCommit(SLICE, 1, len(rows))])
 
 
 @pytest.mark.slow
@@ -209,7 +209,7 @@ def test_leases_and_rejects_by_reason_are_reported(tmp_path: Path) -> None:
     ]
     schema = pa.schema([(name, pa.string()) for name in ("slice", "reason", "next_topic")])
     found = [dict(zip(schema.names, row, strict=True)) for row in rows]
-    plant(lake.path("orders", "rejects"), pa.Table.from_pylist(found, schema), [Proof(slices[0], 1, 3)])
+    plant(lake.path("orders", "rejects"), pa.Table.from_pylist(found, schema), [SliceCommit(slices[0], 1, 3)])
     with (
         ledger.lease("commit orders/raw", seconds=60),
         ledger.lease("merge orders/current", seconds=60),

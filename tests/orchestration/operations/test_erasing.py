@@ -130,7 +130,7 @@ def test_a_dry_run_erases_nothing(world: World) -> None:
 def test_slices_under_way_are_left_for_later(world: World) -> None:
     """One that a run works on, one that a run may have begun to read before, and one that is decided and not whole."""
     world.ledger.add([slice_(3, p0=(90, 91))])
-    world.alter_proof("rejects", FIRST, attempt=1)
+    world.alter_slice_commit("rejects", FIRST, attempt=1)
     world.write()
     nothing, unread = cast("Any", None), slice_(3).key
     work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, print)
@@ -224,7 +224,7 @@ class Committed:
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, keeps: str = "") -> None:
         self.world, self.names, self.dies_after, self.keeps = world, list[str](), "", keeps
         for one in world.slices:
-            world.alter_proof("raw", one, rows=len(world.of("raw", slice=one.key)))
+            world.alter_slice_commit("raw", one, rows=len(world.of("raw", slice=one.key)))
         world.write()
         for _ in range(2):  # those that the tables have
             world.ledger.next_attempts(world.keys)
@@ -236,11 +236,11 @@ class Committed:
         monkeypatch.setattr(dlq, "materialise", lambda _: None)
         monkeypatch.setattr(current, "materialise", self.follow)
 
-    def commit(self, work: Work, name: str, committed: Any, rows: Any, proofs: Any, spread: str) -> None:
+    def commit(self, work: Work, name: str, committed: Any, rows: Any, slice_commits: Any, spread: str) -> None:
         del work, committed, spread
-        mine = {proof.key: proof for proof in proofs}
+        mine = {slice_commit.key: slice_commit for slice_commit in slice_commits}
         attempts = {} if name == "raw" else rows[1]
-        self.world.proofs[name].update(mine)
+        self.world.slice_commits[name].update(mine)
         gone = set() if name == self.keeps else {"o5", b"o5"}
         self.world.rows[name] = [
             {**row, **({"attempt": attempts[row["slice"]]} if row["slice"] in attempts else {})}
@@ -264,9 +264,9 @@ class Committed:
 
     def ensure_followed(self, work: Work) -> None:
         """The stage would compute the rejects of what does not follow its decision."""
-        proofs = {name: work.lake.committed("orders", name, work.keys) for name in ("events", "rejects")}
-        assert {k: p.attempt for k, p in proofs["events"].items()} == {
-            k: p.attempt for k, p in proofs["rejects"].items()
+        slice_commits = {name: work.lake.committed("orders", name, work.keys) for name in ("events", "rejects")}
+        assert {k: p.attempt for k, p in slice_commits["events"].items()} == {
+            k: p.attempt for k, p in slice_commits["rejects"].items()
         }
 
 
@@ -283,7 +283,7 @@ def test_nothing_is_judged_again_for_what_others_did_since(
     """A record of the first slice was reclaimed and not reprocessed; the tier's slice saw a version long gone."""
     for one, more in ((RETRIED, {"events_seen": 0}), (FIRST, {"rejects_malformed": 1, "rejects_unresolved": 1})):
         for name in ("events", "rejects"):
-            world.alter_proof(name, one, counts={**world.proofs[name][one.key].counts, **more})
+            world.alter_slice_commit(name, one, counts={**world.slice_commits[name][one.key].counts, **more})
     stored = Committed(world, monkeypatch)
     reclaim = Reclaim(Origin("orders", 0, 0, 2), FIRST.key, 1, "a fixed rule", "somebody", NOON)
     world.ledger.reclaims.add("orders", [reclaim])
@@ -302,7 +302,7 @@ def test_nothing_is_judged_again_for_what_others_did_since(
     assert stored.names.index("forgotten") == 1, (
         "before the events go: a run that dies in between knows no more of them"
     )
-    decided, rejected = world.proofs["events"], world.proofs["rejects"]
+    decided, rejected = world.slice_commits["events"], world.slice_commits["rejects"]
     counts = decided[FIRST.key].counts
     assert "reclaims_seen" not in counts, "the next decision of the slice judges it"
     assert (counts["raw"], counts["events"], counts["rejects"], counts["tombstones"]) == (6, 5, 0, 1)
@@ -320,7 +320,7 @@ def test_an_erasure_that_leaves_a_row_of_the_key_is_no_success(
     """It reported success although the key was still in raw, events and current: nobody looked afterwards."""
     for name in ("events", "rejects"):
         by_reason = {"rejects_malformed": 1, "rejects_unresolved": 1}
-        world.alter_proof(name, FIRST, counts={**world.proofs[name][FIRST.key].counts, **by_reason})
+        world.alter_slice_commit(name, FIRST, counts={**world.slice_commits[name][FIRST.key].counts, **by_reason})
     Committed(world, monkeypatch, keeps=table)
     nothing, lines = cast("Any", None), list[str]()
     work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, lines.append)
@@ -334,7 +334,7 @@ def test_an_erasure_that_leaves_a_row_of_the_key_is_no_success(
 
 def test_rejects_of_another_decision_are_not_taken_for_it(world: World) -> None:
     """An erasure died, and the slice was reprocessed since: its rejects are computed then."""
-    was = world.proofs["rejects"][FIRST.key]
+    was = world.slice_commits["rejects"][FIRST.key]
     taken = Erased(FIRST.key, {}, {"raw": 2, "rejects": 2, "rejects_malformed": 1, "rejects_unresolved": 1})
     lost = {**was.counts, "raw": was.counts["raw"] - 2, "rejects": 0, "rejects_malformed": 0, "rejects_unresolved": 0}
     whole = replace(was, counts={**was.counts, "rejects_malformed": 1, "rejects_unresolved": 1})

@@ -99,22 +99,24 @@ def _started(run: dg.DagsterRun) -> Any:
 
 def test_files_that_an_unfinished_retry_reads_are_not_removed(world: World) -> None:
     """Its rejects are still to be computed, from the version of events that its decision has seen."""
-    counts = {**world.proofs["events"][RETRIED.key].counts, SEEN: 0}
-    world.alter_proof("events", RETRIED, attempt=3, counts=counts)
+    counts = {**world.slice_commits["events"][RETRIED.key].counts, SEEN: 0}
+    world.alter_slice_commit("events", RETRIED, attempt=3, counts=counts)
     world.write()
     long_ago = NOW + timedelta(days=7)  # as seen from then
     [events] = [one for one in maintain(work_of(world), None, long_ago, sure=False).tables if one.table == "events"]
     assert [RETRIED.key in note and "finish it first" in note for note in events.notes] == [True]
     [events] = [one for one in maintain(work_of(world), None, NOW, sure=False).tables if one.table == "events"]
     assert events.notes == [], "the horizon reaches farther back"
-    world.alter_proof("rejects", RETRIED, attempt=3)
+    world.alter_slice_commit("rejects", RETRIED, attempt=3)
     world.write()
     [events] = [one for one in maintain(work_of(world), None, long_ago, sure=False).tables if one.table == "events"]
     assert events.notes == [], "it is finished"
 
 
 def test_files_that_an_unfinished_erasure_of_a_retired_retry_reads_are_not_removed(world: World) -> None:
-    world.alter_proof("events", RETRIED, attempt=3, counts={**world.proofs["events"][RETRIED.key].counts, SEEN: 0})
+    world.alter_slice_commit(
+        "events", RETRIED, attempt=3, counts={**world.slice_commits["events"][RETRIED.key].counts, SEEN: 0}
+    )
     world.write()
     world.ledger.retired.retire("orders", [RETRIED.key], NOW)
     number = world.ledger.erasures.add(Erasure("orders", "a" * 64, "asked for", "somebody", NOW))

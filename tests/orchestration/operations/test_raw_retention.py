@@ -38,13 +38,13 @@ from highwater.orchestration.operations.reclaiming import look as look_to_reclai
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.locating import locate
 from highwater.plans import Discard
-from highwater.proof import Proof
 from highwater.reclaims import Reclaim
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.erasures import Erasures
 from highwater.resources.table_maintenance import Stock
 from highwater.retention import AGED_FROM, Needed, aged, free, old_enough, planned_before, records
+from highwater.slice_commits import SliceCommit
 from highwater.slices import Slice
 from tests.orchestration.operations.test_erasing import Committed
 from tests.world import FIRST, NOON, RETRIED, STREAM, World
@@ -144,14 +144,14 @@ class Step:
         for after, (name, before) in {"begin": ("begin", "add"), "done": ("done", "")}.items():
             monkeypatch.setattr(Erasures, name, self.dying(getattr(Erasures, name), before, after))
 
-    def held(self, work: Work, proofs: Mapping[str, Proof]) -> list[dict[str, Any]]:
+    def held(self, work: Work, slice_commits: Mapping[str, SliceCommit]) -> list[dict[str, Any]]:
         """The rows of the versions that the commit records name."""
         import pyarrow as pa
         from deltalake import DeltaTable, QueryBuilder
 
         rows = []
-        for key, proof in proofs.items():
-            table = DeltaTable(work.lake.path("orders", "raw"), version=proof.counts[AGED_FROM])
+        for key, slice_commit in slice_commits.items():
+            table = DeltaTable(work.lake.path("orders", "raw"), version=slice_commit.counts[AGED_FROM])
             sql = f"SELECT * FROM t WHERE slice = '{key}'"
             rows += pa.table(QueryBuilder().register("t", table).execute(sql)).to_pylist()
         return rows
@@ -161,15 +161,17 @@ class Step:
         work: Work,
         committed: CommittedSlices,
         rows: Sequence[Any],
-        proofs: Sequence[Proof],
+        slice_commits: Sequence[SliceCommit],
         *,
         records: Sequence[int],
     ) -> None:
         del work, records
         self.see("keep")
-        mine = {proof.key: proof for proof in proofs}
-        assert {key: proof.attempt > committed.attempt(key) for key, proof in mine.items()} == dict.fromkeys(mine, True)
-        self.world.proofs["raw"].update(mine)
+        mine = {slice_commit.key: slice_commit for slice_commit in slice_commits}
+        assert {
+            key: slice_commit.attempt > committed.attempt(key) for key, slice_commit in mine.items()
+        } == dict.fromkeys(mine, True)
+        self.world.slice_commits["raw"].update(mine)
         self.world.rows["raw"] = [row for row in self.world.rows["raw"] if row["slice"] not in mine] + [*rows]
         self.world.write()
         self.meanwhile()
@@ -290,7 +292,7 @@ def take_rows(world: World) -> None:
 def say_so(world: World) -> None:
     """The commit's own word is no record."""
     take_rows(world)
-    world.alter_proof("raw", world.second, counts={"aged": 2})
+    world.alter_slice_commit("raw", world.second, counts={"aged": 2})
 
 
 @pytest.mark.parametrize(
@@ -314,8 +316,8 @@ def test_a_record_explains_nothing_of_rows_that_came_back(step: Step, world: Wor
     before = [*world.rows["raw"]]
     step.maintain()
     world.rows["raw"] = before
-    world.alter_proof("raw", world.second, counts={})
-    world.alter_proof("raw", RETRIED, counts={})
+    world.alter_slice_commit("raw", world.second, counts={})
+    world.alter_slice_commit("raw", RETRIED, counts={})
     assert world.red() == {}
     reported = explain(world.ledger, world.lake, STORED, world.second.key, None).aged
     assert reported[-1] == "raw was read again since, and holds its records"
@@ -395,7 +397,7 @@ def begin_a_run(step: Step) -> None:
 
 def reprocess(step: Step) -> None:
     step.meanwhile = lambda: None
-    step.world.alter_proof("events", step.world.second, attempt=9)
+    step.world.alter_slice_commit("events", step.world.second, attempt=9)
     step.world.write()
 
 
@@ -411,8 +413,8 @@ def test_rows_that_a_run_needs_meanwhile_are_put_back(
     assert [(row["offset"], row["key"], row["value"]) for row in again] == [
         (row["offset"], row["key"], row["value"]) for row in before
     ]
-    proof = world.lake.committed("orders", "raw", [world.second.key])[world.second.key]
-    assert (proof.rows, aged(proof), AGED_FROM in proof.counts) == (2, 0, False)
+    slice_commit = world.lake.committed("orders", "raw", [world.second.key])[world.second.key]
+    assert (slice_commit.rows, aged(slice_commit), AGED_FROM in slice_commit.counts) == (2, 0, False)
     [open_] = world.ledger.erasures.slices([world.second.key])[world.second.key]
     assert open_.done_at is None
 
@@ -420,7 +422,7 @@ def test_rows_that_a_run_needs_meanwhile_are_put_back(
 def test_slices_that_runs_work_on_or_that_are_not_whole_keep_their_rows(step: Step, world: World) -> None:
     step.instance.add_dynamic_partitions("orders_slices", world.keys)
     step.run(world.second.key)
-    world.alter_proof("rejects", RETRIED, attempt=1)
+    world.alter_slice_commit("rejects", RETRIED, attempt=1)
     world.write()
     found = step.maintain()
     assert dict(found.retained) == {
@@ -550,14 +552,14 @@ def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
 ) -> None:
     """Its event goes; of its second deliveries nothing is known any more, and nothing is claimed."""
     for name in ("events", "rejects"):
-        counts = world.proofs[name][FIRST.key].counts
-        world.alter_proof(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
+        counts = world.slice_commits[name][FIRST.key].counts
+        world.alter_slice_commit(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
     give_up(world)
     step.maintain()
     assert held(world) == set()
-    rows = dict(world.proofs["raw"])
+    rows = dict(world.slice_commits["raw"])
     retained = Committed(world, monkeypatch)
-    world.proofs["raw"].update(rows)
+    world.slice_commits["raw"].update(rows)
     world.write()
     retained.dies_after = "raw"
     work, asked = step.work(), ErasureRequest(digest_of(b"o5"), sure=True, by="ann", because="asked for")
@@ -567,7 +569,7 @@ def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
     erasing.erase_key(work, None, asked, NOW)
     assert [name for name in retained.names if name != "forgotten"] == ["raw", "events", "rejects"]
     assert world.of("events", key="o5") == world.of("rejects", key=b"o5") == []
-    lost = {key: one for key, one in world.proofs["raw"].items() if "erased" in one.counts}
+    lost = {key: one for key, one in world.slice_commits["raw"].items() if "erased" in one.counts}
     reported = {key: (records(one), one.counts["erased"], AGED_FROM in one.counts) for key, one in lost.items()}
     assert reported == {FIRST.key: (6, 2, False), RETRIED.key: (2, 1, False)}
     red = world.red()
@@ -581,7 +583,7 @@ def test_records_of_slices_without_rows_are_not_reclaimed(step: Step, world: Wor
     """A retry that is reprocessed may reject what it had accepted; there is nothing to decide of on the main topic."""
     found = look_to_reclaim(world.ledger, world.lake, STORED, Choice())
     assert (found.slices, found.aged) == ([FIRST.key], 0)
-    world.alter_proof("raw", FIRST, counts={"aged": 8})
+    world.alter_slice_commit("raw", FIRST, counts={"aged": 8})
     world.write()
     found = look_to_reclaim(world.ledger, world.lake, STORED, Choice())
     assert (found.slices, found.aged) == ([], 1)
@@ -589,14 +591,14 @@ def test_records_of_slices_without_rows_are_not_reclaimed(step: Step, world: Wor
     del step
 
 
-def committed(proof: Proof) -> CommittedSlices:
-    return CommittedSlices({proof.key: proof}, 7)
+def committed(slice_commit: SliceCommit) -> CommittedSlices:
+    return CommittedSlices({slice_commit.key: slice_commit}, 7)
 
 
 def test_a_decision_remains_without_raw_and_none_is_made_of_nothing() -> None:
-    gone, whole = committed(Proof(FIRST, 2, 0, {"aged": 8})), committed(Proof(FIRST, 1, 8))
+    gone, whole = committed(SliceCommit(FIRST, 2, 0, {"aged": 8})), committed(SliceCommit(FIRST, 1, 8))
     assert events._undecidable(whole, [FIRST.key], CommittedSlices({}, -1)) == {}
-    decided = committed(Proof(FIRST, 2, 5))
+    decided = committed(SliceCommit(FIRST, 2, 5))
     assert "8 rows of raw went by their age" in events._undecidable(gone, [FIRST.key], decided)[FIRST.key]
     with pytest.raises(UnbalancedError, match="nothing to decide of"):
         events._undecidable(gone, [FIRST.key], CommittedSlices({}, -1))
@@ -607,7 +609,7 @@ def test_a_split_of_rows_that_went_meanwhile_is_not_committed(world: World) -> N
     read = CommittedSlices.read(work, "raw")
     events._ensure_as_read(work, read, {FIRST.key: 8})
     events._ensure_as_read(work, read, {FIRST.key: 7})  # damaged by something else, which the checks find
-    world.alter_proof("raw", FIRST, attempt=2, counts={"aged": 8})
+    world.alter_slice_commit("raw", FIRST, attempt=2, counts={"aged": 8})
     world.rows["raw"] = [row for row in world.rows["raw"] if row["slice"] != FIRST.key]
     world.write()
     with pytest.raises(SupersededAttemptError, match="committed again"):
@@ -617,5 +619,7 @@ def test_a_split_of_rows_that_went_meanwhile_is_not_committed(world: World) -> N
 def test_a_part_of_what_went_does_not_come_back() -> None:
     """Compaction took records since: events of fewer would be fewer events."""
     again = _Read(NOTHING, {}, {FIRST.key: 7})
-    assert "would give 7 records, the commit recorded 8" in str(again.refused(FIRST, Proof(FIRST, 2, 0, {"aged": 8})))
-    assert replace(again, again={FIRST.key: 8}).refused(FIRST, Proof(FIRST, 2, 0, {"aged": 8})) is None
+    assert "would give 7 records, the commit recorded 8" in str(
+        again.refused(FIRST, SliceCommit(FIRST, 2, 0, {"aged": 8}))
+    )
+    assert replace(again, again={FIRST.key: 8}).refused(FIRST, SliceCommit(FIRST, 2, 0, {"aged": 8})) is None

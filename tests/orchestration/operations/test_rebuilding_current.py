@@ -17,8 +17,8 @@ from highwater.commit_records import CommitRecord
 from highwater.errors import ConfigurationError
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
-from highwater.proof import Proof
 from highwater.resources.commit_log import Committed
+from highwater.slice_commits import SliceCommit
 from tests.commits import commit_current
 from tests.orchestration.operations.test_rebuilding import a_slice
 from tests.support import Bench, customers, order_message
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 EXPECTED = {"o0": 3, "o1": 3, "o2": 2, "o3": 2}
 
 
-def decided(*ordinals: int, attempt: int = 1) -> dict[str, Proof]:
+def decided(*ordinals: int, attempt: int = 1) -> dict[str, SliceCommit]:
     slices = [a_slice(ordinal, {0: (ordinal, ordinal + 1)}) for ordinal in ordinals]
-    return {slice_.key: Proof(slice_, attempt, 1) for slice_ in slices}
+    return {slice_.key: SliceCommit(slice_, attempt, 1) for slice_ in slices}
 
 
 def keys(*ordinals: int) -> list[str]:

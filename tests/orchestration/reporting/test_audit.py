@@ -24,10 +24,10 @@ from highwater.orchestration.checking import origin_counts
 from highwater.orchestration.checking.origin_counts import Ends, count_ends, count_parked
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.plans import Discard
-from highwater.proof import Proof
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.commits import commit_current
 from tests.scene import Scene
@@ -56,7 +56,7 @@ class Written:
         self.rows: dict[str, list[dict[str, Any]]] = {
             name: [] for name in ("raw", "events", "rejects", "dlq", "current")
         }
-        self.proofs: dict[str, dict[str, Proof]] = {name: {} for name in self.rows if name != "current"}
+        self.slice_commits: dict[str, dict[str, SliceCommit]] = {name: {} for name in self.rows if name != "current"}
         self.current: dict[str, int] = {}
 
     def prove(self, slice_: Slice, rows: Mapping[str, int], *, attempt: int = 1, **counts: int) -> None:
@@ -65,8 +65,10 @@ class Written:
             if table == "current":
                 self.current[slice_.key] = attempt
                 continue
-            proof = Proof(slice_, attempt, number, {"rejects": rows.get("rejects", 0), "tombstones": 0, **counts})
-            self.proofs[table][slice_.key] = proof
+            slice_commit = SliceCommit(
+                slice_, attempt, number, {"rejects": rows.get("rejects", 0), "tombstones": 0, **counts}
+            )
+            self.slice_commits[table][slice_.key] = slice_commit
 
     def add(self, table: str, slice_: Slice, offsets: Sequence[int], **columns: object) -> None:
         """Rows of origins of the main topic."""
@@ -93,10 +95,10 @@ class Written:
             plain = schema.remove(schema.get_field_index("slice"))
             rows = [{name: row.get(name) for name in plain.names} for row in self.rows["current"]]
             commit_current(self.lake, "orders", self.current, pa.Table.from_pylist(rows, plain), replace=True)
-        for table, proofs in self.proofs.items():
-            if proofs or self.rows[table]:
+        for table, slice_commits in self.slice_commits.items():
+            if slice_commits or self.rows[table]:
                 made = pa.Table.from_pylist(self.rows[table], schema)
-                plant(self.lake.path("orders", table), made, proofs.values(), replace=True)
+                plant(self.lake.path("orders", table), made, slice_commits.values(), replace=True)
 
     def ends(self) -> Ends:
         self.write()

@@ -22,10 +22,10 @@ from highwater.orchestration.reporting import audit as audit_page
 from highwater.orchestration.reporting.consumer_lag import Ages, in_raw, unread_ages
 from highwater.orchestration.reporting.plan_status import topic_status
 from highwater.plans import Generation, Loss
-from highwater.proof import Proof
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
 from tests.support import make_stream
@@ -98,7 +98,7 @@ class Deployed:
         slices = [self.slices[n] for n in ordinals]
         self.ledger.next_attempts([slice_.key for slice_ in slices])
         none = pa.table({"slice": pa.array([], pa.string())})
-        plant(self.lake.path("orders", "raw"), none, [Proof(p, 1, 0) for p in slices])
+        plant(self.lake.path("orders", "raw"), none, [SliceCommit(p, 1, 0) for p in slices])
 
     def ages(self) -> Ages:
         return unread_ages(self.ledger, self.kafka, STREAM, self.topic, in_raw(self.ledger, self.lake, STREAM))
@@ -458,7 +458,7 @@ def test_the_audit_counts_what_is_planned_and_not_read(deployed: Deployed, monke
     assert [round((one.age or timedelta(0)) / timedelta(minutes=1)) for one in page.partitions] == [70, 70]
 
 
-def test_no_proof_and_no_other_plan_is_opened(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_slice_commit_and_no_other_plan_is_opened(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 100,000 slices that would take minutes."""
 
     def opened(*_: object, **__: object) -> None:

@@ -268,7 +268,7 @@ def test_a_lake_that_is_away_is_reported_and_is_not_taken_for_one_without_slices
     assert isinstance(_waiting(*asked), BreakerOpenError)
 
 
-def test_a_log_that_cannot_be_read_and_a_proof_of_another_format_are_reported(
+def test_a_log_that_cannot_be_read_and_a_slice_commit_of_another_format_are_reported(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both ended `status` in a traceback."""
@@ -288,15 +288,18 @@ def test_a_log_that_cannot_be_read_and_a_proof_of_another_format_are_reported(
     assert (found.of, found.found) == (None, "a checkpoint is gone"), "one table that is broken is no lake away"
 
     def newer(*_: object) -> None:
-        raise ValueError("proof of format 9; this version reads format 2")
+        raise ValueError("slice commit of format 9; this version reads format 2")
 
-    monkeypatch.setattr(publication_status, "proofs_in", newer)
+    monkeypatch.setattr(publication_status, "slice_commits_in", newer)
     reported = _waiting(tables.ledger, tables.lake, tables.stream)
     status = StreamStatus("orders", "orders", 1, 0, None, waiting=reported)
-    text = "ValueError: proof of format 9; this version reads format 2"
+    text = "ValueError: slice commit of format 9; this version reads format 2"
     assert status.lines[-1] == f"  what waits in the lake is not known: {text}"
     plain = status.to_plain()
-    assert plain["lake_error"] == {"error": "ValueError", "text": "proof of format 9; this version reads format 2"}
+    assert plain["lake_error"] == {
+        "error": "ValueError",
+        "text": "slice commit of format 9; this version reads format 2",
+    }
     assert (plain["publication"], plain["reclaimed"], plain["reclaimed_remedy"]) == (None, [], "")
     assert replace(status, waiting=None).to_plain()["lake_error"] is None
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 from dev.planted import plant
 from highwater.assets.commit import CommittedSlices, commit_until_settled
 from highwater.assets.work import Work
-from highwater.proof import Proof
 from highwater.resources.lake import Lake
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.support import make_stream
 
@@ -23,7 +23,7 @@ def test_a_committed_slice_is_reported_with_the_version_in_which_it_does(tmp_pat
     lake = Lake(str(tmp_path / "lake"))
     for slice_ in slices:
         rows = pa.table({"slice": pa.array([], pa.string())})
-        plant(lake.path("orders", "raw"), rows, [Proof(slice_, 1, 0, {"lost": 1})])
+        plant(lake.path("orders", "raw"), rows, [SliceCommit(slice_, 1, 0, {"lost": 1})])
     said: list[str] = []
     nobody: Any = None
     work = Work(make_stream("orders"), slices, nobody, lake, nobody, nobody, said.append)

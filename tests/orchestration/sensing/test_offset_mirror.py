@@ -34,11 +34,11 @@ from highwater.orchestration.checking import slice_status
 from highwater.orchestration.sensing import offset_mirror
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation
-from highwater.proof import Proof
 from highwater.resources import groups
 from highwater.resources.kafka import Kafka, PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.commits import commit_current
 from tests.support import Message, make_stream, send
@@ -63,7 +63,7 @@ def prove(lake: Lake, stream: str, slices: Sequence[Slice], *tables: str, attemp
         rows = rejects if table in {"rejects", "dlq"} else 0
         keys = [slice_.key for slice_ in slices] * rows
         data = pa.table({"slice": pa.array(keys, pa.string()), "retries": pa.array([0] * len(keys), pa.int32())})
-        plant(lake.path(stream, table), data, [Proof(slice_, attempt, rows) for slice_ in slices])
+        plant(lake.path(stream, table), data, [SliceCommit(slice_, attempt, rows) for slice_ in slices])
 
 
 @dataclass

@@ -222,7 +222,7 @@ def test_the_run_of_a_planned_slice_records_what_expired(
     kafka = Looks(fault, {"expired": fault, "sound": WHOLE, "absent": None}[second])
     stream: Any = replace(STREAM, **changes)
     work: Any = SimpleNamespace(stream=stream, slices=[slice_], ledger=planned, kafka=kafka, log=lambda _: None)
-    left = raw._uncommitted(work, cast("Any", SimpleNamespace(proofs={slice_.key: None} if in_raw else {})), ())
+    left = raw._uncommitted(work, cast("Any", SimpleNamespace(slice_commits={slice_.key: None} if in_raw else {})), ())
     found = [(one.partition, one.offsets, one.accepted_by) for one in planned.losses()]
     assert found == ([(0, OffsetRange(0, 10), "on_expired=record")] if lost else [])
     assert left[slice_.key].ranges == {0: OffsetRange(10 if lost else 0, 40), 1: OffsetRange(0, 40)}
@@ -243,7 +243,7 @@ def test_a_run_fails_for_good_only_where_two_looks_agree(planned: Ledger, name: 
 
     def read(*shown: TopicState | None) -> None:
         work: Any = SimpleNamespace(stream=STREAM, slices=[slice_], ledger=planned, kafka=Looks(*shown))
-        raw._unreadable_slices(work, {slice_.key: slice_}, cast("Any", SimpleNamespace(proofs={})))
+        raw._unreadable_slices(work, {slice_.key: slice_}, cast("Any", SimpleNamespace(slice_commits={})))
 
     with pytest.raises(error):
         read(fault, fault)

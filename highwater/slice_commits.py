@@ -1,4 +1,4 @@
-"""The proof of a slice in one commit of a table: its ranges, the attempt and the counts."""
+"""The commit of one slice in a table: its ranges, the attempt and the counts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Proof:
-    """The facts of one slice in its commit.
+class SliceCommit:
+    """The commit of one slice in a table.
 
     Args:
         slice_: the slice as it was planned.
         attempt: the number, issued by the ledger, of the decision that the commit belongs to.
         rows: of the slice in the table; None where they were not counted before the write, so Delta's log has them.
         counts: further numbers by name; in events the whole split of raw.
-        past: whether the proof also holds what the plan recorded of each partition's past (I16), for a ledger that is
+        past: whether the commit also holds what the plan recorded of each partition's past (I16), for a ledger that is
             rebuilt; one table of a stream does.
         run: the run that read the slice, where one table of a stream has it.
         extra: further values of JSON that one table needs.
@@ -61,11 +61,11 @@ class Proof:
         return {**plain, **(_past(slice_) if self.past else {}), **{name: one for name, one in optional.items() if one}}
 
     def to_json(self) -> str:
-        """The written form; equal proofs are written alike."""
+        """The written form; equal commits are written alike."""
         return json.dumps(self.to_plain(), separators=(",", ":"), sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> Proof:
+    def from_json(cls, text: str) -> SliceCommit:
         """The inverse of `to_json`.
 
         Raises:
@@ -74,14 +74,14 @@ class Proof:
         return cls.from_plain(json.loads(text))
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Proof:
+    def from_plain(cls, plain: Mapping[str, Any]) -> SliceCommit:
         """The inverse of `to_plain`.
 
         Raises:
             ValueError: the values were written by a newer format or are none of ours.
         """
         if plain.get("format") != FORMAT:
-            raise ValueError(f"proof of format {plain.get('format')!r}; this version reads format {FORMAT}")
+            raise ValueError(f"slice commit of format {plain.get('format')!r}; this version reads format {FORMAT}")
         return cls(
             slice_=_slice_of(plain, ranges_from_plain(plain["ranges"])),
             attempt=plain["attempt"],
@@ -94,7 +94,7 @@ class Proof:
 
 
 def _past(slice_: Slice) -> dict[str, Any]:
-    """The epochs, and of the fingerprints those of the slice's own records: older ones are in proofs before it."""
+    """The epochs, and of the fingerprints those of the slice's own records: older ones are in commits before it."""
     own = {p: mark for p, mark in slice_.marks.items() if p in slice_.ranges and mark.offset in slice_.ranges[p]}
     return {"epochs": epochs_to_plain(slice_.epochs), "marks": marks_to_plain(own)}
 
@@ -109,7 +109,7 @@ def _slice_of(plain: Mapping[str, Any], ranges: Mapping[int, OffsetRange]) -> Sl
         ordinal=key.ordinal,
         ranges=ranges,
         planned_at=datetime.fromisoformat(plain["planned_at"]),
-        # The proofs of other tables have neither, nor have those that an older version wrote.
+        # The slice commits of other tables have neither, nor have those that an older version wrote.
         epochs=epochs_from_plain(plain.get("epochs", {})),
         marks=marks_from_plain(plain.get("marks", {})),
     )
