@@ -78,8 +78,8 @@ def definitions(world: World | None, rounds: int, records: int) -> Result:
         name="p",
         title="The definitions of 100 streams",
         method=(
-            "Each round loads a file with copies of `orders` that do not publish, builds the definitions and "
-            "serialises the snapshots of the repository and its jobs, as a code server does when it starts."
+            "Each round loads copies of `orders` that do not publish, builds the definitions and serialises the "
+            "snapshots of repository and jobs, as a code server does at its start."
         ),
         rows=rows,
         targets=[

@@ -110,8 +110,8 @@ def classification(world: World, rounds: int, records: int) -> Result:
         name="o",
         title="Classifying by format",
         method=(
-            f"{records:,} records in Spark's memory are decoded and classified, and written nowhere. The peers "
-            "`from_json` and `from_avro` check nothing; the peer of Protobuf is as many flat JSON records, classified."
+            f"{records:,} records in Spark's memory are decoded and classified, not written. `from_json` and "
+            "`from_avro` check nothing; the peer of Protobuf is flat JSON, classified."
         ),
         rows=rows,
         targets=[

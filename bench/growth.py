@@ -157,9 +157,9 @@ def growth_of_raw(world: World, rounds: int, records: int) -> Result:
         name="h",
         title="Raw while its slices grow",
         method=(
-            "A slice of 1,000 records is committed, then read back by its key. The slices before it are one file each: "
-            "links to few files, added by one commit, with rows and slice as their only statistics. So their "
-            f"checkpoint is smaller than usual. One of {commits} commits writes a checkpoint; the mean includes it."
+            "A slice of 1,000 records is committed, then read back by its key. The slices before it are one file each, "
+            "with rows and slice as their only statistics: their checkpoint is smaller than usual. One of "
+            f"{commits} commits writes a checkpoint; the mean includes it."
         ),
         rows=rows,
         targets=[

@@ -69,13 +69,12 @@ def reliable_against_bare(world: World, rounds: int, records: int) -> Result:
         title="The reliable producer, against a bare one",
         method=(
             f"{records * TIMES[USUAL]:,} records, or {records * TIMES[SMALL]:,} small ones, over {KEYS:,} keys, "
-            f"acks=all: seconds from the first {WARMING} delivery reports to the last. The first {WARMING} have rows "
-            f"of their own; an idempotent client first gets an identity. '{BARE}' has librdkafka's defaults: any "
-            f"number of requests in flight, 5 ms until a batch is sent; '{RELIABLE}' waits 20 ms. '{RELIABLE}' is "
-            f"`send_all`; '{BY_ID}' and '{BARE_BY_ID}' have a callback with the id of each record, '{ONE_BY_ONE}' "
-            f"is `send` with it. Far away, all reliable ones but '{RELIABLE}' follow [producers.md](producers.md): "
-            f"{_advice()}. Two of three replicas must be in sync. Proxies delay the brokers' answers. Shares are "
-            f"of the speed of '{BARE}', or of '{BARE_BY_ID}' for those with callbacks."
+            f"acks=all, two of three replicas in sync: seconds from the first {WARMING} delivery reports to the last. "
+            f"The first {WARMING} have rows of their own. '{BARE}' has librdkafka's defaults (linger.ms=5), "
+            f"'{RELIABLE}' linger.ms=20. '{RELIABLE}' is `send_all`, '{ONE_BY_ONE}' `send`; callbacks get each "
+            f"record's id. Far away, all reliable ones but '{RELIABLE}' follow [producers.md](producers.md): "
+            f"{_advice()}. Proxies delay the brokers' answers. Shares are of the speed of '{BARE}', with callbacks of "
+            f"'{BARE_BY_ID}'."
         ),
         rows=rows,
         targets=[

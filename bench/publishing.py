@@ -42,11 +42,10 @@ def publication_against_bare(world: World, rounds: int, records: int) -> Result:
         name="l",
         title="Publication, against a bare transactional producer",
         method=(
-            "Highwater reads the tables, sends the records in transactions with their mark, and stores the mark in the "
-            "ledger; for events it also looks for second deliveries and commits twice. The commit of `dlq` is left "
-            "out. The bare producer has the same records in memory, and transactions of the same size. When opened it "
-            "mostly waits half a second for its coordinator; one that connects first, as Highwater's does, seldom "
-            "waits. Shares are of the named producer's speed."
+            "Highwater reads the tables and sends the records with their mark; for events it also looks for second "
+            "deliveries and commits twice. The commit of `dlq` is left out. The bare producer has the records in "
+            "memory, and transactions of the same size. It mostly waits half a second for its coordinator, one that "
+            "connects first seldom. Shares are of the named producer's speed."
         ),
         rows=rows,
         targets=[

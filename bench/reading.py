@@ -41,7 +41,7 @@ def reading_tables(world: World, rounds: int, records: int) -> Result:
         title="Reading events and current",
         method=(
             f"{records:,} keys with one event each, in slices of {EVENTS_A_SLICE:,}, a file each. The peer is one "
-            "unpartitioned Delta table with the same rows. The share is of its speed."
+            "Delta table of these rows; the share is of its speed."
         ),
         rows=rows,
         targets=_targets(rows, 0.9),
@@ -61,8 +61,8 @@ def reading_small_slices(world: World, rounds: int, records: int) -> Result:
         name="n",
         title="Reading after many small slices and one maintenance",
         method=(
-            f"As (m), with {records:,} events in {SMALL_SLICES:,} slices of a file each. One maintenance first merged "
-            f"the {events_.before.files:,} files of events into {events_.after.files:,}."
+            f"As (m), with {records:,} events in {SMALL_SLICES:,} slices. One maintenance first merged "
+            f"{events_.before.files:,} files of events into {events_.after.files:,}."
         ),
         rows=rows,
         targets=_targets(rows, 0.8),

@@ -9,9 +9,9 @@ from bench.harness import RESULTS, Result, Row, Target
 PAGE = RESULTS.parent / "benchmarks.md"
 HEAD = """# Benchmarks
 
-`make bench` measures everything and writes this page; `make bench ARGS="--only a,d"` measures a part. Broker, Spark and
-benchmark share 2 cores, so compare ratios, not times. Variants take turns. A cell has the median seconds of the rounds,
-then the fastest and the slowest round. Bold values miss their goal.
+`make bench` writes this page; `make bench ARGS="--only a,d"` measures a part. Broker, Spark and benchmark share 2
+cores, so compare ratios. Variants take turns. Cells are seconds, the median of the rounds; lines in the plots reach
+from the fastest round to the slowest, and `docs/benchmarks/` has every round. Bold values miss their goal.
 """
 
 
@@ -54,10 +54,7 @@ def _goal(target: Target) -> str:
 
 
 def _cell(row: Row, variant: str) -> str:
-    if variant not in row.seconds:
-        return ""
-    values = row.seconds[variant]
-    return f"{row.median(variant):.3g} ({min(values):.3g}-{max(values):.3g})"
+    return f"{row.median(variant):.3g}" if variant in row.seconds else ""
 
 
 def _plot(result: Result, file: Path) -> None:
@@ -68,8 +65,13 @@ def _plot(result: Result, file: Path) -> None:
     variants = list(dict.fromkeys(name for row in result.rows for name in row.seconds))
     width = 0.8 / max(1, len(variants))
     for at, variant in enumerate(variants):
-        rows = [(n, row.median(variant)) for n, row in enumerate(result.rows) if variant in row.seconds]
-        axes.bar([n + at * width for n, _ in rows], [seconds for _, seconds in rows], width, label=variant)
+        rows = [(n, row) for n, row in enumerate(result.rows) if variant in row.seconds]
+        medians = [row.median(variant) for _, row in rows]
+        reach = [
+            [m - min(row.seconds[variant]) for m, (_, row) in zip(medians, rows, strict=True)],
+            [max(row.seconds[variant]) - m for m, (_, row) in zip(medians, rows, strict=True)],
+        ]
+        axes.bar([n + at * width for n, _ in rows], medians, width, yerr=reach, ecolor="gray", label=variant)
     middle = 0.4 - width / 2
     axes.set_xticks([n + middle for n in range(len(result.rows))], [row.case for row in result.rows], fontsize=8)
     axes.set_ylabel("seconds, median")

@@ -40,8 +40,8 @@ def planner_ticks(world: World, rounds: int, records: int) -> Result:
         name="e",
         title="A tick of the planner",
         method=(
-            "A tick inspects the topic on a broker, reads the last record of each partition for its fingerprint, and "
-            "stores one slice in SQLite. The tier's figure is all ticks until it is planned."
+            "A tick inspects a topic, reads the last record of each partition, and stores one slice in SQLite. The "
+            "tier's figure is all ticks until it is planned."
         ),
         rows=[*by_partitions, *by_plans, tier],
         targets=[
