@@ -164,9 +164,19 @@ def records(topic: str, first: int, end: int) -> list[Record]:
 
 
 def keys(bootstrap: str, topic: str) -> list[bytes | None]:
-    """Those that a reader of committed records sees, in the order of their offsets."""
+    """Those that a reader of committed records sees, in the order of their offsets.
+
+    A commit is acknowledged before its marker is in the topic, and by a coordinator that took over seconds before.
+    """
+    wait_until(lambda: all_ended(bootstrap, topic), 60, "the marker of the last transaction")
     found = read_topic(bootstrap, topic)
     return [found[place][0] for place in sorted(found)]
+
+
+def all_ended(bootstrap: str, topic: str) -> bool:
+    """Whether no transaction is open, up to the end of the topic."""
+    state = Kafka(bootstrap).topic_state(topic).partitions[0]
+    return state.last_stable is not None and state.last_stable == state.high_watermark
 
 
 def settled(bootstrap: str, topic: str) -> int:
