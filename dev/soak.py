@@ -153,7 +153,7 @@ class Soak:
             self._settle(stack)
             result = self._compare(stack, {str(victim): count for victim, count in killer.done.items()})
             if not _was_called(deaf):
-                result.wrong.append("the receiver of alerts was never told anything")
+                result.wrong.append("the receiver of alerts got none")
             return result
 
     def _create_topics(self, stack: Stack) -> None:

@@ -93,7 +93,7 @@ def _lacking(known: Recorded, there: Recorded | None) -> Iterable[dict[str, Any]
 
 
 def read(lake: Lake, stream: str, *, of_keys: bool = False) -> list[Recorded]:
-    """The rows of the table, of keys alone or all of them, oldest first, without numbers: these are each ledger's own.
+    """The rows of the table, of keys alone or all of them, oldest first, without numbers, which each ledger issues.
 
     Raises:
         DependencyAwayError: the lake could not be read.

@@ -61,7 +61,7 @@ class Window:
         return len(self.rows)
 
     def of(self, wanted: Callable[[PublicationOutcome | None], bool]) -> Window:
-        """The rows with such a outcome."""
+        """The rows whose outcome is wanted."""
         import pyarrow as pa
 
         hits = [wanted(one) for one in self.outcomes]
@@ -71,7 +71,7 @@ class Window:
         return Window(self.rows.filter(mine), self.outcomes, self.which.filter(mine))
 
     def column(self, say: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:
-        """A column computed from each row's outcome; null without a outcome."""
+        """A column computed from each row's outcome; null without one."""
         import pyarrow as pa
 
         said = [None if one is None else say(one) for one in self.outcomes]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NUMBER = "reclaims"
 # A record that was published before its origin was reclaimed.
 STALE = "stale"
-# In the slice commit of a decision: how many acts of taking back it saw. Without it there was none.
+# In the slice commit of a decision: how many reclaims it saw. Without it there was none.
 SEEN = "reclaims_seen"
 _TAKEN = "highest_reclaim"
 

@@ -33,7 +33,7 @@ STATIC_CONF: Mapping[str, str] = MappingProxyType(
         # Spark keeps the last 100 classes that it compiled for queries. A slice goes through its tables by some 140 of
         # them, in the same order each time: 107 were compiled again for every slice, a quarter of its time.
         "spark.sql.codegen.cache.maxEntries": "2000",
-        # PySpark notes the line of each column for its errors, a second for the columns of a slice's events. The lines
+        # PySpark notes the line of each column for its errors: under a profiler a second of a slice's events. The lines
         # are ours and say nothing to the reader of an error.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         # Delta loads the class at the first commit to a table on S3, and reads no session's setting of it.

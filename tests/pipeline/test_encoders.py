@@ -211,3 +211,36 @@ def test_the_pipeline_reads_what_was_written(spark: SparkSession, name: str) -> 
     assert {row["detail"] for row in rows} == {None}, f"seed {seed}"
     found = [{one: reported(row[f"v_{one}"]) for one in values[0]} for row in rows]
     assert unlike(stream, values, found) == [], f"seed {seed}"
+
+
+_ARRAY = {"type": "array", "items": "double"}
+ARRAYS = {
+    "type": "record",
+    "name": "Arrays",
+    "fields": [
+        {"name": "either", "type": ["null", "string", _ARRAY]},
+        {"name": "named", "type": {"type": "map", "values": _ARRAY}},
+        {"name": "rows", "type": {"type": "array", "items": _ARRAY}},
+    ],
+}
+
+
+@pytest.mark.slow
+def test_doubles_in_arrays_of_avro_keep_their_digits_wherever_the_array_is(spark: SparkSession) -> None:
+    """Avro 1.12.0 alone rounds them to `float`: 0.1 becomes 0.10000000149011612, and 1.7e308 infinite."""
+    doubles = Field("doubles", "array", of=Field("double", "double"))
+    fields = (Field("either", "json"), Field("named", "map", of=doubles), Field("rows", "array", of=doubles))
+    stream, numbers, parsed = (
+        bare(Avro(json.dumps(ARRAYS)), *fields),
+        [0.1, 1.7e308, -1e-300],
+        fastavro.parse_schema(ARRAYS),
+    )
+    encoded = []
+    for either in (numbers, "text"):
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, parsed, {"either": either, "named": {"a": numbers}, "rows": [numbers, []]})
+        encoded.append(out.getvalue())
+    found = sorted(by_pipeline(spark, stream, encoded), key=lambda row: row["name"])
+    assert [row["detail"] for row in found] == [None, None]
+    assert [json.loads(row["v_either"]) for row in found] == [numbers, "text"]
+    assert [(row["v_named"], row["v_rows"]) for row in found] == [({"a": numbers}, [numbers, []])] * 2

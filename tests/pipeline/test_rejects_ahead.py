@@ -154,7 +154,7 @@ def test_however_many_rejects_there_are_few_are_held_and_each_transaction_has_fe
     many.publish(log)
     assert [one.key for one in log.records] == [b"o%d" % n for n in range(60)]
     assert 1 < max(log.sizes) <= most
-    # The batch that goes out, and the read of which the next one is made.
+    # The batch that goes out, and the read from which the next one is made.
     assert 0 < max(log.held) <= most + read
 
 

@@ -31,7 +31,7 @@ GROUP BY slice, topic, generation, "partition", stretch
 
 @dataclass
 class Rows:
-    """The rows of one slice in raw, by their offsets; those of slice commits are left out.
+    """The rows of one slice in raw, by their offsets.
 
     Args:
         held: for each partition the offsets that have a row.

@@ -1,7 +1,7 @@
 """Slices whose records were reclaimed from the DLQ, and that nobody has materialised since."""
 
-# Nothing decides such a slice by itself: repair takes it for whole. A decision keeps how many acts of taking back it
-# saw (`highwater.assets.reclaims`), so the slices that wait are those of an act that their decision did not see.
+# Nothing decides such a slice by itself: repair takes it for whole. A decision keeps how many reclaims it saw
+# (`highwater.assets.reclaims`), so the slices that wait are those of a reclaim that their decision did not see.
 
 from __future__ import annotations
 
