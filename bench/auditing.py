@@ -42,8 +42,8 @@ def looking(world: World, rounds: int, records: int) -> Result:
         name="k",
         title="What looking costs",
         method=(
-            f"Each command is a process of its own. `status` has a ledger of {SLICES:,} slices, without and with the "
-            f"tables of a stream that publishes. `audit --versions --keys` reads {records:,} records without an error. "
+            f"`status` has a ledger of {SLICES:,} slices, without and with the tables of a stream that publishes. "
+            f"`audit --versions --keys` reads {records:,} records without an error. "
             f"Then {CHECKED} slices pass all tables and checks, in a new stream and behind those records."
         ),
         rows=[

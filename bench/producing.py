@@ -70,11 +70,10 @@ def reliable_against_bare(world: World, rounds: int, records: int) -> Result:
         method=(
             f"{records * TIMES[USUAL]:,} records, or {records * TIMES[SMALL]:,} small ones, over {KEYS:,} keys, "
             f"acks=all, two of three replicas in sync: seconds from the first {WARMING} delivery reports to the last. "
-            f"The first {WARMING} have rows of their own. '{BARE}' has librdkafka's defaults (linger.ms=5), "
-            f"'{RELIABLE}' linger.ms=20. '{RELIABLE}' is `send_all`, '{ONE_BY_ONE}' `send`; callbacks get each "
-            f"record's id. Far away, all reliable ones but '{RELIABLE}' follow [producers.md](producers.md): "
-            f"{_advice()}. Proxies delay the brokers' answers. Shares are of the speed of '{BARE}', with callbacks of "
-            f"'{BARE_BY_ID}'."
+            f"'{BARE}' has librdkafka's defaults, '{RELIABLE}' is `send_all`, '{ONE_BY_ONE}' `send`; callbacks get "
+            f"each record's id. Far away, all reliable ones but '{RELIABLE}' follow "
+            f"[producers.md](producers.md#the-properties); proxies delay the brokers' answers. Shares are of the "
+            f"speed of '{BARE}', with callbacks of '{BARE_BY_ID}'."
         ),
         rows=rows,
         targets=[
@@ -82,14 +81,6 @@ def reliable_against_bare(world: World, rounds: int, records: int) -> Result:
             for row in rows
             for name, peer in _compared_pairs(row)
         ],
-    )
-
-
-def _advice() -> str:
-    return "; ".join(
-        f"for {size:,} bytes {far.clients} clients, linger.ms={far.linger * 1000:.0f}, "
-        f"{far.most_with_client:,} records under way"
-        for size, far in FAR.items()
     )
 
 

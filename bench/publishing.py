@@ -43,9 +43,8 @@ def publication_against_bare(world: World, rounds: int, records: int) -> Result:
         title="Publication, against a bare transactional producer",
         method=(
             "Highwater reads the tables and sends the records with their mark; for events it also looks for second "
-            "deliveries and commits twice. The commit of `dlq` is left out. The bare producer has the records in "
-            "memory, and transactions of the same size. It mostly waits half a second for its coordinator, one that "
-            "connects first seldom. Shares are of the named producer's speed."
+            "deliveries and commits twice. The bare producer has the records in memory. It mostly waits half a second "
+            "for its coordinator, one that connects first seldom. Shares are of the named producer's speed."
         ),
         rows=rows,
         targets=[

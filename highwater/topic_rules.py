@@ -136,7 +136,7 @@ def check_published_topic(facts: TopicFacts) -> list[Finding]:
 def check_room(facts: TopicFacts, main: TopicFacts) -> Finding:
     """Whether a topic of the DLQ takes whatever the main topic holds, with its envelope.
 
-    No error: what it does not take holds nobody up (ADR 17).
+    No error: what it does not take holds nobody up (ADR 6).
     """
     rule = "max.message.bytes"
     found, largest = _setting(facts, rule), _setting(main, rule)

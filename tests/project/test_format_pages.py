@@ -71,12 +71,6 @@ def test_the_page_of_keys_has_every_format_of_keys() -> None:
     assert shown == formats - {"Raw"}
 
 
-def test_the_page_of_streams_has_every_format_of_keys() -> None:
-    listed = {spans(row[0])[0].partition("(")[0] for row in rows(section("docs/streams.md", "Key format"))}
-
-    assert listed == {kind.__name__ for kind in get_args(KeyFormat)}
-
-
 def test_the_page_of_formats_lists_every_page() -> None:
     text = (ROOT / "docs/formats/README.md").read_text()
 
