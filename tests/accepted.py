@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from highwater.resources.producer import Record
     from highwater.resources.transactions import PublicationMark
 
+
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TARGET = "orders.accepted"
 
@@ -252,3 +253,12 @@ def said(record: Sent) -> dict[str, Any]:
     """The fields of a record, decimals exact."""
     found: dict[str, Any] = json.loads(record.value or b"", parse_float=Decimal)
     return found
+
+
+def orders(partition: int, first: int, last: int, **changes: Any) -> list[Event]:
+    """Events at these offsets, each of an order of its own."""
+    return [Event(partition, n, f"o{partition}-{n}", minute=n, changes={"n": n, **changes}) for n in range(first, last)]
+
+
+def places(records: list[Sent]) -> list[tuple[int, int]]:
+    return [record.place for record in records]

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace as replaced
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dev.planted import plant
 from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.resources.commit_log import complete
+from highwater.resources.lake import Lake
+from highwater.resources.ledger import Ledger
 from highwater.resources.numbered_commits import PlannedSlices
+from highwater.slice_commits import SliceCommit
+from highwater.slices import Slice
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from highwater.resources.lake import Lake
-    from highwater.resources.ledger import Ledger
 
 
 def commit_current(
@@ -57,3 +59,36 @@ def commit_current(
         slices = {} if ledger is None else PlannedSlices(ledger)
         version = lake.table_at(stream, "current").version()
         complete(lake.table_at(stream, "current"), slices, [replaced(one, version=version) for one in records])
+
+
+def commit_empty(lake: Lake, slices: Sequence[Slice], *tables: str) -> None:
+    """Commit slices without rows to tables of the lake."""
+    import pyarrow as pa
+
+    rows = pa.table({"slice": pa.array([], pa.string())})
+    for table in tables:
+        if table == "current":
+            commit_current(lake, "orders", {s.key: 1 for s in slices})
+        else:
+            plant(lake.path("orders", table), rows, [SliceCommit(s, 1, 0, {"rejects": 0}) for s in slices])
+
+
+def store_raw(lake: Lake, slice_: Slice, rows: list[dict[str, Any]]) -> None:
+    import pyarrow as pa
+
+    schema = pa.schema(
+        [
+            ("slice", pa.string()),
+            ("topic", pa.string()),
+            ("generation", pa.int32()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("timestamp_ms", pa.int64()),
+            ("timestamp_type", pa.int32()),
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ]
+    )
+    slice_commit = SliceCommit(slice_, 1, len(rows))
+    plant(lake.path("orders", "raw"), pa.Table.from_pylist(rows, schema), [slice_commit], replace=True)

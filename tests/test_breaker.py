@@ -17,13 +17,12 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dev.planted import plant
 from highwater.assets import events
 from highwater.assets.breaker_gate import ensure_admitted, ensure_within_limit
 from highwater.assets.commit import CommittedSlices
 from highwater.assets.work import Work
 from highwater.breaker import LONGEST_PROBE, Circuit, Outcome, admit, done, fail, judge
-from highwater.declaration import Breaker, OnReject, Stream
+from highwater.declaration import Breaker, OnReject
 from highwater.declaration_parts import ON_REJECT
 from highwater.errors import (
     BreakerOpenError,
@@ -41,8 +40,6 @@ from highwater.orchestration.cli.main import main
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing import stream_ticks
-from highwater.orchestration.sensing.repairing import RULES as REPAIR
-from highwater.orchestration.sensing.repairing import repair
 from highwater.orchestration.sensing.run_requests import PastRun, forgiven, last_tries, stop
 from highwater.orchestration.sensing.step_breaker import watched
 from highwater.resources.kafka import Kafka
@@ -51,17 +48,25 @@ from highwater.resources.ledger import Ledger, breakers
 from highwater.resources.ledger.breakers import Acceptance, AcceptedReason, Judgement
 from highwater.slice_commits import SliceCommit
 from highwater.slices import Slice
-from tests.commits import commit_current
-from tests.orchestration.reporting.test_audit import a_slice
-from tests.support import SilentKafka, make_stream
+from tests.commits import commit_empty
+from tests.repairing import (
+    FOUR,
+    HALF,
+    NOON,
+    ONE,
+    OPEN,
+    STREAM,
+    THREE,
+    TWO,
+    UNDECIDED,
+    UNREAD,
+    Repairing,
+    minutes,
+    opened,
+)
+from tests.written_tables import a_slice
 
-NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 RULES = Breaker()
-STREAM = make_stream("orders")
-
-
-def minutes(count: float) -> timedelta:
-    return timedelta(minutes=count)
 
 
 # The rules, against a model
@@ -244,13 +249,6 @@ def test_what_nothing_fixes_is_probed_less_and_less_often_and_still_twice_an_hou
 # The state in the ledger
 
 
-OPEN = Circuit(since=NOON, why="poison", until=NOON + minutes(5))
-
-
-def opened(ledger: Ledger, circuit: Circuit = OPEN) -> None:
-    ledger.breakers.settle("orders", (), lambda *_: (circuit, ()))
-
-
 def test_the_state_is_one_for_all_processes_and_survives_them(ledger: Ledger, url: str) -> None:
     assert ledger.breakers.circuit("orders") == Circuit()
     opened(ledger)
@@ -323,7 +321,6 @@ def counted(**slices: tuple[int, int]) -> dict[str, dict[str, int]]:
     return {f"orders@{int(name[1:]):07d}": {"raw": raw, "rejects": rejects} for name, (raw, rejects) in slices.items()}
 
 
-ONE, TWO, THREE, FOUR = (a_slice(n, 100) for n in range(1, 5))
 RETRIED = a_slice(1, 100, STREAM.tier_topics[0])
 
 
@@ -478,30 +475,18 @@ def test_a_slice_committed_before_there_was_a_breaker_is_no_first_attempt(
     ledger: Ledger, work: Callable[..., Work]
 ) -> None:
     ours = work(ONE, failures=1)
-    prove(ours.lake, [ONE], "events")
+    commit_empty(ours.lake, [ONE], "events")
     fails(ours, PermanentError("broken", remedy="look"))
     assert ledger.breakers.circuit("orders") == Circuit()
-
-
-def prove(lake: Lake, slices: Sequence[Slice], *tables: str) -> None:
-    """Commit slices without rows to tables of the lake."""
-    import pyarrow as pa
-
-    rows = pa.table({"slice": pa.array([], pa.string())})
-    for table in tables:
-        if table == "current":
-            commit_current(lake, "orders", {s.key: 1 for s in slices})
-        else:
-            plant(lake.path("orders", table), rows, [SliceCommit(s, 1, 0, {"rejects": 0}) for s in slices])
 
 
 def test_the_probe_closes_it_when_it_is_committed_in_all_tables(ledger: Ledger, work: Callable[..., Work]) -> None:
     ours = work(ONE)
     opened(ledger, replace(OPEN, probe=ONE.key))
-    prove(ours.lake, [ONE], "raw", "events")
+    commit_empty(ours.lake, [ONE], "raw", "events")
     for table in ("events", "rejects", "current"):
         with watched(ours, table, 0):
-            prove(ours.lake, [ONE], *([table] if table != "events" else []))
+            commit_empty(ours.lake, [ONE], *([table] if table != "events" else []))
         assert ledger.breakers.circuit("orders").closed == (table == "current")
 
 
@@ -519,9 +504,6 @@ def test_a_probe_that_fails_begins_the_cool_down_again_whatever_failed(
 
 
 # Requests
-
-
-UNDECIDED, UNREAD, HALF = ("events", "rejects", "dlq", "current"), ("raw", "events", "rejects"), ("dlq",)
 
 
 def stopped(circuit: Circuit, now: datetime = NOON, **changes: Any) -> tuple[set[str], set[str], str | None]:
@@ -598,56 +580,11 @@ def test_runs_from_before_the_breaker_closed_count_no_more() -> None:
     assert forgiven(runs, None, {"a": NOON}) == [PastRun(frozenset("b"), NOON - minutes(1)), *runs[1:]]
 
 
-class Repairing:
-    """A stream whose slices are planned long ago, and repair's ticks over ledger and lake, without Kafka."""
-
-    def __init__(
-        self, folder: Path, instance: dg.DagsterInstance, slices: Sequence[Slice], stream: Stream = STREAM
-    ) -> None:
-        self.stream = stream
-        self.ledger, self.lake = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}"), Lake(str(folder / "lake"))
-        self.instance = instance
-        self.ledger.add(slices)
-        instance.add_dynamic_partitions("orders_slices", [slice_.key for slice_ in slices])
-        self.resources = SimpleNamespace(
-            ledger=SimpleNamespace(open=lambda: self.ledger),
-            lake=SimpleNamespace(open=lambda: self.lake),
-            kafka=SimpleNamespace(open=SilentKafka),
-        )
-
-    def fail_often(self, key: str) -> None:
-        """As often as repair asks in a day.
-
-        A run whose end is not reported has ended at the beginning of a second, which is before what came just ahead.
-        """
-        for _ in range(REPAIR.most_runs):
-            self.fail(key)
-
-    def fail(self, key: str, tables: Sequence[str] = ()) -> None:
-        """A run that ends, and failed; of all tables, or of these."""
-        run = dg.DagsterRun(
-            "orders_slice",
-            tags={"dagster/partition": key, "highwater/stream": "orders"},
-            asset_selection=frozenset(table_key(self.stream, name) for name in tables) or None,
-        )
-        self.instance.add_run(run)
-        self.instance.report_run_failed(run)
-
-    def read(self, key: str) -> None:
-        """A run for raw alone that ends."""
-        self.fail(key, ["raw"])
-
-    def tick(self) -> tuple[list[tuple[list[str], bool, str]], stream_ticks.Tick]:
-        """Keys, whether raw alone, and who asks; and the tick."""
-        found = repair(self.instance, self.resources, self.stream, None)
-        return [([*r.keys], r.raw_alone, r.purpose) for r in found.requests], found
-
-
 @pytest.fixture
 def repairing(tmp_path: Path) -> Any:
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         made = Repairing(tmp_path, instance, [ONE, TWO, THREE, FOUR])
-        prove(made.lake, [ONE, TWO, THREE], "raw")
+        commit_empty(made.lake, [ONE, TWO, THREE], "raw")
         yield made
 
 
@@ -696,7 +633,7 @@ def test_a_slice_that_fails_whatever_is_fixed_is_not_every_probe(repairing: Repa
 
 def test_repair_closes_what_has_no_slice_left_to_probe(repairing: Repairing) -> None:
     """What kept it open was let through, and nothing comes in: retries would wait for ever."""
-    prove(repairing.lake, [ONE, TWO, THREE, FOUR], "raw", "events")
+    commit_empty(repairing.lake, [ONE, TWO, THREE, FOUR], "raw", "events")
     opened(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
     repairing.tick()
     assert not repairing.ledger.breakers.circuit("orders").closed, "not before it has cooled down"

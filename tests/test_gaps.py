@@ -19,8 +19,8 @@ from highwater.plans import Generation, Loss
 from highwater.resources.lake import Lake
 from highwater.slices import OffsetRange, Slice
 from highwater.tiling import tiling_faults
+from tests.commits import store_raw
 from tests.conftest import create_topic
-from tests.orchestration.checking.test_completeness import store
 from tests.scene import Scene
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Real:
                 found.append(message.offset() or 0)
         consumer.close()
         place = {"slice": slice_.key, "topic": self.scene.topic, "generation": 0, "partition": 0}
-        store(self.lake, slice_, [{**place, "offset": offset} for offset in found if offset != without])
+        store_raw(self.lake, slice_, [{**place, "offset": offset} for offset in found if offset != without])
         return found
 
     def result(self, slice_: Slice) -> CheckResult:

@@ -16,9 +16,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
+from assets.streams.orders import STREAM as ORDERS
 from dev.planted import plant
 from highwater.assets import current, dlq, events, minute_rows, publication_log, raw, rejects
-from highwater.declaration import Stream
+from highwater.declaration import Accepted, Stream
 from highwater.envelope import ORIGIN, Envelope, Origin
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.checks import CHECKS, Sources
@@ -35,6 +36,7 @@ from tests.plain_minutes import minute_of, minutes_of
 from tests.support import make_stream, order, with_milliseconds
 
 STREAM = make_stream("orders")
+FULL_STREAM = make_stream("orders", metrics=ORDERS.metrics, publishes=Accepted("orders.accepted"))
 TIER, PARKED = STREAM.tier_topics[0], STREAM.parked_topic
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ID = "A" * 22

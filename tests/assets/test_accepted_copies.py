@@ -28,8 +28,7 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.breakers import Acceptance
 from highwater.resources.transactions import PublicationMark
 from highwater.slices import OffsetRange, Slice
-from tests.accepted import NOON, TARGET, Broken, Event, Log, Sent, Tables
-from tests.assets.test_published import orders, places
+from tests.accepted import NOON, TARGET, Broken, Event, Log, Sent, Tables, orders, places
 from tests.support import Bench, Message, order_message, read_rows
 
 HEADERS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -30,14 +29,13 @@ from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.plans import Discard, Generation
 from highwater.routing import due_after, is_stream_topic, stream_of_topic
+from tests.bench_records import due, ends, published
 from tests.support import Bench, Message, customers, order_message
 
 if TYPE_CHECKING:
     from highwater.slices import Slice
 
 pytestmark = pytest.mark.slow
-
-Headers = list[tuple[str, bytes | None]]
 
 
 @pytest.fixture
@@ -46,44 +44,6 @@ def retried(bench: Bench) -> Iterator[Bench]:
     bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1), timedelta(seconds=2)))
     yield bench
     assert bench.failing() == {}
-
-
-def published(bootstrap: str, topic: str) -> list[tuple[int, bytes | None, bytes | None, Headers]]:
-    """What a reader that knows nothing of ours finds in a topic: partition, key, value, headers."""
-    from confluent_kafka import Consumer, TopicPartition
-
-    settings = {"group.id": "foreign", "isolation.level": "read_committed", "enable.partition.eof": True}
-    consumer = Consumer({"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest", **settings})
-    partitions = list(consumer.list_topics(topic, timeout=60).topics[topic].partitions)
-    consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
-    found: list[tuple[int, bytes | None, bytes | None, Headers]] = []
-    ended: set[int | None] = set()
-    while len(ended) < len(partitions):
-        message = consumer.poll(60)
-        if message is None:
-            raise TimeoutError("the topic did not end within 10 s")
-        if message.error():
-            ended.add(message.partition())
-        else:
-            found.append((message.partition() or 0, message.key(), message.value(), _headers(message)))
-    consumer.close()
-    return found
-
-
-def _headers(message: Any) -> Headers:
-    return list(message.headers() or [])
-
-
-def due(bench: Bench, tier: int = 1) -> tuple[Slice, ...]:
-    """Plan the tier when all that is in it now has waited long enough."""
-    time.sleep(1.2 * bench.stream.tiers[tier - 1].total_seconds() + 0.1)
-    return plan_tier(
-        bench.ledger, bench.kafka, bench.stream, bench.stream.tier_topics[tier - 1], datetime.now(UTC)
-    ).slices
-
-
-def ends(bench: Bench, table: str) -> Counter[tuple[str, int]]:
-    return Counter((row["slice"], row["origin_offset"]) for row in bench.rows(table))
 
 
 def test_the_story_of_a_late_customer(retried: Bench) -> None:

@@ -25,7 +25,7 @@ from highwater.orchestration.operations.rebuilding import Rebuilt
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange
-from tests.orchestration.operations.test_erasing import Committed
+from tests.erasure_commits import Committed
 from tests.world import FIRST, NOON, RETRIED, STREAM, World, slice_
 
 # Seconds of processor each.

@@ -42,7 +42,7 @@ from highwater.resources.kafka import TopicState
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.breakers import Acceptance
 from highwater.slices import Slice
-from tests.accepted import NOON, Broken, Event, Log, Sent, Tables, said
+from tests.accepted import NOON, Broken, Event, Log, Tables, orders, places, said
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
@@ -63,15 +63,6 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 def tables(tmp_path: Path, log: Log) -> Tables:
     del log
     return Tables(tmp_path)
-
-
-def orders(partition: int, first: int, last: int, **changes: Any) -> list[Event]:
-    """Events at these offsets, each of an order of its own."""
-    return [Event(partition, n, f"o{partition}-{n}", minute=n, changes={"n": n, **changes}) for n in range(first, last)]
-
-
-def places(records: list[Sent]) -> list[tuple[int, int]]:
-    return [record.place for record in records]
 
 
 def test_events_that_are_written_part_by_part_keep_value_and_fingerprint(

@@ -18,9 +18,10 @@ from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing import stream_ticks
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from tests.orchestration.reporting.test_consumer_lag import Topic
+from tests.commits import commit_empty
+from tests.lagging import FakeCluster
+from tests.repairing import FOUR, ONE, THREE, TWO, Repairing
 from tests.support import make_stream
-from tests.test_breaker import FOUR, ONE, THREE, TWO, Repairing, prove
 
 STREAM = make_stream("orders")
 
@@ -30,7 +31,7 @@ def world(tmp_path: Path) -> Iterator[Repairing]:
     """Three older slices, of which raw holds the first two, and one that this tick planned."""
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         made = Repairing(tmp_path, instance, [ONE, TWO, THREE, FOUR])
-        prove(made.lake, [ONE, TWO], "raw")
+        commit_empty(made.lake, [ONE, TWO], "raw")
         yield made
 
 
@@ -79,7 +80,7 @@ def test_every_sensor_records_its_instance_for_each_stream(ledger: Ledger, monke
 
 
 def test_status_and_alert_report_two_instances_at_once(ledger: Ledger, tmp_path: Path) -> None:
-    kafka, lake, now = cast("Any", Topic()), Lake(str(tmp_path / "lake")), datetime.now(UTC)
+    kafka, lake, now = cast("Any", FakeCluster()), Lake(str(tmp_path / "lake")), datetime.now(UTC)
 
     def reported() -> tuple[list[str], int, bool]:
         status = stream_status(ledger, kafka, STREAM, {})

@@ -22,7 +22,7 @@ from highwater.resources.ledger import schema
 from highwater.resources.ledger.breakers import Acceptance
 from tests.accept_child import FENCED, LAPSED, POINTS
 from tests.accepted import Event, Tables
-from tests.assets.test_dlq import published as read
+from tests.bench_records import published as read
 from tests.conftest import create_topic
 from tests.support import Children, order_message
 

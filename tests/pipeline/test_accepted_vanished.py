@@ -28,9 +28,9 @@ from highwater.resources import dlq_topics
 from highwater.resources.dlq_topics import check_accepted
 from highwater.resources.kafka import TopicState
 from tests.accepted import TARGET, Event, Tables
-from tests.assets.test_dlq import published as read
+from tests.bench_records import published as read
 from tests.conftest import create_topic
-from tests.pipeline.test_vanished import MAIN_SHAPE
+from tests.fake_topics import MAIN_SHAPE
 from tests.scene import Scene
 
 if TYPE_CHECKING:

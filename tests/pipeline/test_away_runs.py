@@ -20,7 +20,7 @@ from dev.processes import LOOPBACK, free_port
 from dev.spark_local import SMALL_QUERIES
 from highwater import settings
 from highwater.resources.spark_tables import write_slices
-from tests.pipeline.test_breaker_runs import Runs, configure, failure
+from tests.pipeline.runs import Runs, configure, failure
 from tests.support import Bench, Message, order_message, quick, read_topic
 
 if TYPE_CHECKING:

@@ -6,25 +6,21 @@ import json
 import random
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.assets.origins import PROBLEM
-from highwater.assets.parsing import key_of, parse_records
-from highwater.assets.work import Work
 from highwater.classifying import Outcome, classify
 from highwater.declaration import Deletes, Field, Stream, UnknownFields
 from highwater.formats import Avro, BigEndian, Csv, Json, KeyFormat, Lines, Protobuf, Raw, Text
-from highwater.schemas import Schema
 from highwater.second_reader import Record, same
 from highwater.sources import Key, Meta, Rest
 from tests import protobuf_orders
-from tests.format_streams import FORMATS, find_schema, records
+from tests.format_streams import FORMATS, records
+from tests.pipeline.pipeline_rows import KEY_RECORD, KEY_SCHEMAS, bare, by_pipeline, framed, reported, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
@@ -49,11 +45,6 @@ UNIONS = {
         {"name": "again", "type": ["null", "n.s.In"]},
     ],
 }
-
-
-def bare(value: Any, *fields: Field, **more: Any) -> Stream:
-    more = {"key": (), **more}
-    return replace(FORMATS["05-github-events"], name="bare", fields=fields, event_time=None, value=value, **more)
 
 
 def avro_unions() -> tuple[Stream, list[bytes]]:
@@ -170,34 +161,6 @@ CASES: dict[str, Callable[[], tuple[Stream, list[bytes]]]] = {
     "raw": opaque,
     "protobuf": lambda: (protobuf_orders.STREAM, list(protobuf_orders.MESSAGES)),
 }
-
-
-def schema_of(one: int | str) -> Schema | None:
-    return protobuf_orders.find_schema(one) or find_schema(one) or KEY_SCHEMAS.get(cast("int", one))
-
-
-KEY_RECORD = {
-    "type": "record",
-    "name": "Key",
-    "namespace": "shop",
-    "fields": [
-        {"name": "id", "type": "long"},
-        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
-        {"name": "parts", "type": {"type": "array", "items": ["null", "string"]}},
-    ],
-}
-KEY_SCHEMAS: dict[int, Schema] = {
-    60: Schema(60, "AVRO", '"string"'),
-    61: Schema(61, "AVRO", '"long"'),
-    62: Schema(62, "AVRO", json.dumps(KEY_RECORD)),
-    63: Schema(63, "JSON", "{}"),
-    64: Schema(64, "PROTOBUF", 'syntax = "proto3"; message K { string id = 1; int64 n = 2; double d = 3; }'),
-    65: Schema(65, "AVRO", '["null", {"type": "enum", "name": "E", "symbols": ["A", "B"]}]'),
-}
-
-
-def framed(number: int, payload: bytes) -> bytes:
-    return b"\0" + number.to_bytes(4) + payload
 
 
 def in_avro(number: int, *values: Any) -> list[bytes]:
@@ -359,17 +322,6 @@ def is_canonical(stream: Stream, value: bytes) -> bool:
     return out.getvalue() == value
 
 
-def reported(value: Any) -> Any:
-    """Rows as dictionaries, bytes as such."""
-    if hasattr(value, "asDict"):
-        return {key: reported(one) for key, one in value.asDict().items()}
-    if isinstance(value, bytearray):
-        return bytes(value)
-    if isinstance(value, list):
-        return [reported(one) for one in value]
-    return {key: reported(one) for key, one in value.items()} if isinstance(value, dict) else value
-
-
 def mutated(values: list[bytes], chance: random.Random, count: int) -> list[bytes]:
     found = []
     for _ in range(count):
@@ -377,36 +329,3 @@ def mutated(values: list[bytes], chance: random.Random, count: int) -> list[byte
         at, byte = chance.randrange(len(value)), bytes([chance.randrange(256)])
         found.append(chance.choice([value[:at] + byte + value[at + 1 :], value[:at] + value[at + 1 :], value + byte]))
     return found
-
-
-def by_pipeline(
-    spark: SparkSession,
-    stream: Stream,
-    values: Sequence[bytes | None],
-    keys: Sequence[bytes | None] = (),
-    headers: Sequence[Any] = (),
-) -> list[Any]:
-    from pyspark.sql import functions as F
-
-    records: Any = zip_longest(values, keys or [b"k"] * len(values), headers, fillvalue=[])
-    rows: list[Any] = [
-        (at, key, value, its, "t", 0, at, 1_767_225_600_000) for at, (value, key, its) in enumerate(records)
-    ]
-    raw = spark.createDataFrame(
-        cast("Any", rows),
-        "name BIGINT, key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, "
-        "origin_topic STRING, origin_partition INT, origin_offset BIGINT, origin_timestamp_ms BIGINT",
-    ).withColumn(PROBLEM, F.lit(None).cast("string"))
-    nothing = cast("Any", None)
-    work = Work(stream, (), spark, nothing, nothing, nothing, nothing, schemas=schema_of)
-    columns = []
-    for declared in stream.fields:
-        value = F.col(f"field_{declared.name}")
-        if declared.type in {"timestamp", "timestamp_ntz"}:
-            value = F.unix_micros(value.cast("timestamp"))
-        columns.append(value.alias(f"v_{declared.name}"))
-    return (
-        parse_records(work, raw)
-        .select("name", "reason", "detail", key_of(stream).alias("event_key"), *columns)
-        .collect()
-    )

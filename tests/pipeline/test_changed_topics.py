@@ -23,9 +23,9 @@ from highwater.resources.ledger import Ledger
 from highwater.routing import on_tier
 from highwater.slices import OffsetRange, Slice
 from highwater.tables import tables_of
-from tests.pipeline.test_holds import FOUND
-from tests.pipeline.test_vanished import Topics
-from tests.test_breaker import Repairing
+from tests.fake_topics import FakeTopics
+from tests.holding import FOUND
+from tests.repairing import Repairing
 
 LONG_AGO = datetime(2026, 3, 1, tzinfo=UTC)
 NOW = LONG_AGO + timedelta(days=1)
@@ -130,7 +130,7 @@ def test_a_stream_under_another_name_is_reported_whose_the_topic_is(
 ) -> None:
     """Each tick said that other planners were first; where rejects were parked, that the ledger was lost."""
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    kafka: Any = Topics(dict.fromkeys((EAGER.topic, *EAGER.dlq_topics), ("A", 5)))
+    kafka: Any = FakeTopics(dict.fromkeys((EAGER.topic, *EAGER.dlq_topics), ("A", 5)))
     ours = replace(EAGER, name="bookings")
 
     def tick(stream: Stream) -> PlanningResult:
@@ -154,7 +154,7 @@ def test_a_stream_under_another_name_is_reported_whose_the_topic_is(
 
 
 def test_a_name_that_planned_nothing_yet_may_be_changed(tmp_path: Path) -> None:
-    kafka: Any = Topics({"orders": ("A", 0)})
+    kafka: Any = FakeTopics({"orders": ("A", 0)})
     planner = Planner(Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), kafka)
     assert planner.tick(EAGER, NOW).slices == ()
     kafka.there["orders"] = ("A", 5)

@@ -18,7 +18,7 @@ from highwater.declaration import Limits
 from highwater.orchestration.asset_keys import TABLES, table_key, topic_key
 from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from tests.deployment import LAUNCH_BACKFILL, TERMINATE, Deployment, Running, wait_for
-from tests.orchestration.test_lineage import Receiver, is_valid, receiving
+from tests.lineage_receiver import Receiver, is_valid, receiving
 from tests.support import jobs_tagged, order_message, read_rows, read_topic, rest
 
 # Nothing is rejected here, so nothing is published.

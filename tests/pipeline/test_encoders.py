@@ -19,7 +19,7 @@ from highwater.declaration import Field, Stream
 from highwater.formats import Avro, Json
 from highwater.second_reader import Record, same
 from tests import protobuf_orders
-from tests.pipeline.test_both_readers import bare, by_pipeline, framed, reported, schema_of
+from tests.pipeline.pipeline_rows import bare, by_pipeline, framed, reported, schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from highwater.orchestration import metadata
 from highwater.resources import spark as settings
 from highwater.resources.delta import open_table, query
 from highwater.slices import Slice
-from tests.assets.test_dlq import published as read
+from tests.bench_records import published as read
 from tests.support import Bench, Message, make_bench, order, order_message
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 from highwater.commit_records import from_user_metadata
 from highwater.holds import Release
 from highwater.orchestration.asset_keys import table_key
-from tests.pipeline.test_breaker_runs import Runs, configure, failure
-from tests.pipeline.test_holds import HOLDING
+from tests.holding import HOLDING
+from tests.pipeline.runs import Runs, configure, failure
 from tests.support import Bench, customers, order_message, read_topic
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from highwater.assets.breaker_gate import ensure_admitted
 from highwater.assets.commit import CommittedSlices
 from highwater.assets.ordered_holds import FIRST, HOLDS, end_holds, ensure_none_held, parked_slices, rejected_anyway
 from highwater.assets.work import Work
-from highwater.declaration import OnReject, Stream
-from highwater.declaration_parts import ON_REJECT
-from highwater.envelope import ORIGIN, Origin
+from highwater.declaration import Stream
+from highwater.envelope import ORIGIN
 from highwater.errors import (
     ConfigurationError,
     OutOfTurnError,
@@ -31,7 +30,7 @@ from highwater.errors import (
     SliceHeldError,
     UnknownSliceError,
 )
-from highwater.holds import Found, Release, in_the_way
+from highwater.holds import Release, in_the_way
 from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
@@ -52,16 +51,14 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.breakers import Judgement
 from highwater.routing import destination
 from highwater.slices import Slice
-from tests.orchestration.reporting.test_audit import a_slice
+from tests.commits import commit_empty
+from tests.holding import FOUND, STREAM
+from tests.repairing import FOUR, ONE, OPEN, THREE, TWO, Repairing, opened
 from tests.support import SilentKafka, make_stream
-from tests.test_breaker import OPEN, Repairing, opened, prove
+from tests.written_tables import a_slice
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LATER = NOON + timedelta(minutes=7)
-HOLDING = {**ON_REJECT, "unresolved": OnReject.HOLD}
-STREAM = make_stream("orders", on_reject=HOLDING)
-ONE, TWO, THREE, FOUR = (a_slice(n, 100) for n in range(1, 5))
-FOUND = Found(3, Origin("orders", 0, 2, 41), "unresolved", "customer_id is not in reference/customers")
 PARK = Release(park=True, by="ann", because="unknown customer", at=LATER)
 
 
@@ -286,18 +283,18 @@ def test_each_table_is_refused_until_the_slice_before_is_committed_in_it(
 ) -> None:
     ledger.add([ONE, TWO, THREE])
     ours = work(TWO)
-    prove(ours.lake, [ONE, TWO, THREE], "raw")
+    commit_empty(ours.lake, [ONE, TWO, THREE], "raw")
     ensure_in_turn(ours, "raw")
     with pytest.raises(OutOfTurnError, match="orders@0000002 may not go into orders/events before orders@0000001"):
         ensure_in_turn(ours, "events")
     ensure_in_turn(work(ONE, TWO), "events")
     ensure_in_turn(replace(ours, stream=make_stream("orders")), "events")
     ensure_in_turn(work(a_slice(9, 10, STREAM.tier_topics[0])), "events")
-    prove(ours.lake, [ONE, TWO], "events")
+    commit_empty(ours.lake, [ONE, TWO], "events")
     ensure_in_turn(ours, "events")
     with pytest.raises(OutOfTurnError):
         ensure_in_turn(ours, "rejects")
-    prove(ours.lake, [ONE], "rejects")
+    commit_empty(ours.lake, [ONE], "rejects")
     ensure_in_turn(ours, "rejects")
     ensure_in_turn(ours, "dlq")
     with pytest.raises(OutOfTurnError, match="before orders@0000001"):
@@ -311,7 +308,7 @@ def test_the_look_back_ends_and_sees_what_lies_within(ledger: Ledger, work: Call
     many = [a_slice(n, 100) for n in range(LOOK_BACK + 2)]
     ledger.add(many)
     ours = work(many[-1])
-    prove(ours.lake, many[1:-1], "raw", "events")
+    commit_empty(ours.lake, many[1:-1], "raw", "events")
     ensure_in_turn(ours, "events")
     with pytest.raises(OutOfTurnError, match=f"before {many[0].key}"):
         ensure_in_turn(work(many[-2]), "events")
@@ -369,7 +366,7 @@ def test_a_hold_of_another_slice_leaves_the_breaker_as_it_is(ledger: Ledger, wor
 def repairing(tmp_path: Path) -> Any:
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         made = Repairing(tmp_path, instance, [ONE, TWO, THREE, FOUR], STREAM)
-        prove(made.lake, [ONE, TWO, THREE], "raw")
+        commit_empty(made.lake, [ONE, TWO, THREE], "raw")
         yield made
 
 
@@ -396,7 +393,7 @@ def test_repair_asks_for_a_held_slice_alone_and_reads_on(repairing: Repairing) -
 def test_repair_ends_the_hold_of_a_slice_that_was_decided(repairing: Repairing) -> None:
     """The run that decided it may have been killed before it said so."""
     repairing.ledger.holds.note("orders", ONE.key, FOUND, NOON)
-    prove(repairing.lake, [ONE], "events")
+    commit_empty(repairing.lake, [ONE], "events")
     repairing.tick()
     assert repairing.ledger.holds.open("orders") == []
 
@@ -407,7 +404,7 @@ def test_the_probe_of_the_breaker_is_the_first_in_its_turn(repairing: Repairing)
     repairing.ledger.breakers.settle("orders", [ONE.key], lambda circuit, _: (circuit, [refused]))
     opened(repairing.ledger)
     assert ([ONE.key], False, "probe") in repairing.tick()[0]
-    prove(repairing.lake, [ONE], "events", "rejects", "current")
+    commit_empty(repairing.lake, [ONE], "events", "rejects", "current")
     assert ([TWO.key], False, "probe") in repairing.tick()[0]
 
 

@@ -21,8 +21,8 @@ from highwater.resources.transactions import Transactions
 from highwater.slices import OffsetRange
 from tests.conftest import create_topic
 from tests.identities import CLIENT_ID, CLIENT_SECRET, PASSWORD, SCOPE, Authority, Listening, TokenServer
-from tests.resources.test_clients import answers, page, rest
-from tests.support import Message, send
+from tests.spark_pages import answers, page
+from tests.support import Message, rest, send
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -35,9 +35,9 @@ from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.dlq_topics import Shape
 from highwater.topic_rules import Setting
 from tests.accepted import Event, Log, Tables
-from tests.pipeline.test_planted_defects import STREAM
 from tests.support import read_rows
 from tests.world import COLUMNS, FIRST, World
+from tests.world import FULL_STREAM as STREAM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

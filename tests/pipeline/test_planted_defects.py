@@ -14,8 +14,6 @@ from typing import Any, NoReturn, cast
 import pytest
 import sqlalchemy as sa
 
-from assets.streams.orders import STREAM as ORDERS
-from highwater.declaration import Accepted
 from highwater.gaps import Gaps
 from highwater.orchestration.checking import checks, gap_checks
 from highwater.orchestration.checking.completeness import compare_with_topic
@@ -27,13 +25,13 @@ from highwater.plans import Loss, Publication
 from highwater.resources.kafka import Kafka
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
-from tests.support import make_stream, order
+from tests.support import order
 from tests.world import FIRST, ID, NOON, RETRIED, TIER, Place, World, slice_
+from tests.world import FULL_STREAM as STREAM
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
 
-STREAM = make_stream("orders", metrics=ORDERS.metrics, publishes=Accepted("orders.accepted"))
 
 TILE, PLANNED, GAPS = "slices_tile", "offsets_as_planned", "gaps_explained"
 ACCOUNTED, PUBLISHED = "offsets_accounted_for", "rejects_published"

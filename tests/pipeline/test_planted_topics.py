@@ -22,7 +22,7 @@ from highwater.resources import topic_facts
 from highwater.resources.kafka import Kafka, PartitionState, TopicState
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Level, Setting
-from tests.test_topic_rules import OF_BROKER, SETTINGS
+from tests.topic_facts import OF_BROKER, SETTINGS
 from tests.world import NOON, STREAM, TIER, Served, World
 
 # Seconds of processor each.

@@ -17,7 +17,7 @@ from assets.streams.orders import STREAM as ORDERS
 from highwater.assets import current, events, metrics, origins, published, raw, rejects
 from highwater.declaration import Accepted
 from highwater.resources.delta import query
-from tests.pipeline.test_stages import aborted_transaction
+from tests.bench_records import abort_transaction
 from tests.support import Bench, Message, order_message
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def test_every_reader_counts_the_records_of_every_table(bench: Bench, counters: 
     bench.stream = replace(bench.stream, metrics=ORDERS.metrics, publishes=Accepted(target))
     sent = [message for message, _ in RECORDS]
     bench.send(*sent[:ABORTED])
-    aborted_transaction(bench, partition=0)
+    abort_transaction(bench, partition=0)
     bench.send(*sent[ABORTED:])
     bounds = itertools.pairwise([0, *[end for end, _ in SLICES]])
     slices = [bench.plan(n, p0=span) for n, span in enumerate(bounds)]

@@ -14,9 +14,9 @@ from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.operations.rebuilding_all import rebuild_from_kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from tests.orchestration.operations.test_rebuilding_all import content
-from tests.orchestration.test_sensors import Ticking
+from tests.bench_records import content
 from tests.support import Bench, Message, customers, order_message, read_topic
+from tests.ticking import Ticking
 
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect

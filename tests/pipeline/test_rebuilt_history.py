@@ -25,7 +25,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
-from tests.orchestration.sensing.test_run_history import Replaced, planned
+from tests.replaced_history import Replaced, planned
 from tests.support import make_stream, order_message
 
 if TYPE_CHECKING:

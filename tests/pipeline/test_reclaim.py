@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import dagster as dg
 import pytest
@@ -23,32 +23,26 @@ from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.follower_checks import rejects_published
 from highwater.orchestration.checking.origin_checks import offsets_accounted_for
-from highwater.orchestration.checking.origin_counts import Ends, count_ends, count_parked
+from highwater.orchestration.checking.origin_counts import count_ends, count_parked
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.operations import parked, pending_reprocessing
 from highwater.orchestration.operations.parked import Choice
 from highwater.orchestration.operations.pending_reprocessing import ReclaimedRecords
 from highwater.orchestration.operations.rebuilding import _reclaims
-from highwater.orchestration.operations.reclaiming import Found, ReclaimRequest, look, reclaim_records
+from highwater.orchestration.operations.reclaiming import ReclaimRequest, look, reclaim_records
 from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.explaining import explain
-from highwater.orchestration.reporting.locating import locate
 from highwater.orchestration.reporting.plan_status import Waiting, _waiting
 from highwater.plans import Discard
 from highwater.reclaims import Reclaim, numbers, stale
 from highwater.resources.ledger import Ledger
-from tests.assets.test_dlq import due, ends, published
-from tests.support import Bench, Message, customers, order, order_message
-from tests.world import FIRST, NOON, PARKED, RETRIED, STREAM, World, headers_of
-
-if TYPE_CHECKING:
-    from highwater.declaration import Stream
-    from highwater.resources.kafka import Kafka
-    from highwater.resources.lake import Lake
+from tests.bench_records import due, ends, published
+from tests.reclaiming import Reclaiming, X, Y
+from tests.support import Bench, Message, customers, order_message
+from tests.world import FIRST, NOON, PARKED, RETRIED, STREAM, headers_of
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
-X, Y = Origin("orders", 0, 0, 2), Origin("orders", 0, 0, 4)
 
 
 def a_reclaim(origin: Origin = X, number: int = 1) -> Reclaim:
@@ -83,67 +77,15 @@ def test_the_ledger_keeps_acts_in_their_order_and_each_number_of_an_origin_once(
 # Over tables that are written row by row: of the first slice offset 2 is parked, and 4 was accepted by a retry
 
 
-class Taking:
-    """Taking back what the tables of a world hold."""
-
-    def __init__(self, folder: Path) -> None:
-        self.world = World(folder)
-        self.log: list[str] = []
-
-    @property
-    def where(self) -> tuple[Ledger, Lake, Stream]:
-        return self.world.ledger, self.world.lake, STREAM
-
-    def reclaim(self, **asked: Any) -> Found:
-        self.world.write()
-        return reclaim_records(*self.where, ReclaimRequest(**asked), self.log.append)
-
-    def ends(self) -> Ends:
-        self.world.write()
-        found = count_ends(*self.where)
-        assert found.error is None, found.rows
-        return found
-
-    def end(self, of: int) -> str:
-        topics = cast("Kafka", self.world.topics)
-        [found] = locate(self.world.ledger, topics, self.world.lake, STREAM, "orders", 0, of)
-        return found.end
-
-    def reject_in_tier(self) -> None:
-        """As the slice of the tier did, later than the first one."""
-        world = self.world
-        world.read(RETRIED, 0, 1, "o5", headers=[])
-        reported = {"retries": 1, "next_topic": STREAM.tier_topics[1], "published_at": NOON + timedelta(seconds=5)}
-        for table in ("rejects", "dlq"):
-            world.rows[table].append({**world.at(table, FIRST, (0, 2)), "slice": RETRIED.key, **reported})
-
-    def reprocess(self, *, accepted: bool) -> None:
-        """As the slice does when it is materialised again: what it said of offset 2 before is replaced."""
-        world = self.world
-        for table in ("rejects", "dlq"):
-            world.rows[table].remove(world.at(table, FIRST, (0, 2)))
-        if accepted:
-            world.at("raw", FIRST, (0, 2))["value"] = json.dumps(order("o5", 1)).encode()
-            world._event(FIRST, X, "o5", 1)
-            world.at("events", FIRST, (0, 2))["reclaims"] = 1
-        else:
-            world.rows["raw"].remove(world.at("raw", FIRST, (0, 2)))
-            world.reject(FIRST, 0, 2, "invalid", PARKED)
-            world.at("rejects", FIRST, (0, 2))["reclaims"] = world.at("dlq", FIRST, (0, 2))["reclaims"] = 1
-        for table in ("events", "rejects", "dlq", "current"):
-            del world.slice_commits[table][FIRST.key]
-        world._prove(FIRST)
-
-
 @pytest.fixture
-def taking(tmp_path: Path) -> Taking:
-    return Taking(tmp_path)
+def taking(tmp_path: Path) -> Reclaiming:
+    return Reclaiming(tmp_path)
 
 
 BY_ANN = {"sure": True, "by": "ann", "because": "a fixed rule"}
 
 
-def test_what_is_in_the_dlq_is_reported_and_a_dry_run_takes_nothing(taking: Taking) -> None:
+def test_what_is_in_the_dlq_is_reported_and_a_dry_run_takes_nothing(taking: Reclaiming) -> None:
     found = taking.reclaim()
     assert [(origin, one.home, one.reason, one.next_topic) for origin, one in found.meant.items()] == [
         (X, FIRST.key, "malformed", PARKED)
@@ -155,7 +97,7 @@ def test_what_is_in_the_dlq_is_reported_and_a_dry_run_takes_nothing(taking: Taki
 
 @pytest.mark.parametrize("asked", [{}, BY_ANN])
 def test_slices_whose_key_is_retired_are_reported_with_the_command_that_brings_it_back(
-    taking: Taking, asked: dict[str, Any]
+    taking: Reclaiming, asked: dict[str, Any]
 ) -> None:
     """Without it nobody could materialise them, and what was reclaimed would have no place to go."""
     ledger = taking.world.ledger
@@ -172,13 +114,13 @@ def test_slices_whose_key_is_retired_are_reported_with_the_command_that_brings_i
 
 
 @pytest.mark.parametrize("asked", [{"sure": True, "because": "x"}, {"sure": True, "by": "ann"}])
-def test_nothing_is_reclaimed_without_a_name_and_a_reason(taking: Taking, asked: dict[str, Any]) -> None:
+def test_nothing_is_reclaimed_without_a_name_and_a_reason(taking: Reclaiming, asked: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="nobody is named"):
         taking.reclaim(**asked)
     assert taking.world.ledger.reclaims.acts("orders") == 0
 
 
-def test_a_choice_is_by_reason_slice_key_and_time_of_publication(taking: Taking) -> None:
+def test_a_choice_is_by_reason_slice_key_and_time_of_publication(taking: Reclaiming) -> None:
     taking.world.write()
 
     def meant(**choice: Any) -> int:
@@ -191,10 +133,10 @@ def test_a_choice_is_by_reason_slice_key_and_time_of_publication(taking: Taking)
     assert meant(since=later) == meant(until=NOON) == 0
 
 
-def test_what_was_abandoned_or_reclaimed_is_not_reclaimed(taking: Taking, tmp_path: Path) -> None:
+def test_what_was_abandoned_or_reclaimed_is_not_reclaimed(taking: Reclaiming, tmp_path: Path) -> None:
     taking.world.ledger.discard("orders", [Discard(X, "test data", "bob", NOW)])
     assert (taking.reclaim().meant, taking.reclaim().discarded) == ({}, 1)
-    other = Taking(tmp_path / "other")
+    other = Reclaiming(tmp_path / "other")
     assert other.reclaim(**BY_ANN).slices == [FIRST.key]
     assert FIRST.key in other.log[-1]
     again = other.reclaim(**BY_ANN)
@@ -202,7 +144,7 @@ def test_what_was_abandoned_or_reclaimed_is_not_reclaimed(taking: Taking, tmp_pa
     assert numbers(other.world.ledger.reclaims.of("orders")) == {X: 1}
 
 
-def test_until_it_is_reprocessed_a_record_that_was_reclaimed_is_its_slices_again(taking: Taking) -> None:
+def test_until_it_is_reprocessed_a_record_that_was_reclaimed_is_its_slices_again(taking: Reclaiming) -> None:
     before = taking.ends()
     assert (before.parked, before.reclaimed, taking.end(2)) == (1, 0, "parked")
     taking.reclaim(**BY_ANN)
@@ -214,7 +156,7 @@ def test_until_it_is_reprocessed_a_record_that_was_reclaimed_is_its_slices_again
     assert any("reclaimed from the DLQ: 1 records, last by ann" in line for line in reported.lines)
 
 
-def test_a_ledger_that_counts_again_goes_on_above_what_decisions_saw(taking: Taking) -> None:
+def test_a_ledger_that_counts_again_goes_on_above_what_decisions_saw(taking: Reclaiming) -> None:
     """A rebuilt one knows no acts; the commit records in the lake have their numbers."""
     world = taking.world
     counts = world.slice_commits["events"][FIRST.key].counts
@@ -225,7 +167,7 @@ def test_a_ledger_that_counts_again_goes_on_above_what_decisions_saw(taking: Tak
     assert [one.slice_key for one in pending_reprocessing.waiting(world.ledger, world.lake, STREAM)] == [FIRST.key]
 
 
-def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does(taking: Taking) -> None:
+def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does(taking: Reclaiming) -> None:
     world, nothing = taking.world, cast("Any", None)
     stream = replace(STREAM, metrics=ORDERS.metrics, alerts=Alerts(reclaimed_late=timedelta(minutes=5)))
     asked = (world.ledger, world.lake, stream)
@@ -285,7 +227,7 @@ def test_a_command_for_more_slices_than_it_names_ends_with_the_command() -> None
     )
 
 
-def test_what_waits_is_counted_by_one_question_to_the_ledger(taking: Taking) -> None:
+def test_what_waits_is_counted_by_one_question_to_the_ledger(taking: Reclaiming) -> None:
     """With one for each slice, thousands of slices took the sensor's tick longer than it has."""
     world = taking.world
     by_act = [
@@ -314,7 +256,7 @@ def test_what_waits_is_counted_by_one_question_to_the_ledger(taking: Taking) -> 
     assert sum("FROM reclaims" in one for one in asked) == 1
 
 
-def test_accepted_after_that_it_has_one_end_and_is_no_reject_of_a_tier_any_more(taking: Taking) -> None:
+def test_accepted_after_that_it_has_one_end_and_is_no_reject_of_a_tier_any_more(taking: Reclaiming) -> None:
     """A tier's slice had rejected it too, and says so for ever: that it is accepted without a retry is no error."""
     taking.reject_in_tier()
     [one] = taking.reclaim(**BY_ANN).meant.values()
@@ -326,7 +268,7 @@ def test_accepted_after_that_it_has_one_end_and_is_no_reject_of_a_tier_any_more(
     assert taking.reclaim().meant == {}
 
 
-def test_what_carries_the_greatest_number_is_not_reclaimed(taking: Taking) -> None:
+def test_what_carries_the_greatest_number_is_not_reclaimed(taking: Reclaiming) -> None:
     """Anybody may write it into a header on a tier; the next one no column holds, and no copy could carry."""
     for table in ("rejects", "dlq"):
         taking.world.at(table, FIRST, (0, 2))["reclaims"] = MOST_COUNT
@@ -334,7 +276,7 @@ def test_what_carries_the_greatest_number_is_not_reclaimed(taking: Taking) -> No
     assert (found.meant, found.others, taking.world.ledger.reclaims.of("orders")) == ({}, 1, [])
 
 
-def test_a_topic_that_nothing_is_published_to_is_reported(taking: Taking) -> None:
+def test_a_topic_that_nothing_is_published_to_is_reported(taking: Reclaiming) -> None:
     """A typo means no record, which looks like success."""
     taking.world.write()
     ledger, lake, _ = taking.where
@@ -350,7 +292,7 @@ def test_a_topic_that_nothing_is_published_to_is_reported(taking: Taking) -> Non
     assert [*found.meant] == [X], "of a tier that is declared no more the records are reclaimed as well"
 
 
-def test_rejected_after_that_it_is_parked_once_and_can_be_reclaimed_again(taking: Taking) -> None:
+def test_rejected_after_that_it_is_parked_once_and_can_be_reclaimed_again(taking: Reclaiming) -> None:
     """Also where what a tier's slice said of the older copy was published later: it was being finished meanwhile."""
     taking.reject_in_tier()
     taking.reclaim(**BY_ANN)
@@ -363,7 +305,7 @@ def test_rejected_after_that_it_is_parked_once_and_can_be_reclaimed_again(taking
     assert (taking.ends().parked, taking.ends().reclaimed) == (0, 1)
 
 
-def test_a_copy_in_a_tier_from_before_is_superseded_and_a_later_one_is_not(taking: Taking) -> None:
+def test_a_copy_in_a_tier_from_before_is_superseded_and_a_later_one_is_not(taking: Reclaiming) -> None:
     """The check follows each copy: one that was published since must be somewhere."""
     world = taking.world
     world.ledger.reclaims.add("orders", [a_reclaim()])
@@ -384,7 +326,7 @@ def test_a_copy_in_a_tier_from_before_is_superseded_and_a_later_one_is_not(takin
     assert [row["problem"] for row in result().samples] == ["in no place"]
 
 
-def test_a_copy_in_a_tier_of_what_was_abandoned_is_superseded(taking: Taking) -> None:
+def test_a_copy_in_a_tier_of_what_was_abandoned_is_superseded(taking: Reclaiming) -> None:
     world = taking.world
     world.read(RETRIED, 0, 1, "o5", headers=headers_of(2))
     del (
@@ -403,7 +345,7 @@ def test_a_copy_in_a_tier_of_what_was_abandoned_is_superseded(taking: Taking) ->
     assert result().passed, result().text
 
 
-def test_a_reject_was_published_under_its_own_number(taking: Taking) -> None:
+def test_a_reject_was_published_under_its_own_number(taking: Reclaiming) -> None:
     """Else the copy on its topic would be superseded, and nobody would have the record."""
     world = taking.world
 
@@ -416,7 +358,7 @@ def test_a_reject_was_published_under_its_own_number(taking: Taking) -> None:
     assert not result().passed
 
 
-def test_a_ledger_that_is_rebuilt_knows_what_was_reprocessed(taking: Taking) -> None:
+def test_a_ledger_that_is_rebuilt_knows_what_was_reprocessed(taking: Reclaiming) -> None:
     taking.reclaim(**BY_ANN)
     taking.world.write()
     assert _reclaims(taking.world.lake, STREAM) == [], "not reprocessed yet"
@@ -426,7 +368,7 @@ def test_a_ledger_that_is_rebuilt_knows_what_was_reprocessed(taking: Taking) -> 
     assert (found.origin, found.slice_key, found.number) == (X, FIRST.key, 1)
 
 
-def test_the_command_and_the_job(taking: Taking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_and_the_job(taking: Reclaiming, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taking.world.write()
     monkeypatch.setenv("HIGHWATER_HOME", str(tmp_path))
     shown = CliRunner().invoke(main, ["reclaim", "orders", "--reason", "malformed"])

@@ -36,6 +36,7 @@ from highwater.resources.spark import ADAPTIVE, close, prepare
 from highwater.resources.spark_tables import TASKS, create_table, known_rows, write_slices
 from highwater.routing import destination
 from highwater.slice_commits import SliceCommit
+from tests.bench_records import abort_transaction
 from tests.conftest import create_topic
 from tests.support import (
     ORDERS,
@@ -169,7 +170,7 @@ def taken(bootstrap: str, spark: SparkSession, tmp_path_factory: pytest.TempPath
     for ordinal, (about, messages) in enumerate(RECORDS.items()):
         begins, ends = ends, [end + sum(m.partition == p for m in messages) for p, end in enumerate(ends)]
         if about == NOTHING:
-            aborted_transaction(bench, partition=2)
+            abort_transaction(bench, partition=2)
             ends[2] += 2
         bench.send(*messages)
         slices[about] = bench.plan(ordinal, **{f"p{p}": span for p, span in enumerate(zip(begins, ends, strict=True))})
@@ -788,17 +789,6 @@ def test_an_older_decision_does_not_replace_what_follows_a_newer_one(bench: Benc
             CommittedSlices({slice_.key: SliceCommit(slice_, 2, 0)}, 0),
             Clock(),
         )
-
-
-def aborted_transaction(bench: Bench, partition: int) -> None:
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": bench.bootstrap, "transactional.id": bench.stream.topic})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    producer.produce(bench.stream.topic, key=b"o1", value=b"{}", partition=partition)
-    producer.flush(30)
-    producer.abort_transaction(30)
 
 
 def test_the_slice_commit_outlives_the_log_of_the_table(bench: Bench, tmp_path: Path) -> None:

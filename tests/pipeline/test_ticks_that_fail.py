@@ -24,8 +24,8 @@ from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.pauses import Pause
 from highwater.slices import OffsetRange, Slice
-from tests.pipeline.test_vanished import NOW
-from tests.test_breaker import OPEN
+from tests.repairing import OPEN
+from tests.written_tables import NOW
 
 STREAM = replace(ORDERS, limits=Limits())
 FIRST, SECOND, *_ = STREAM.tier_topics
@@ -121,13 +121,13 @@ def test_one_partition_that_stopped_is_reported_as_it_is() -> None:
 def test_tiers_that_stopped_are_reported_together_and_behind_what_is_paused(
     ledger: Ledger, instance: dg.DagsterInstance
 ) -> None:
-    from tests.pipeline.test_vanished import Topics
+    from tests.fake_topics import FakeTopics
 
     stream = replace(STREAM, tiers=tuple(timedelta(seconds=n) for n in (10, 20, 30)))
     for topic in stream.tier_topics:
         ledger.open_generation(Generation("orders", topic, "A", 0, {0: 0}, NOW))
     ledger.paused.pause("orders", Pause(stream.tier_topics[2], NOW, "ann", "a test"))
-    tick = stream_ticks.plan_retries(instance, SimpleNamespace(**opened(ledger=ledger, kafka=Topics())), stream)
+    tick = stream_ticks.plan_retries(instance, SimpleNamespace(**opened(ledger=ledger, kafka=FakeTopics())), stream)
     assert isinstance(tick.error, TopicVanishedError)
     assert all(f"topic {topic} of stream orders is gone" in tick.error.problem for topic in (FIRST, SECOND))
     assert all(f"--topic {topic}" in tick.error.remedy for topic in (FIRST, SECOND))

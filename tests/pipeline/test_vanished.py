@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -43,10 +43,11 @@ from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from tests.orchestration.reporting.test_audit import MAIN, Written, a_slice
-from tests.orchestration.reporting.test_audit import TIER as TIER_TOPIC
+from tests.fake_topics import MAIN_SHAPE, FakeTopics
 from tests.scene import Scene
-from tests.support import LONG_TIERS, Message, SilentKafka, make_stream, send
+from tests.support import LONG_TIERS, Message, make_stream, send
+from tests.written_tables import MAIN, Written, a_slice
+from tests.written_tables import TIER as TIER_TOPIC
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -59,33 +60,6 @@ STREAM = replace(
 )
 [TIER] = STREAM.tier_topics
 PARKED = STREAM.parked_topic
-MAIN_SHAPE = dlq_topics.Shape(1, 1, {"max.message.bytes": "1000000", "min.insync.replicas": "1"})
-
-
-@dataclass
-class Topics(SilentKafka):
-    """A test double for the cluster: the ID of each topic, and where its one partition ends."""
-
-    there: dict[str, tuple[str, int]] = field(default_factory=dict)
-
-    def topics(self) -> list[str]:
-        return [*self.there]
-
-    def topic_state(self, topic: str) -> TopicState:
-        if topic not in self.there:
-            near = "nearest names: orders.v2"
-            raise TopicAbsentError(f"topic {topic!r} does not exist", found=near, remedy="create it")
-        found, end = self.there[topic]
-        return TopicState(topic, found, {0: PartitionState(0, end, end, 1)})
-
-    def look_again(self, topic: str) -> TopicState:
-        return self.topic_state(topic)
-
-    def offsets_at(self, _: str, __: int, state: TopicState) -> dict[int, int]:
-        return {p: seen.last_stable or 0 for p, seen in state.partitions.items()}
-
-    def read(self, *_: object, **__: object) -> list[object]:
-        return []
 
 
 @pytest.fixture
@@ -123,7 +97,7 @@ WHOLE = {"orders": ("A", 5), TIER: ("A", 5), OTHERS: ("A", 5), PARKED: ("A", 5)}
 
 
 def test_nothing_is_reported_topics_that_are_as_they_were_planned(reported: Callable[[Any], dict[str, Any]]) -> None:
-    found = reported(Topics(WHOLE))
+    found = reported(FakeTopics(WHOLE))
     assert found["status"] == {TIER: None, OTHERS: None, PARKED: None}
     assert (found["alert"].over, f"nothing new in {TIER}" in found["tick"]) == (False, True)
 
@@ -133,7 +107,7 @@ def test_a_planned_topic_that_is_absent_is_an_error_in_tick_status_and_alert(
     reported: Callable[[Any], dict[str, Any]], topic: str
 ) -> None:
     """It passed for one that nothing was ever published to, and what waited there was forgotten."""
-    found = reported(Topics({name: one for name, one in WHOLE.items() if name != topic}))
+    found = reported(FakeTopics({name: one for name, one in WHOLE.items() if name != topic}))
     for error in (found["tick"], found["status"][topic]):
         assert isinstance(error, TopicVanishedError)
         assert (error.stored, error.found) == ("topic ID A, planned to 0: 5", "no such topic")
@@ -148,7 +122,7 @@ def test_a_planned_topic_that_is_absent_is_an_error_in_tick_status_and_alert(
 def test_a_tier_that_was_recreated_or_cut_off_is_an_error_in_tick_and_status(
     reported: Callable[[Any], dict[str, Any]], state: tuple[str, int], kind: type[Exception]
 ) -> None:
-    found = reported(Topics({**WHOLE, TIER: state}))
+    found = reported(FakeTopics({**WHOLE, TIER: state}))
     for error in (found["tick"], found["status"][TIER]):
         assert isinstance(error, kind)
         assert f"highwater accept-loss orders --topic {TIER}" in str(error) or "--partition 0" in str(error)
@@ -159,7 +133,7 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_recreated_at_once(
     ledger: Ledger, tmp_path: Path, shown: str
 ) -> None:
     """The remedy was to create it, which makes it a recreated one; and no text gave what was planned."""
-    kafka: Any = Topics({name: one for name, one in WHOLE.items() if name != "orders"})
+    kafka: Any = FakeTopics({name: one for name, one in WHOLE.items() if name != "orders"})
     lake = Lake(str(tmp_path / "lake"))
     [slice_] = ledger.slices("orders", "orders")
     resources = SimpleNamespace(ledger=SimpleNamespace(open=lambda: ledger), kafka=SimpleNamespace(open=lambda: kafka))
@@ -195,7 +169,7 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_recreated_at_once(
 
 
 def test_a_main_topic_that_was_never_planned_is_absent(tmp_path: Path) -> None:
-    planner = Planner(Ledger(f"sqlite:///{tmp_path / 'fresh.sqlite'}"), Topics())  # type: ignore[arg-type]
+    planner = Planner(Ledger(f"sqlite:///{tmp_path / 'fresh.sqlite'}"), FakeTopics())  # type: ignore[arg-type]
     with pytest.raises(TopicAbsentError, match="create it") as caught:
         planner.tick(STREAM, NOW)
     assert type(caught.value) is TopicAbsentError
@@ -207,7 +181,7 @@ def test_topics_that_nothing_was_published_to_are_no_error(tmp_path: Path) -> No
 
 
 def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledger, tmp_path: Path) -> None:
-    kafka: Any = Topics({name: one for name, one in WHOLE.items() if name != PARKED})
+    kafka: Any = FakeTopics({name: one for name, one in WHOLE.items() if name != PARKED})
     lake = Lake(str(tmp_path / "lake"))
     ledger.record_publication("orders", "orders@0000000", Publication(1, 0, NOW))
     ledger.record_publication("orders", "orders.accepted", Publication(1, 9, NOW))  # accepted events, and no rejects
@@ -347,10 +321,11 @@ def test_behind_a_loss_the_rest_of_the_tier_is_read_first(waits: Written, tmp_pa
 
 
 def test_what_is_lost_is_reclaimed_by_the_topic_that_it_was_published_to(tmp_path: Path) -> None:
-    from tests.pipeline.test_reclaim import FIRST, Taking, X
-    from tests.pipeline.test_reclaim import PARKED as ELSEWHERE
+    from tests.reclaiming import Reclaiming, X
+    from tests.world import FIRST
+    from tests.world import PARKED as ELSEWHERE
 
-    taking = Taking(tmp_path)
+    taking = Reclaiming(tmp_path)
     taking.reject_in_tier()
     taking.world.write()
     late = taking.world.ledger
@@ -368,7 +343,7 @@ def test_what_is_lost_is_reclaimed_by_the_topic_that_it_was_published_to(tmp_pat
     assert (ends.stranded, ends.reclaimed, ends.error) == ({}, 1, None)
 
 
-class SlowToHear(Topics):
+class SlowToHear(FakeTopics):
     """The broker that is asked first does not know a topic; another one does, some seconds later."""
 
     missing = ""
@@ -474,7 +449,7 @@ def test_the_alert_reports_that_the_parked_topic_lost_some(
 
 
 def test_the_alert_reports_that_the_parked_topic_is_gone(tmp_path: Path) -> None:
-    written, nowhere = some_parked(tmp_path, STREAM), Topics()
+    written, nowhere = some_parked(tmp_path, STREAM), FakeTopics()
     written.ledger.record_publication("orders", MAIN.key, Publication(1, 3, NOW))
     kafka: Any = nowhere
     found = alerts._parked_topic(alerts.StreamInputs(written.ledger, kafka, written.lake, STREAM))

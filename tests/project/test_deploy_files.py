@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from dev.paths import REPOSITORY
 from highwater.orchestration.reporting.open_metrics import FAMILIES
-from tests.project.test_docs import REPOSITORY, RUNBOOK, anchors, entries, text_of
+from tests.project.pages import RUNBOOK, anchors, entries, text_of
 
 DASHBOARD = json.loads((REPOSITORY / "deploy/grafana/highwater.json").read_text())
 RULES = yaml.safe_load((REPOSITORY / "deploy/prometheus/highwater.rules.yaml").read_text())

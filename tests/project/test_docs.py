@@ -20,14 +20,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from dev.paths import REPOSITORY
 from highwater import declaration, declaration_parts, errors, field_rules, settings
 from highwater.errors import ConfigurationError
 from highwater.stream_files import load_streams
+from tests.project.pages import DOCS, PAGES, RUNBOOK, anchors, blocks, entries, rows, section, spans, text_of
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-DOCS = REPOSITORY / "docs"
-PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *DOCS.rglob("*.md")])
-RUNBOOK = "docs/runbook.md"
 CODE = ("highwater", "resources", "assets", "orchestration", "dev")
 
 DECLARED = (
@@ -47,35 +45,6 @@ DECLARED = (
     declaration.Retention,
     declaration.Answers,
 )
-
-
-def text_of(name: str) -> str:
-    return (REPOSITORY / name).read_text()
-
-
-def section(page: str, title: str) -> str:
-    """The text below a heading, up to the next heading of the same or a higher level."""
-    found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^#{{1,2}} |\Z)", text_of(page), re.MULTILINE | re.DOTALL)
-    assert found is not None, f"{page} has no section {title!r}"
-    return found[2]
-
-
-def rows(text: str) -> list[list[str]]:
-    """The rows of the tables in a text, without heads and rulers; `\\|` is part of a cell."""
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    cells = [[c.strip() for c in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    heads = {number - 1 for number, row in enumerate(cells) if set("".join(row)) <= {"-", ":"}}
-    return [row for number, row in enumerate(cells) if number not in heads and number - 1 not in heads]
-
-
-def spans(text: str) -> list[str]:
-    """What is set as code within a sentence."""
-    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
-
-
-def blocks(page: str, language: str) -> list[str]:
-    """The code blocks of a page in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL)
 
 
 def example() -> declaration.Stream:
@@ -324,11 +293,6 @@ def entry(page: str, title: str) -> str:
     found = re.search(rf"^### {re.escape(title)}\n(.*?)(?=^#|\Z)", text_of(page), re.MULTILINE | re.DOTALL)
     assert found is not None, f"{page} has no entry {title!r}"
     return found[1]
-
-
-def entries(title: str) -> list[str]:
-    """The titles of the entries in a section of the runbook, in their order."""
-    return re.findall(r"^### (.+)$", section(RUNBOOK, title), re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -599,7 +563,7 @@ def test_metrics_equal_the_query_over_events(tmp_path: Path) -> None:
     import pyarrow as pa
     from deltalake import DeltaTable, QueryBuilder
 
-    from tests.assets.test_metrics import Event, Measured
+    from tests.measured import Event, Measured
 
     made = Measured(tmp_path)
     conflict, copy = Event("a", 1, 7200, amount="9.00", published=1), Event("a", 1, 0, offset=5)
@@ -693,7 +657,7 @@ def rules_listed(page: str, title: str) -> list[str]:
 
 def test_the_page_of_the_audit_has_every_rule_for_topics() -> None:
     from highwater.topic_rules import check_topic
-    from tests.test_topic_rules import SAFE
+    from tests.topic_facts import SAFE
 
     assert rules_listed("docs/audit.md", "Rules for topics") == [one.rule for one in check_topic(SAFE)]
 
@@ -798,12 +762,6 @@ def resolves(page: Path, link: str) -> bool:
     if not target.exists():
         return False
     return not anchor or anchor in anchors(target.read_text())
-
-
-def anchors(text: str) -> set[str]:
-    """The anchors that headings get: lower case, punctuation dropped, spaces as hyphens."""
-    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_every_decision_is_in_the_index() -> None:

@@ -26,7 +26,7 @@ from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.resources.ledger import Ledger
 from highwater.settings import LOG_FORMAT
 from highwater.slices import OffsetRange, Slice
-from tests.project.test_docs import rows, section, spans
+from tests.project.pages import rows, section, spans
 from tests.support import make_stream
 
 STREAM = make_stream("orders")

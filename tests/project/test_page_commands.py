@@ -11,8 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
+from dev.paths import REPOSITORY
 from highwater.orchestration.cli.main import main
-from tests.project.test_docs import PAGES, REPOSITORY, spans, text_of
+from tests.project.pages import PAGES, spans, text_of
 
 SHELL_BLOCK = re.compile(r"^ *```(?:sh|bash|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SEPARATORS = {"|", "||", ";", "&&", "&"}

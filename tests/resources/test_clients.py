@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import time
-import urllib.request
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -45,10 +44,9 @@ from highwater.resources.spark_tables import write_slices
 from highwater.resources.transactions import Transactions
 from highwater.settings import SPARK_REMOTE, Settings
 from highwater.slices import OffsetRange, Slice
-from tests.orchestration.test_sensors import Ticking
+from tests.spark_pages import answers, page
 from tests.support import (
     BOUNDED,
-    PAGE_SECONDS,
     STAGES,
     Bench,
     Message,
@@ -59,6 +57,7 @@ from tests.support import (
     quick,
     rest,
 )
+from tests.ticking import Ticking
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -460,18 +459,6 @@ def took(dagster: Ticking, slice_: Slice) -> bool:
     job = dagster.defs.resolve_job_def(f"{dagster.stream.name}_slice")
     tags = {RANGE_START: slice_.key, RANGE_END: slice_.key}
     return job.execute_in_process(instance=dagster.instance, tags=tags, raise_on_error=False).success
-
-
-def answers(server: SparkConnect) -> list[str]:
-    [application] = rest(server, "applications")
-    base = f"applications/{application['id']}"
-    return [f"{base}/environment", f"{base}/jobs", f"{base}/sql?details=true&planDescription=true&length=1000"]
-
-
-def page(server: SparkConnect, path: str) -> str:
-    with urllib.request.urlopen(f"{server.ui_url}/{path}/", timeout=PAGE_SECONDS) as answer:
-        text: str = answer.read().decode(errors="replace")
-    return text
 
 
 def with_password(bench: Bench, bootstrap: str, certificate: Path, password: str) -> Bench:

@@ -33,9 +33,10 @@ from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.breakers import Dependency
-from tests.orchestration.reporting.test_audit import a_slice
+from tests.commits import commit_empty
+from tests.repairing import OPEN, UNDECIDED, UNREAD, Repairing
 from tests.support import customers, make_stream
-from tests.test_breaker import OPEN, UNDECIDED, UNREAD, Repairing, prove
+from tests.written_tables import a_slice
 
 STREAM = make_stream("orders")
 
@@ -307,7 +308,7 @@ def test_a_reference_table_that_is_away_is_not_asked_and_raw_goes_on(
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         first, second = a_slice(1, 100), a_slice(2, 100)
         ours = Repairing(tmp_path, instance, [first, second])
-        prove(ours.lake, [first], "raw")
+        commit_empty(ours.lake, [first], "raw")
         asked = counting(monkeypatch, away=lambda _: False)
         [guard] = lookup_guards(ours.ledger, ours.lake, STREAM)
         for _ in range(FAILURES):
@@ -367,7 +368,7 @@ def test_repair_finds_a_reference_table_back_and_forgives_what_failed_without_it
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         first = a_slice(1, 100)
         ours = Repairing(tmp_path, instance, [first])
-        prove(ours.lake, [first], "raw")
+        commit_empty(ours.lake, [first], "raw")
         ours.fail_often(first.key)
         assert ours.tick()[0] == [], "exhausted"
         [guard] = lookup_guards(ours.ledger, ours.lake, STREAM)
@@ -426,7 +427,7 @@ def test_a_lake_whose_folder_is_gone_is_not_an_empty_one(tmp_path: Path) -> None
                 ours.tick()
             with pytest.raises(BreakerOpenError):
                 cool_down_and_probe(tmp_path, ours)
-        prove(ours.lake, [a_slice(1, 100)], "raw")
+        commit_empty(ours.lake, [a_slice(1, 100)], "raw")
         cool_down(f"sqlite:///{tmp_path / 'ledger.sqlite'}", LAKE)
         assert ours.tick()[0]
     assert not Lake("s3://bucket/lake").folder_is_gone()

@@ -28,7 +28,7 @@ from highwater.resources.topic_facts import topic_settings
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Setting
 from tests.conftest import TopicFactory, create_topic
-from tests.resources.test_producer import Client, fault
+from tests.resources.fake_client import FakeClient, fault
 from tests.support import forkserver, read_topic
 
 NOBODY = Kafka("127.0.0.1:1")
@@ -285,7 +285,7 @@ FORGETTING = pytest.mark.parametrize("forget", [retention, compaction, the_unrea
 
 def sent_again(box: Outbox) -> tuple[list[str], dict[str, str | None]]:
     """What goes to a producer that stops keys, and the ends that are not delivered."""
-    client = Client()
+    client = FakeClient()
     client.room = 100
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("confluent_kafka.Producer", lambda _: client)
@@ -387,7 +387,7 @@ def test_a_record_of_a_partition_that_forgot_nothing_is_sent_again(tmp_path: Pat
 def test_what_was_surely_not_sent_is_not_withheld(tmp_path: Path) -> None:
     """One that the client refused, another of its key, and one that waited for the client when the producer closed."""
     file, log = tmp_path / "outbox.sqlite", Log()
-    box, client = log.outbox(file), Client()
+    box, client = log.outbox(file), FakeClient()
     box.put([("under way", record("under way")), ("waits", record("waits"))])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("confluent_kafka.Producer", lambda _: client)

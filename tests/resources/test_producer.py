@@ -6,7 +6,7 @@ import contextlib
 import gc
 import itertools
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -27,76 +27,17 @@ from highwater.resources.producer import (
 from highwater.resources.producer_properties import producer_properties
 from highwater.resources.several_clients import SeveralClients, client_of
 from tests.conftest import TopicFactory, create_topic
+from tests.resources.fake_client import FakeClient, fault
 from tests.support import read_topic
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError
-
     from dev.broker import EmbeddedBroker
 
 
-class Client:
-    """A test double for librdkafka, which gives its errors only when brokers fail in their own time.
-
-    A look takes one end out of `ends`, that of the oldest record; without one, all stay under way.
-    """
-
-    def __init__(self) -> None:
-        self.room = 1
-        self.sent: list[bytes | None] = []
-        self.ends: list[KafkaError | None] = []
-        self.refusal: KafkaError | None = None
-        self.silent = False
-        self.under_way: list[tuple[str, bytes | None, Callable[[KafkaError | None, Any], None]]] = []
-
-    def produce(
-        self, topic: str, value: bytes | None, key: bytes | None, partition: int, shown: Any, **more: object
-    ) -> None:
-        from confluent_kafka import KafkaException
-
-        del partition, more
-        if self.refusal is not None:
-            raise KafkaException(self.refusal)
-        if len(self.under_way) >= self.room:
-            raise BufferError
-        self.sent.append(value)
-        self.under_way.append((topic, key, shown))
-
-    def report(self, error: KafkaError | None, offset: int = 0) -> None:
-        from confluent_kafka import Message
-
-        topic, key, shown = self.under_way.pop(0)
-        shown(error, Message(topic=topic, partition=0, offset=offset, key=key, timestamp=(1, 7)))
-
-    def poll(self, seconds: float) -> int:
-        del seconds
-        if self.ends and self.under_way:
-            self.report(self.ends.pop(0))
-        return 0
-
-    def flush(self, seconds: float) -> int:
-        self.poll(seconds)
-        return len(self)
-
-    def purge(self, **which: bool) -> None:
-        del which
-        while self.under_way and not self.silent:
-            self.report(fault("_PURGE_QUEUE"))
-
-    def __len__(self) -> int:
-        return len(self.under_way)
-
-
-def fault(name: str, *, fatal: bool = False) -> KafkaError:
-    from confluent_kafka import KafkaError
-
-    return KafkaError(getattr(KafkaError, name), f"the words of {name}", fatal=fatal)
-
-
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """The client of the next producer."""
-    found = Client()
+    found = FakeClient()
     monkeypatch.setattr("confluent_kafka.Producer", lambda _: found)
     return found
 
@@ -221,7 +162,7 @@ def test_records_that_even_a_purge_does_not_end_are_named(nobody: str, monkeypat
 
 
 def test_a_record_that_the_client_never_reports_ends_once_as_unknown(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stayed outstanding, a fourth end; and a report that comes after all must not count it again."""
     monkeypatch.setattr(highwater.resources.producer, "PURGE_SECONDS", 0.0)
@@ -242,7 +183,7 @@ def test_a_record_that_the_client_never_reports_ends_once_as_unknown(
     assert [outcome.end for outcome in outcomes] == [End.UNKNOWN]
 
 
-def test_a_place_that_the_broker_does_not_show_is_not_the_first_of_the_log(client: Client) -> None:
+def test_a_place_that_the_broker_does_not_show_is_not_the_first_of_the_log(client: FakeClient) -> None:
     """A batch that it had already (DUPLICATE_SEQUENCE_NUMBER) is delivered, and has no offset."""
     from confluent_kafka import OFFSET_INVALID
 
@@ -371,7 +312,7 @@ def test_every_name_in_the_table_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("code", ["_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "TOPIC_AUTHORIZATION_FAILED"])
-def test_what_the_client_does_not_take_is_sure_and_what_it_reports_is_not(client: Client, code: str) -> None:
+def test_what_the_client_does_not_take_is_sure_and_what_it_reports_is_not(client: FakeClient, code: str) -> None:
     """A broker that wrongly lacks a topic ends records so that were written, and whose answer was lost."""
     ends: list[End] = []
     producer = producing(OnFailure.GO_ON)
@@ -396,14 +337,14 @@ def test_what_the_client_does_not_take_is_sure_and_what_it_reports_is_not(client
         ("_CRIT_SYS_RESOURCE", "fix what the error names"),
     ],
 )
-def test_a_refusal_says_what_helps_against_it(client: Client, code: str, remedy: str) -> None:
+def test_a_refusal_says_what_helps_against_it(client: FakeClient, code: str, remedy: str) -> None:
     """Each said that the record was too large."""
     client.refusal = fault(code)
     with pytest.raises(RecordRefusedError, match=f"the words of {code}; found: {code}; remedy: {remedy}"):
         producing().send(Record("t", b"k", b"v"))
 
 
-def test_a_client_that_is_done_for_good_refuses_with_counts_and_the_rest_still_ends(client: Client) -> None:
+def test_a_client_that_is_done_for_good_refuses_with_counts_and_the_rest_still_ends(client: FakeClient) -> None:
     """A sender hears of it at once; what waits in the queue was not sent; what was under way nobody knows."""
     ends: dict[str, End] = {}
     producer = producing()
@@ -438,7 +379,7 @@ def test_a_client_that_is_done_for_good_refuses_with_counts_and_the_rest_still_e
     assert shown + "not delivered: queued, queued too; unknown: fatal; remedy: " in str(at_end.value)
 
 
-def test_a_fatal_error_that_is_not_named_so_is_reported_as_one(client: Client) -> None:
+def test_a_fatal_error_that_is_not_named_so_is_reported_as_one(client: FakeClient) -> None:
     client.refusal = fault("_FENCED", fatal=True)
     with pytest.raises(UndeliveredError, match="nothing more to t: the words of _FENCED; found: 0 sent"):
         producing().send_all("t", pairs(2))
@@ -485,7 +426,7 @@ def test_a_full_queue_waits_for_room_instead_of_failing(nobody: str) -> None:
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_a_record_that_met_a_full_client_is_not_sent_once_its_key_is_stopped(client: Client, *, many: bool) -> None:
+def test_a_record_that_met_a_full_client_is_not_sent_once_its_key_is_stopped(client: FakeClient, *, many: bool) -> None:
     """The look that made room for it stopped its key, and it went out all the same, in front of the one that failed."""
     client.ends = [fault("_MSG_TIMED_OUT")]
     producer = producing()
@@ -500,7 +441,7 @@ def test_a_record_that_met_a_full_client_is_not_sent_once_its_key_is_stopped(cli
     assert (producer.counts.unknown, producer.counts.not_delivered) == (["1"], ["2"])
 
 
-def test_a_callback_that_sends_does_not_overtake_a_record_that_met_a_full_client(client: Client) -> None:
+def test_a_callback_that_sends_does_not_overtake_a_record_that_met_a_full_client(client: FakeClient) -> None:
     client.ends = [None]
     producer = producing()
     producer.send(Record("t", b"k", b"1"), "1", lambda _: producer.send(Record("t", b"k", b"3"), "3"))
@@ -512,7 +453,7 @@ def test_a_callback_that_sends_does_not_overtake_a_record_that_met_a_full_client
 
 
 @pytest.mark.timeout(60)
-def test_a_full_client_that_reports_nothing_keeps_close_no_longer_than_it_was_given(client: Client) -> None:
+def test_a_full_client_that_reports_nothing_keeps_close_no_longer_than_it_was_given(client: FakeClient) -> None:
     """It waited for room until the delivery timed out, which is a day."""
     producer = producing()
     producer._most_with_client = 1
@@ -523,7 +464,7 @@ def test_a_full_client_that_reports_nothing_keeps_close_no_longer_than_it_was_gi
         producer.close(0.1)
 
 
-def test_numbers_of_many_records_are_theirs_where_the_client_is_full(client: Client) -> None:
+def test_numbers_of_many_records_are_theirs_where_the_client_is_full(client: FakeClient) -> None:
     producer = producing()
     producer.send_all("t", pairs(4))
     assert client.sent == [b"v"]
@@ -682,7 +623,7 @@ SEVERAL = {
 
 
 @pytest.mark.parametrize("keys", SEVERAL.values(), ids=[*SEVERAL])
-def test_the_one_of_many_that_failed_is_named(client: Client, keys: list[bytes | None]) -> None:
+def test_the_one_of_many_that_failed_is_named(client: FakeClient, keys: list[bytes | None]) -> None:
     client.room, client.ends = 4, [None, None, fault("_MSG_TIMED_OUT"), None]
     producer = producing()
     producer.send_all("t", [(key, b"v") for key in keys])
@@ -696,7 +637,7 @@ def test_the_one_of_many_that_failed_is_named(client: Client, keys: list[bytes |
 @pytest.mark.parametrize("keys", SEVERAL.values(), ids=[*SEVERAL])
 @pytest.mark.parametrize("ids", [None, "abcd"], ids=["numbers", "ids"])
 def test_of_many_each_that_was_delivered_is_reported_by_its_id(
-    client: Client, keys: list[bytes | None], ids: str | None
+    client: FakeClient, keys: list[bytes | None], ids: str | None
 ) -> None:
     client.room, client.ends = 4, [None, fault("_MSG_TIMED_OUT"), None, None]
     shown: list[str] = []
@@ -709,7 +650,7 @@ def test_of_many_each_that_was_delivered_is_reported_by_its_id(
     assert producer.counts.unknown == (["1"] if ids is None else ["b"])
 
 
-def test_of_many_those_that_wait_for_room_are_reported_too(client: Client) -> None:
+def test_of_many_those_that_wait_for_room_are_reported_too(client: FakeClient) -> None:
     """The client is full before we are, so one meets it full and waits in our queue, with those behind it."""
     client.room, client.ends = 2, [None] * 5
     shown: list[str] = []
@@ -720,7 +661,7 @@ def test_of_many_those_that_wait_for_room_are_reported_too(client: Client) -> No
 
 
 def test_of_many_that_have_callbacks_the_client_leaves_unknown_only_those_it_never_reported_of(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A caller that heard that a record was delivered may have acknowledged it."""
     monkeypatch.setattr(highwater.resources.producer, "PURGE_SECONDS", 0.0)
@@ -738,7 +679,7 @@ def test_of_many_that_have_callbacks_the_client_leaves_unknown_only_those_it_nev
     assert (producer.counts.delivered, shown) == (1, ["a"]), "it has its end"
 
 
-def test_of_many_a_callback_that_raises_keeps_no_other_from_being_reported(client: Client) -> None:
+def test_of_many_a_callback_that_raises_keeps_no_other_from_being_reported(client: FakeClient) -> None:
     client.room, client.ends = 3, [None] * 3
     shown: list[str] = []
 
@@ -756,7 +697,7 @@ def test_of_many_a_callback_that_raises_keeps_no_other_from_being_reported(clien
 
 
 def test_of_many_that_the_client_never_reports_those_that_it_reported_are_as_unknown(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts the delivered ones of a batch only: to call one delivered that is not would lose it."""
     monkeypatch.setattr(highwater.resources.producer, "PURGE_SECONDS", 0.0)
@@ -778,7 +719,7 @@ def test_of_many_that_the_client_never_reports_those_that_it_reported_are_as_unk
 @pytest.mark.parametrize("keys", [[b"a", b"b", b"c"], [None, None, None]], ids=["together", "each"])
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_an_interrupt_before_any_was_sent_leaves_none_unknown(
-    client: Client, keys: list[bytes | None], at: int, monkeypatch: pytest.MonkeyPatch
+    client: FakeClient, keys: list[bytes | None], at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impersonate, calls = highwater.resources.producer._Ticket.impersonate, itertools.count(1)
 
@@ -799,7 +740,7 @@ def test_an_interrupt_before_any_was_sent_leaves_none_unknown(
     assert producer.close(0).delivered == len(client.sent)
 
 
-def test_what_an_interrupt_takes_away_between_two_batches_was_delivered_all_the_same(client: Client) -> None:
+def test_what_an_interrupt_takes_away_between_two_batches_was_delivered_all_the_same(client: FakeClient) -> None:
     client.room, client.ends = 2, [None, None]
     producer = producing()
     producer.send_all("t", pairs(2))
@@ -809,7 +750,7 @@ def test_what_an_interrupt_takes_away_between_two_batches_was_delivered_all_the_
     assert producer.close(0).delivered == 2
 
 
-def test_a_stuck_record_of_each_batch_keeps_only_so_many_keys(client: Client) -> None:
+def test_a_stuck_record_of_each_batch_keeps_only_so_many_keys(client: FakeClient) -> None:
     """Each kept those of all that were sent with it, whatever had become of them."""
     client.room = 1_000
     producer = producing()
@@ -822,7 +763,7 @@ def test_a_stuck_record_of_each_batch_keeps_only_so_many_keys(client: Client) ->
     assert (producer.counts.delivered, producer.counts.outstanding) == (50, 50)
 
 
-def test_many_records_before_one_whose_key_is_of_a_wrong_type_are_sent(client: Client) -> None:
+def test_many_records_before_one_whose_key_is_of_a_wrong_type_are_sent(client: FakeClient) -> None:
     client.room = 4
     wrong: Any = bytearray(b"k")
     producer = producing()
@@ -830,7 +771,7 @@ def test_many_records_before_one_whose_key_is_of_a_wrong_type_are_sent(client: C
     assert client.sent == [b"1", b"2", b"3"]
 
 
-def test_many_records_before_an_error_of_their_source_are_sent(client: Client) -> None:
+def test_many_records_before_an_error_of_their_source_are_sent(client: FakeClient) -> None:
     def failing() -> Iterator[tuple[bytes | None, bytes | None]]:
         yield from pairs(3)
         raise OSError("the source is gone")
@@ -1011,7 +952,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_record_and_doubles_none
         assert [value for _, value in held(broker.bootstrap, "t")] == [b"%d" % n for n in range(3000)]
 
 
-def test_each_record_is_reported_to_its_own_callback(client: Client) -> None:
+def test_each_record_is_reported_to_its_own_callback(client: FakeClient) -> None:
     """The callbacks of the record before are used again where they are the same ones."""
     client.room, client.ends = 4, [None] * 4
     first: list[str] = []

@@ -12,10 +12,9 @@ from highwater.resources import spark_checks
 from highwater.resources.object_store import LOG_STORE, LOG_STORE_SETTING
 from highwater.resources.spark import SESSION_CONF, STATIC_CONF
 from highwater.settings import Settings
+from tests.fake_session import FakeSession
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import SparkSession
 
 DELTA = "SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find the data source: delta. Make sure the"
@@ -23,44 +22,6 @@ KAFKA = "Failed to find data source: kafka. Please deploy the application as per
 STORAGE = "ExecutionError: java.lang.NoClassDefFoundError: io/delta/storage/LogStore\nPlease ensure that"
 S3A = "RuntimeException: java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found"
 SDK = "java.lang.NoClassDefFoundError: software/amazon/awssdk/core/exception/SdkException"
-ABSENT = "[DELTA_PATH_DOES_NOT_EXIST] /lake/x doesn't exist, or is not a Delta table."
-
-
-class FakeReader:
-    def __init__(self, faults: Mapping[str, str]) -> None:
-        self._faults = faults
-        self._name = ""
-
-    def format(self, name: str) -> FakeReader:
-        self._name = name
-        return self
-
-    def options(self, **_: str) -> FakeReader:
-        return self
-
-    def load(self, *_: str) -> FakeReader:
-        return self
-
-    @property
-    def schema(self) -> str:
-        if self._name in self._faults:
-            raise OSError(self._faults[self._name])
-        return ""
-
-
-class FakeSession:
-    """A session that answers without a JVM."""
-
-    def __init__(
-        self,
-        conf: Mapping[str, str | None] | None = None,
-        version: str = pyspark.__version__,
-        faults: Mapping[str, str] | None = None,
-    ) -> None:
-        given = {**STATIC_CONF, **SESSION_CONF, **(conf or {})}
-        self.conf: Any = {name: value for name, value in given.items() if value is not None}
-        self.version = version
-        self.read = FakeReader({"delta": ABSENT, **(faults or {})})
 
 
 def fake(**given: Any) -> SparkSession:

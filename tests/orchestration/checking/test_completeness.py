@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dev.planted import plant
 from highwater.orchestration.checking.completeness import TopicComparison, compare_with_topic
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.resources.lake import Lake
-from highwater.slice_commits import SliceCommit
 from highwater.slices import Slice
+from tests.commits import store_raw
 from tests.scene import Scene
 
 if TYPE_CHECKING:
@@ -43,29 +42,8 @@ def write_raw(lake: Lake, scene: Scene, slice_: Slice) -> list[dict[str, Any]]:
             }
         )
     consumer.close()
-    store(lake, slice_, rows)
+    store_raw(lake, slice_, rows)
     return rows
-
-
-def store(lake: Lake, slice_: Slice, rows: list[dict[str, Any]]) -> None:
-    import pyarrow as pa
-
-    schema = pa.schema(
-        [
-            ("slice", pa.string()),
-            ("topic", pa.string()),
-            ("generation", pa.int32()),
-            ("partition", pa.int32()),
-            ("offset", pa.int64()),
-            ("timestamp_ms", pa.int64()),
-            ("timestamp_type", pa.int32()),
-            ("key", pa.binary()),
-            ("value", pa.binary()),
-            ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-        ]
-    )
-    slice_commit = SliceCommit(slice_, 1, len(rows))
-    plant(lake.path("orders", "raw"), pa.Table.from_pylist(rows, schema), [slice_commit], replace=True)
 
 
 def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
@@ -83,7 +61,7 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
     assert (held().records, held().error, held().gone) == (9, None, 0)
     assert "9 records of the topic are in raw" in scene.run("audit", "orders", "--records", "3").output
 
-    store(lake, slice_, [row for row in rows if row["offset"] != 4])
+    store_raw(lake, slice_, [row for row in rows if row["offset"] != 4])
     assert held().lacking == [(0, 4)]
     reported = scene.run("audit", "orders", "--records", "1")
     assert reported.exit_code == PERMANENT
@@ -92,10 +70,10 @@ def test_every_record_that_kafka_serves_must_be_in_raw_as_it_is(
     headers = {"headers": [{"key": "h", "value": b"1"}]}
     time, kind = {"timestamp_ms": rows[0]["timestamp_ms"] - 5_000}, {"timestamp_type": 1}
     for change in ({"value": b"other"}, {"key": b"k"}, time, kind, headers):
-        store(lake, slice_, [{**row, **(change if row["offset"] == 2 else {})} for row in rows])
+        store_raw(lake, slice_, [{**row, **(change if row["offset"] == 2 else {})} for row in rows])
         assert held().altered == [(0, 2)], change
 
-    store(lake, slice_, rows)
+    store_raw(lake, slice_, rows)
     scene.delete_before(3)
     assert (held().records, held().gone, held().error) == (6, 3, None)
     assert held(replace(slice_, topic_id="B" * 22)).skipped == "the topic was recreated since"
@@ -114,6 +92,6 @@ def test_a_timestamp_of_the_broker_is_none_of_the_producer(bootstrap: str, topic
     [slice_] = scene.tick().slices
     rows = write_raw(lake, scene, slice_)
     for kind, altered in ((0, [(0, 0)]), (1, [])):
-        store(lake, slice_, [{**rows[0], "timestamp_type": kind}])
+        store_raw(lake, slice_, [{**rows[0], "timestamp_type": kind}])
         [found] = compare_with_topic(scene.ledger, scene.kafka, lake, scene.stream, [slice_])
         assert found.altered == altered

@@ -15,7 +15,7 @@ from highwater.orchestration.checking.metrics_checks import FOLLOWS, metrics_fol
 from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.delta import query
 from highwater.slice_commits import SliceCommit
-from tests.assets.test_metrics import Event, Measured
+from tests.measured import Event, Measured
 
 # In seconds.
 HOUR, DAY = 3600, 24 * 3600

@@ -22,7 +22,7 @@ from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.operator_jobs import OPERATIONS, Deciding
 from highwater.resources.ledger import Ledger
 from highwater.settings import parse_operators
-from tests.orchestration.test_operator_jobs import SAME, Calls, calls, defs  # noqa: F401 - fixtures
+from tests.orchestration.operator_calls import SAME, Calls
 
 ACTIONS = sorted(act.__name__ for act, config in OPERATIONS.items() if issubclass(config, Deciding))
 LOGIN = pwd.getpwuid(os.getuid()).pw_name
@@ -31,7 +31,7 @@ TIMES = {"since", "until"}
 
 
 @pytest.fixture
-def ledger(calls: Calls, tmp_path: Path) -> Ledger:  # noqa: F811 - its settings
+def ledger(calls: Calls, tmp_path: Path) -> Ledger:
     del calls
     return Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
 
@@ -42,7 +42,7 @@ def by_command(action: str, *arguments: str) -> str:
 
 
 def by_job(
-    defs: dg.Definitions,  # noqa: F811
+    defs: dg.Definitions,
     action: str,
     tags: Mapping[str, str] | None = None,
     **config: Any,
@@ -69,8 +69,8 @@ def test_every_command_that_decides_has_a_job_and_passes_the_check() -> None:
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_name_that_is_not_listed_is_refused_before_anything_is_written(
-    defs: dg.Definitions,  # noqa: F811
-    calls: Calls,  # noqa: F811
+    defs: dg.Definitions,
+    calls: Calls,
     ledger: Ledger,
     monkeypatch: pytest.MonkeyPatch,
     action: str,
@@ -85,8 +85,8 @@ def test_a_name_that_is_not_listed_is_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_listed_name_is_allowed_and_recorded(
-    defs: dg.Definitions,  # noqa: F811
-    calls: Calls,  # noqa: F811
+    defs: dg.Definitions,
+    calls: Calls,
     ledger: Ledger,
     monkeypatch: pytest.MonkeyPatch,
     action: str,
@@ -110,7 +110,7 @@ def test_a_listed_name_is_allowed_and_recorded(
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_dry_run_asks_for_no_name_and_records_nothing(
-    calls: Calls,  # noqa: F811
+    calls: Calls,
     ledger: Ledger,
     monkeypatch: pytest.MonkeyPatch,
     action: str,
@@ -122,7 +122,7 @@ def test_a_dry_run_asks_for_no_name_and_records_nothing(
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_without_the_setting_everybody_decides_under_a_name(calls: Calls, ledger: Ledger, action: str) -> None:  # noqa: F811
+def test_without_the_setting_everybody_decides_under_a_name(calls: Calls, ledger: Ledger, action: str) -> None:
     assert "called" in by_command(action, "--by", "anybody")
     assert "nobody is named" in by_command(action, "--by", "")
     assert len(calls.seen) == 1
@@ -131,7 +131,7 @@ def test_without_the_setting_everybody_decides_under_a_name(calls: Calls, ledger
 
 @pytest.mark.usefixtures("calls")
 def test_the_tag_of_a_run_names_the_person(
-    defs: dg.Definitions,  # noqa: F811
+    defs: dg.Definitions,
     ledger: Ledger,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -154,7 +154,7 @@ def test_a_command_takes_the_login_name(ledger: Ledger, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("calls")
-def test_a_run_that_names_two_persons_is_refused(defs: dg.Definitions, ledger: Ledger) -> None:  # noqa: F811
+def test_a_run_that_names_two_persons_is_refused(defs: dg.Definitions, ledger: Ledger) -> None:
     found, _ = by_job(defs, "pause", {"user": "eve"}, by="bob")
     assert "the run names two persons" in found
     assert ledger.decisions.newest() == []

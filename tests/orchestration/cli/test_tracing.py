@@ -25,7 +25,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
-from tests.pipeline.test_vanished import Topics
+from tests.fake_topics import FakeTopics
 from tests.scene import Scene
 from tests.support import make_stream
 
@@ -91,7 +91,7 @@ def test_what_is_not_there_is_an_answer(tmp_path: Path) -> None:
     lake, ends = Lake(str(tmp_path / "lake")), {"orders": ("A", 7), "orders.parked": ("B", 3)}
 
     def found(topic: str, partition: int, offset: int, *there: str) -> tuple[str, str]:
-        kafka: Any = Topics({name: ends[name] for name in there})
+        kafka: Any = FakeTopics({name: ends[name] for name in there})
         [one] = locate(ledger, kafka, lake, stream, topic, partition, offset)
         assert one.unseen is None
         return one.end, one.text

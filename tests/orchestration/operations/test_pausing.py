@@ -28,7 +28,7 @@ from highwater.orchestration.sensing import stream_ticks
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.pauses import ALL, RETRIES, Pause
-from tests.pipeline.test_vanished import Topics
+from tests.fake_topics import FakeTopics
 from tests.support import make_stream
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -42,7 +42,7 @@ class Ours:
     def __init__(self, instance: dg.DagsterInstance, url: str) -> None:
         self.instance, self.url = instance, url
         self.ledger = Ledger(url)
-        self.kafka: Any = Topics({"orders": ("A", 5), FIRST: ("B", 5), SECOND: ("C", 5)})
+        self.kafka: Any = FakeTopics({"orders": ("A", 5), FIRST: ("B", 5), SECOND: ("C", 5)})
 
     def tick(self) -> stream_ticks.Tick:
         lake = Lake(str(Path(str(self.ledger.database.url.database)).parent / "lake"))

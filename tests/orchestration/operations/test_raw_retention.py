@@ -46,7 +46,7 @@ from highwater.resources.table_maintenance import Stock
 from highwater.retention import AGED_FROM, Needed, aged, free, old_enough, planned_before, records
 from highwater.slice_commits import SliceCommit
 from highwater.slices import Slice
-from tests.orchestration.operations.test_erasing import Committed
+from tests.erasure_commits import Committed
 from tests.world import FIRST, NOON, RETRIED, STREAM, World
 
 # Seconds of processor each.

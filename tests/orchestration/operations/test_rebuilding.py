@@ -18,20 +18,15 @@ from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.operations.rebuilding import rebuilt
 from highwater.slices import OffsetRange, Slice
-from tests.orchestration.reporting.test_audit import Written
 from tests.scene import Scene
 from tests.support import make_stream
+from tests.written_tables import Written, slice_of
 
 if TYPE_CHECKING:
     from tests.conftest import TopicFactory
 
 STREAM = make_stream("orders")
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
-
-
-def a_slice(ordinal: int, ranges: dict[int, tuple[int, int]], generation: int = 0) -> Slice:
-    spans = {p: OffsetRange(*span) for p, span in ranges.items()}
-    return Slice("orders", "orders", "A" * 22, generation, ordinal, spans, NOW)
 
 
 def offsets(slices: list[Slice]) -> Counter[tuple[int, int]]:
@@ -48,7 +43,7 @@ def test_whatever_slices_were_not_read_every_offset_is_planned_once(
     ends, planned, read = [0, 0], [], []
     for ordinal, (first, second, was_read) in enumerate(cuts):
         ranges = {0: (ends[0], ends[0] + first), 1: (ends[1], ends[1] + second)}
-        planned.append(a_slice(ordinal, ranges))
+        planned.append(slice_of(ordinal, ranges))
         ends = [ends[0] + first, ends[1] + second]
         read += [planned[-1]] if was_read else []
     if not read:
@@ -64,38 +59,38 @@ def test_whatever_slices_were_not_read_every_offset_is_planned_once(
 
 
 def test_a_hole_between_neighbours_is_a_loss() -> None:
-    found = rebuilt(STREAM, [a_slice(0, {0: (5, 9)}), a_slice(1, {0: (12, 20), 1: (0, 3)})], {}, NOW)
+    found = rebuilt(STREAM, [slice_of(0, {0: (5, 9)}), slice_of(1, {0: (12, 20), 1: (0, 3)})], {}, NOW)
     assert [(loss.partition, loss.offsets) for loss in found.losses] == [(0, OffsetRange(9, 12))]
     assert found.generations[0].starts == {0: 5, 1: 0}, "planning began behind the log's start"
 
 
 def test_generations_restart() -> None:
-    slices = [a_slice(0, {0: (0, 9)}), a_slice(1, {0: (4, 7)}, 1), a_slice(2, {0: (7, 8)}, 1)]
+    slices = [slice_of(0, {0: (0, 9)}), slice_of(1, {0: (4, 7)}, 1), slice_of(2, {0: (7, 8)}, 1)]
     found = rebuilt(STREAM, [*reversed(slices)], {}, NOW)
     assert [(g.number, g.starts, g.first_ordinal) for g in found.generations] == [(0, {0: 0}, 0), (1, {0: 4}, 3)]
     assert ([*found.losses], [*found.unread]) == ([], [])
 
 
 def test_a_partition_that_joined_in_a_slice_that_was_not_read_is_read_from_its_beginning() -> None:
-    found = rebuilt(STREAM, [a_slice(0, {0: (0, 9)}), a_slice(2, {0: (9, 12), 1: (100, 200)})], {}, NOW)
+    found = rebuilt(STREAM, [slice_of(0, {0: (0, 9)}), slice_of(2, {0: (9, 12), 1: (100, 200)})], {}, NOW)
     assert found.unread == ["orders@0000001"]
     assert found.slices[1].ranges == {0: OffsetRange(9, 9), 1: OffsetRange(0, 100)}
 
 
 def test_a_generation_whose_first_slices_were_not_read() -> None:
     """Of a topic that was recreated all is read; after a truncation nobody knows where planning went on."""
-    recreated = replace(a_slice(2, {0: (50, 60)}, 1), topic_id="B" * 22)
-    found = rebuilt(STREAM, [a_slice(0, {0: (0, 9)}), recreated], {}, NOW)
+    recreated = replace(slice_of(2, {0: (50, 60)}, 1), topic_id="B" * 22)
+    found = rebuilt(STREAM, [slice_of(0, {0: (0, 9)}), recreated], {}, NOW)
     assert ([*found.unread], found.slices[1].ranges) == (["orders@0000001"], {0: OffsetRange(0, 50)})
-    found = rebuilt(STREAM, [a_slice(0, {0: (0, 9)}), a_slice(2, {0: (50, 60)}, 1)], {}, NOW)
+    found = rebuilt(STREAM, [slice_of(0, {0: (0, 9)}), slice_of(2, {0: (50, 60)}, 1)], {}, NOW)
     assert ([*found.unread], [*found.losses]) == ([], [])
     assert "what was planned before it, if anything, is not known" in found.lines[-1]
 
 
 def test_a_stream_that_began_at_the_latest_is_not_read_from_its_beginning() -> None:
     latest = replace(STREAM, start=Start.LATEST)
-    assert rebuilt(latest, [a_slice(1, {0: (50, 60)})], {}, NOW).unread == []
-    assert rebuilt(STREAM, [a_slice(1, {0: (50, 60)})], {}, NOW).unread == ["orders@0000000"]
+    assert rebuilt(latest, [slice_of(1, {0: (50, 60)})], {}, NOW).unread == []
+    assert rebuilt(STREAM, [slice_of(1, {0: (50, 60)})], {}, NOW).unread == ["orders@0000000"]
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from tests.assets.test_dlq import due, published
+from tests.bench_records import content, due, published
 from tests.conftest import create_topic
 from tests.scene import Scene, offsets
 from tests.support import Bench, Message, customers, make_stream, order_message, read_topic, send
@@ -195,17 +195,6 @@ def lost(bench: Bench) -> Iterator[Bench]:
     bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1), timedelta(seconds=2)))
     yield bench
     assert bench.failing() == {}
-
-
-def content(bench: Bench, table: str) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The rows of a table by origin, without what names slices and attempts."""
-    rows = bench.rows(table)
-    names = ("slice", "attempt", "updated_by_slice")
-    found = {
-        tuple(row[name] for name in envelope.ORIGIN): {n: v for n, v in row.items() if n not in names} for row in rows
-    }
-    assert len(found) == len(rows), f"{table} has an origin twice"
-    return found
 
 
 def first_life(bench: Bench) -> None:

@@ -20,8 +20,8 @@ from highwater.orchestration.cli.main import main
 from highwater.resources.commit_log import Committed
 from highwater.slice_commits import SliceCommit
 from tests.commits import commit_current
-from tests.orchestration.operations.test_rebuilding import a_slice
 from tests.support import Bench, customers, order_message
+from tests.written_tables import slice_of
 
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect
@@ -30,7 +30,7 @@ EXPECTED = {"o0": 3, "o1": 3, "o2": 2, "o3": 2}
 
 
 def decided(*ordinals: int, attempt: int = 1) -> dict[str, SliceCommit]:
-    slices = [a_slice(ordinal, {0: (ordinal, ordinal + 1)}) for ordinal in ordinals]
+    slices = [slice_of(ordinal, {0: (ordinal, ordinal + 1)}) for ordinal in ordinals]
     return {slice_.key: SliceCommit(slice_, attempt, 1) for slice_ in slices}
 
 

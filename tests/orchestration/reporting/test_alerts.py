@@ -30,9 +30,9 @@ from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
 from highwater.resources.webhook import post
 from highwater.topic_rules import Setting
-from tests.orchestration.reporting.test_audit import MAIN, PARKED, STREAM, Written
 from tests.scene import Scene
 from tests.support import make_stream
+from tests.written_tables import MAIN, PARKED, STREAM, Written
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream

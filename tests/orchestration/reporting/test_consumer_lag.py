@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,51 +12,25 @@ from typing import Any
 
 import pytest
 
-from dev.planted import plant
 from highwater.alerting import Measure
 from highwater.declaration import Alerts, Foreign
 from highwater.errors import DependencyAwayError, TopicAbsentError
 from highwater.orchestration import observation
 from highwater.orchestration.reporting import alerts, consumer_lag
 from highwater.orchestration.reporting import audit as audit_page
-from highwater.orchestration.reporting.consumer_lag import Ages, in_raw, unread_ages
+from highwater.orchestration.reporting.consumer_lag import Ages
 from highwater.orchestration.reporting.plan_status import topic_status
 from highwater.plans import Generation, Loss
 from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
-from tests.support import make_stream
-
-NOW = datetime(2026, 3, 1, tzinfo=UTC)
-STREAM = make_stream("orders")
-TIER = STREAM.tier_topics[0]
+from tests.lagging import Deployed, FakeCluster
+from tests.written_tables import NOW, STREAM, TIER
 
 
-class Topic:
-    """A cluster whose records are a minute older than the next one; the last one before offset 100 is a minute old."""
-
-    def topics(self) -> list[str]:
-        return ["orders", TIER]
-
-    def topic_state(self, topic: str) -> TopicState:
-        return TopicState(topic, "A", {p: PartitionState(0, 100, 100, 1) for p in (0, 1)})
-
-    def read(self, _: str, ranges: Mapping[int, OffsetRange], **__: object) -> Iterator[Any]:
-        @dataclass
-        class Message:
-            at: datetime
-
-            def timestamp(self) -> tuple[int, int]:
-                return 1, round(self.at.timestamp() * 1000)
-
-        now = datetime.now(UTC)
-        return (Message(now - timedelta(minutes=100 - r.start)) for r in ranges.values() if len(r))
-
-
-class Wide(Topic):
+class Wide(FakeCluster):
     """Of forty partitions the last lags least, by three records that are six days old; the others lag by minutes."""
 
     OLD = 39
@@ -77,31 +51,6 @@ class Wide(Topic):
         [(partition, offsets)] = ranges.items()
         made = datetime.now(UTC) - self._age(partition, offsets.start)
         return iter([SimpleNamespace(timestamp=lambda: (1, round(made.timestamp() * 1000)))])
-
-
-class Deployed:
-    """Slices of ten offsets of both partitions, planned up to offset 60, of which raw holds some."""
-
-    def __init__(self, folder: Path, topic: str = "orders", slices: int = 6) -> None:
-        self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
-        self.lake = Lake(str(folder / "lake"))
-        self.topic = topic
-        self.kafka: Any = Topic()
-        self.ledger.open_generation(Generation("orders", topic, "A", 0, {0: 0, 1: 0}, NOW))
-        at = [OffsetRange(10 * n, 10 * n + 10) for n in range(slices)]
-        self.slices = [Slice("orders", topic, "A", 0, n, {0: r, 1: r}, NOW) for n, r in enumerate(at)]
-        self.ledger.add(self.slices)
-
-    def read(self, *ordinals: int) -> None:
-        import pyarrow as pa
-
-        slices = [self.slices[n] for n in ordinals]
-        self.ledger.next_attempts([slice_.key for slice_ in slices])
-        none = pa.table({"slice": pa.array([], pa.string())})
-        plant(self.lake.path("orders", "raw"), none, [SliceCommit(p, 1, 0) for p in slices])
-
-    def ages(self) -> Ages:
-        return unread_ages(self.ledger, self.kafka, STREAM, self.topic, in_raw(self.ledger, self.lake, STREAM))
 
 
 @pytest.fixture
@@ -235,7 +184,7 @@ def test_the_alert_of_retention_names_the_slice_that_nobody_reads(
 FOREIGN = "connect.dlq"
 
 
-class Several(Topic):
+class Several(FakeCluster):
     """Of these topics alone are there any; no broker's clock stamps them."""
 
     def __init__(self, *there: str) -> None:
@@ -350,7 +299,7 @@ def test_a_retry_that_is_planned_and_not_read_is_late(tmp_path: Path, monkeypatc
     assert alert_of(other, monkeypatch).over, "its first record came 90 minutes ago"
 
 
-class Holding(Topic):
+class Holding(FakeCluster):
     """Of some topics an open transaction holds back partition 0, from this offset on."""
 
     bootstrap = "here:9092"

@@ -30,7 +30,7 @@ from highwater.topic_rules import Setting
 from tests.conftest import create_topic
 from tests.scene import Scene
 from tests.support import customers, make_stream
-from tests.test_topic_rules import SAFE, with_setting
+from tests.topic_facts import SAFE, with_setting
 
 if TYPE_CHECKING:
     from highwater.orchestration.deployment import Deployment

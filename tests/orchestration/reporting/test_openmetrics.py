@@ -14,7 +14,6 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 from prometheus_client import parser as older
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from dev.processes import LOOPBACK, free_port
 from highwater.alerting import DEPLOYMENT, Alert
@@ -29,11 +28,11 @@ from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slices import OffsetRange, Slice
-from tests.orchestration.reporting.test_audit import PARKED, STREAM, TIER, Written
+from tests.orchestration.reporting.open_metrics_text import read
+from tests.written_tables import PARKED, STREAM, TIER, Written
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 TOPIC_ID = "A" * 22
-Found = dict[str, dict[tuple[str, ...], float]]
 # They differ from one measuring to the next.
 COLLECTION = {"highwater_collection_duration_seconds", "highwater_collection_timestamp_seconds"}
 
@@ -142,15 +141,6 @@ def nobody() -> AbstractContextManager[None]:
 
 def asked(ledger: Ledger, kafka: Any, lake: Lake, opened: Any = nobody) -> Metrics:
     return measure(ledger, kafka, lake, [STREAM], opened)
-
-
-def read(text: str) -> Found:
-    """The text as a scraper reads it: by family and the values of its labels in the order that is documented."""
-    found: Found = {}
-    for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
-        labels = FAMILIES[family.name][0]
-        found[family.name] = {tuple(s.labels[name] for name in labels): s.value for s in family.samples}
-    return found
 
 
 def test_the_numbers_are_those_of_the_scene(written: Written) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -20,26 +22,30 @@ from highwater.plans import Publication
 from highwater.resources.ledger.breakers import Judgement
 from highwater.slices import Slice
 from tests.accepted import NOON, Broken, Event
-from tests.orchestration.sensing.test_publishing import Scene, scene
+from tests.orchestration.publishing_scene import PublishingScene, open_scene
 
 # Seconds of processor each.
 pytestmark = pytest.mark.slow
 
-__all__ = ["scene"]
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PublishingScene]:
+    with open_scene(tmp_path, monkeypatch) as made:
+        yield made
 
 
-def look(scene: Scene) -> Behind:
+def look(scene: PublishingScene) -> Behind:
     found = behind(scene.tables.ledger, scene.tables.lake, scene.tables.stream)
     assert found is not None
     return found
 
 
-def judged(scene: Scene, slice_: Slice, at: datetime, *, refused: bool = False) -> None:
+def judged(scene: PublishingScene, slice_: Slice, at: datetime, *, refused: bool = False) -> None:
     one = Judgement(slice_.key, "orders", "run", at, records=4, rejects=0, refused=refused)
     scene.tables.ledger.breakers.settle("orders", [slice_.key], lambda circuit, _: (circuit, [one]))
 
 
-def test_what_waits_is_counted_with_the_oldest_of_it_and_what_holds_it_up(scene: Scene) -> None:
+def test_what_waits_is_counted_with_the_oldest_of_it_and_what_holds_it_up(scene: PublishingScene) -> None:
     slices = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
     assert look(scene).line == f"orders.accepted: nothing is sent yet; {slices[0].key} is next, and is not decided yet"
     begin = datetime.now(UTC) - timedelta(seconds=1)
@@ -62,7 +68,7 @@ def test_what_waits_is_counted_with_the_oldest_of_it_and_what_holds_it_up(scene:
     assert look(scene).line == f"orders.accepted: sent up to {slices[3].key}, no accepted event waits"
 
 
-def test_what_was_reprocessed_and_what_came_back_waits_too(scene: Scene) -> None:
+def test_what_was_reprocessed_and_what_came_back_waits_too(scene: PublishingScene) -> None:
     first, retried = scene.plan(0, p0=(0, 2)), scene.plan(0, scene.tables.stream.tier_topics[0], p0=(0, 1))
     scene.decide(first, 0)
     scene.tables.publish(first)
@@ -81,7 +87,7 @@ def test_what_was_reprocessed_and_what_came_back_waits_too(scene: Scene) -> None
         assert not look(scene).waits
 
 
-def test_each_cause_is_named(scene: Scene) -> None:
+def test_each_cause_is_named(scene: PublishingScene) -> None:
     ledger = scene.tables.ledger
     first, second = scene.plan(0, p0=(0, 2)), scene.plan(1, p0=(2, 4))
     judged(scene, first, NOON, refused=True)
@@ -103,7 +109,7 @@ def test_each_cause_is_named(scene: Scene) -> None:
     assert look(scene).waits
 
 
-def test_a_slice_that_was_sent_in_part_waits(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_that_was_sent_in_part_waits(scene: PublishingScene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 2)
     first, second = scene.plan(0, p0=(0, 2)), scene.plan(1, p0=(2, 5))
     scene.decide(first, 0, 1)
@@ -120,7 +126,7 @@ def test_a_slice_that_was_sent_in_part_waits(scene: Scene, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("kind", ["of a tier", "reprocessed"])
 def test_a_slice_that_is_written_down_after_its_events_and_was_sent_in_part_waits(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, kind: str
+    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """What is settled of a batch that broke off is younger than the slice's events: times alone take it for sent."""
     monkeypatch.setattr(published, "RECORDS_A_TRANSACTION", 2)
@@ -148,7 +154,7 @@ def test_a_slice_that_is_written_down_after_its_events_and_was_sent_in_part_wait
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_explain_gives_a_cause_where_status_looks_up_no_more(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, *, joined: bool
+    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch, *, joined: bool
 ) -> None:
     """Of more slices than are looked up it is not said that none waits, nor that no more do."""
     monkeypatch.setattr(publication_status, "MOST_OPENED", 2)
@@ -195,7 +201,7 @@ def test_what_is_none_is_left_out(found: dict[str, int], line: str) -> None:
     assert Behind("t", None, **found).line == line  # type: ignore[arg-type]
 
 
-def test_explain_reports_what_became_of_a_slice(scene: Scene) -> None:
+def test_explain_reports_what_became_of_a_slice(scene: PublishingScene) -> None:
     tables = scene.tables
     first, second = scene.plan(0, p0=(0, 3)), scene.plan(1, p0=(3, 5))
 
@@ -228,7 +234,9 @@ def test_explain_reports_what_became_of_a_slice(scene: Scene) -> None:
     assert (plain["attempt"], plain["decided"], plain["states"], plain["why_not"]) == (1, 1, {"sent": 2}, "")
 
 
-def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(
+    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slice_ = scene.plan(0, p0=(0, 2))
     stream = replace(scene.tables.stream, alerts=Alerts(published_late=timedelta(minutes=10)))
     asked = alerts.StreamInputs(scene.tables.ledger, cast("Any", None), scene.tables.lake, stream)
@@ -250,7 +258,7 @@ def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(scene: Scene, m
 
 
 def test_a_lake_that_is_away_is_reported_and_is_not_taken_for_one_without_slices(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = (scene.tables.ledger, scene.tables.lake, scene.tables.stream)
     scene.decide(scene.plan(0, p0=(0, 2)), 0)
@@ -269,7 +277,7 @@ def test_a_lake_that_is_away_is_reported_and_is_not_taken_for_one_without_slices
 
 
 def test_a_log_that_cannot_be_read_and_a_slice_commit_of_another_format_are_reported(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both ended `status` in a traceback."""
     tables = scene.tables
@@ -304,7 +312,7 @@ def test_a_log_that_cannot_be_read_and_a_slice_commit_of_another_format_are_repo
     assert replace(status, waiting=None).to_plain()["lake_error"] is None
 
 
-def test_the_last_slice_is_reported_where_ordinals_outgrow_their_digits(scene: Scene) -> None:
+def test_the_last_slice_is_reported_where_ordinals_outgrow_their_digits(scene: PublishingScene) -> None:
     slices = [scene.plan(9_999_999 + n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
     for n, slice_ in enumerate(slices):
         scene.decide(slice_, 2 * n, 2 * n + 1)

@@ -39,7 +39,7 @@ from highwater.orchestration.reporting.serving import Shared, application, serve
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
 from highwater.settings import metrics_listen
-from tests.orchestration.reporting.test_openmetrics import read
+from tests.orchestration.reporting.open_metrics_text import read
 
 DEADLINE = 60.0
 

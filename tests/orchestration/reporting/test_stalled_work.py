@@ -50,8 +50,9 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.pauses import Pause
 from highwater.slices import OffsetRange
 from tests.conftest import TopicFactory
-from tests.orchestration.reporting.test_consumer_lag import STREAM, TIER, Deployed, Topic
+from tests.lagging import Deployed, FakeCluster
 from tests.scene import Scene
+from tests.written_tables import STREAM, TIER
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -60,7 +61,7 @@ def asked(deployed: Any, kafka: Any = None, **changes: Any) -> alerts.StreamInpu
     return alerts.StreamInputs(deployed.ledger, kafka or deployed.kafka, deployed.lake, replace(STREAM, **changes))
 
 
-class Played(Topic):
+class Played(FakeCluster):
     """Each partition as a test says it is."""
 
     def __init__(self, seen: dict[int, PartitionState], topic_id: str = "A") -> None:

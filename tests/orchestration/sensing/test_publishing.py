@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,74 +25,29 @@ from highwater.orchestration.checking.published_checks import events_published, 
 from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
 from highwater.orchestration.run_tags import PURPOSE, RANGE_END, RANGE_START
 from highwater.orchestration.sensing import publishing
-from highwater.orchestration.sensing.publishing import RULES, SLICES_A_RUN, next_run, publish
-from highwater.orchestration.sensing.run_requests import Repair, Request
-from highwater.orchestration.sensing.stream_ticks import Tick, run_requests
+from highwater.orchestration.sensing.publishing import RULES, SLICES_A_RUN, next_run
+from highwater.orchestration.sensing.run_requests import Repair
 from highwater.plans import Generation
 from highwater.publishing import Copy, second_deliveries
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.delta import query
-from highwater.resources.dlq_topics import Shape
 from highwater.resources.ledger.breakers import Acceptance
 from highwater.slices import Slice
-from tests.accepted import NOON, Broken, Event, Log, Tables
-from tests.orchestration.reporting.test_audit import Written, a_slice
+from tests.accepted import NOON, Broken, Event, Tables
+from tests.orchestration.publishing_scene import PublishingScene, open_scene
 from tests.support import failed_by, make_stream
+from tests.written_tables import Written, a_slice
 
 LATER = datetime.now(UTC) + timedelta(days=2)
 
 
-@dataclass
-class Scene:
-    """Tables without Spark, a topic in memory, and Dagster."""
-
-    tables: Tables
-    log: Log
-    instance: dg.DagsterInstance
-
-    @property
-    def resources(self) -> dict[str, Any]:
-        opened = {"ledger": self.tables.ledger, "lake": self.tables.lake, "kafka": SimpleNamespace(topics=list)}
-        return {name: SimpleNamespace(open=lambda one=one: one) for name, one in opened.items()}
-
-    def plan(
-        self, ordinal: int, topic: str | None = None, minute: float | None = None, **ranges: tuple[int, int]
-    ) -> Slice:
-        slice_ = self.tables.plan(ordinal, topic, minute, **ranges)
-        self.instance.add_dynamic_partitions("orders_slices", [slice_.key])
-        return slice_
-
-    def decide(self, slice_: Slice, *offsets: int, **changes: object) -> None:
-        """Take a slice through all tables up to dlq, with these offsets of partition 0 as events."""
-        self.tables.read(slice_, len(offsets))
-        self.tables.decide(slice_, [Event(0, n, f"o{n}", minute=n, changes=changes) for n in offsets])
-
-    def tick(self) -> Tick:
-        return publish(self.instance, SimpleNamespace(**self.resources), self.tables.stream)
-
-    def asked(self) -> list[tuple[str, ...]]:
-        return [request.keys for request in self.tick().requests]
-
-    def run(self, request: Request) -> dg.ExecuteInProcessResult:
-        """What the daemon makes of a request."""
-        defs = build_defs(streams=[self.tables.stream], resources=self.resources)
-        [asked] = run_requests(self.tables.stream, [request])
-        return defs.resolve_job_def("orders_publish").execute_in_process(
-            instance=self.instance, tags=asked.tags, raise_on_error=False
-        )
-
-
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    log = Log()
-    monkeypatch.setattr(published, "Transactions", log)
-    monkeypatch.setattr(published, "ensure_accepted", lambda *_: Shape(2, 1, {"max.message.bytes": "1000000"}))
-    monkeypatch.setattr(published, "_topic_id", lambda *_: "T" * 22)
-    with dg.DagsterInstance.ephemeral() as instance:
-        yield Scene(Tables(tmp_path), log, instance)
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PublishingScene]:
+    with open_scene(tmp_path, monkeypatch) as made:
+        yield made
 
 
-def test_slices_are_asked_for_up_to_the_first_that_is_not_done_and_a_run_sends_them(scene: Scene) -> None:
+def test_slices_are_asked_for_up_to_the_first_that_is_not_done_and_a_run_sends_them(scene: PublishingScene) -> None:
     slices = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(4)]
     for n in (3, 1, 0):
         scene.decide(slices[n], 2 * n, 2 * n + 1)
@@ -120,7 +75,7 @@ def test_slices_are_asked_for_up_to_the_first_that_is_not_done_and_a_run_sends_t
 
 
 @pytest.mark.slow
-def test_what_changed_and_what_came_back_follows(scene: Scene) -> None:
+def test_what_changed_and_what_came_back_follows(scene: PublishingScene) -> None:
     tier = scene.tables.stream.tier_topics[0]
     first = scene.plan(0, minute=0, p0=(0, 2))
     retried = scene.plan(0, tier, minute=5, p0=(0, 1))
@@ -147,7 +102,7 @@ def test_what_changed_and_what_came_back_follows(scene: Scene) -> None:
     ]
 
 
-def test_slices_whose_keys_are_gone_get_them_again_and_are_sent(scene: Scene) -> None:
+def test_slices_whose_keys_are_gone_get_them_again_and_are_sent(scene: PublishingScene) -> None:
     """A key that is retired without its slice being sent stopped all that follows, and no line named it."""
     retired, half, lost = (scene.plan(n, p0=(n, n + 1)) for n in range(3))
     for at, slice_ in enumerate((retired, half, lost)):
@@ -167,7 +122,7 @@ def test_slices_whose_keys_are_gone_get_them_again_and_are_sent(scene: Scene) ->
     assert [record.place[1] for record in scene.log.records] == [0, 1, 2]
 
 
-def test_a_slice_that_is_being_reprocessed_is_not_asked_for(scene: Scene) -> None:
+def test_a_slice_that_is_being_reprocessed_is_not_asked_for(scene: PublishingScene) -> None:
     slice_ = scene.plan(0, p0=(0, 1))
     scene.decide(slice_, 0)
     scene.run(scene.tick().requests[0])
@@ -179,7 +134,7 @@ def test_a_slice_that_is_being_reprocessed_is_not_asked_for(scene: Scene) -> Non
     assert scene.asked() == [(slice_.key,)]
 
 
-def test_slices_of_a_topic_that_the_declaration_does_not_name_are_not_asked_for(scene: Scene) -> None:
+def test_slices_of_a_topic_that_the_declaration_does_not_name_are_not_asked_for(scene: PublishingScene) -> None:
     """They passed for slices of a tier, which go out at any time, and every run of them is refused."""
     slice_ = scene.plan(0, p0=(0, 1))
     scene.decide(slice_, 0)
@@ -190,7 +145,7 @@ def test_slices_of_a_topic_that_the_declaration_does_not_name_are_not_asked_for(
     assert scene.asked() == [(slice_.key,)]
 
 
-def test_slices_that_a_person_has_reprocessed_are_left_out_of_what_is_next(scene: Scene) -> None:
+def test_slices_that_a_person_has_reprocessed_are_left_out_of_what_is_next(scene: PublishingScene) -> None:
     """The first one that is; the run that decides a slice for the first time goes on while it is sent."""
     slices = [scene.plan(n, p0=(n, n + 1)) for n in range(3)]
     for n, slice_ in enumerate(slices):
@@ -206,7 +161,7 @@ def test_slices_that_a_person_has_reprocessed_are_left_out_of_what_is_next(scene
     assert len(asked) == 3
 
 
-def test_one_run_at_a_time_and_one_that_failed_waits(scene: Scene) -> None:
+def test_one_run_at_a_time_and_one_that_failed_waits(scene: PublishingScene) -> None:
     slice_ = scene.plan(0, p0=(0, 1))
     scene.decide(slice_, 0)
     [request] = scene.tick().requests
@@ -219,7 +174,7 @@ def test_one_run_at_a_time_and_one_that_failed_waits(scene: Scene) -> None:
     assert request.run_key.startswith(f"{slice_.key}..{slice_.key} publish 1")
 
 
-def exhausted_slices(scene: Scene, text: str = "RecordTooLargeError: too large") -> list[Slice]:
+def exhausted_slices(scene: PublishingScene, text: str = "RecordTooLargeError: too large") -> list[Slice]:
     """Two slices that were asked for together, as often as in a day, by runs that failed by an error of this text."""
     slices = [scene.plan(n, p0=(n, n + 1)) for n in range(2)]
     for n, slice_ in enumerate(slices):
@@ -230,7 +185,7 @@ def exhausted_slices(scene: Scene, text: str = "RecordTooLargeError: too large")
     return slices
 
 
-def test_slices_that_were_abandoned_are_asked_for_when_a_person_lets_them_go(scene: Scene) -> None:
+def test_slices_that_were_abandoned_are_asked_for_when_a_person_lets_them_go(scene: PublishingScene) -> None:
     """They stayed exhausted for a day, whatever was accepted meanwhile."""
     first, second = exhausted_slices(scene)
     tick = scene.tick()
@@ -241,7 +196,7 @@ def test_slices_that_were_abandoned_are_asked_for_when_a_person_lets_them_go(sce
     assert scene.asked() == [(first.key, second.key)]
 
 
-def test_slices_that_were_abandoned_are_tried_again_when_a_person_says_so_of_one(scene: Scene) -> None:
+def test_slices_that_were_abandoned_are_tried_again_when_a_person_says_so_of_one(scene: PublishingScene) -> None:
     """`retry-slice` refused: only repair heard it, and only accept-rejects helped, which lets events be retracted."""
     first, second = exhausted_slices(scene)
     ledger, streams = scene.tables.ledger, {"orders": scene.tables.stream}
@@ -258,7 +213,7 @@ def test_slices_that_were_abandoned_are_tried_again_when_a_person_says_so_of_one
     assert ledger.exhausted_slices.open("orders") == [], "repair gave nothing up"
 
 
-def test_what_failed_while_a_dependency_was_left_alone_is_asked_for_when_it_is_back(scene: Scene) -> None:
+def test_what_failed_while_a_dependency_was_left_alone_is_asked_for_when_it_is_back(scene: PublishingScene) -> None:
     """The outage used up the six runs, and the broker's return changed nothing for a day."""
     first, second = exhausted_slices(scene, "BreakerOpenError: kafka is not asked")
     assert scene.asked() == []
@@ -267,7 +222,7 @@ def test_what_failed_while_a_dependency_was_left_alone_is_asked_for_when_it_is_b
 
 
 def test_what_fails_because_a_coordinator_is_away_is_not_abandoned(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other brokers answer meanwhile, so the breaker of Kafka stays closed, and nothing was forgiven at the end."""
     first, second = exhausted_slices(scene, "DependencyAwayError: Kafka did not answer")
@@ -276,7 +231,7 @@ def test_what_fails_because_a_coordinator_is_away_is_not_abandoned(
     assert scene.asked() == [(first.key, second.key)], "an hour after the last run"
 
 
-def test_the_check_reports_events_that_were_not_sent_and_rows_that_are_none(scene: Scene) -> None:
+def test_the_check_reports_events_that_were_not_sent_and_rows_that_are_none(scene: PublishingScene) -> None:
     from deltalake import DeltaTable
 
     first, second = scene.plan(0, p0=(0, 2)), scene.plan(1, p0=(2, 4))
@@ -303,7 +258,7 @@ def test_the_check_reports_events_that_were_not_sent_and_rows_that_are_none(scen
     assert "the commit names 2 sent" in result.text
 
 
-def test_a_row_of_published_that_is_there_twice_is_reported(scene: Scene) -> None:
+def test_a_row_of_published_that_is_there_twice_is_reported(scene: PublishingScene) -> None:
     import pyarrow as pa
     from deltalake import DeltaTable, write_deltalake
 
@@ -319,7 +274,7 @@ def test_a_row_of_published_that_is_there_twice_is_reported(scene: Scene) -> Non
 
 
 def test_what_waits_for_its_turn_is_distinguished_from_what_was_lost(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slice whose commit was removed from the table passed as one that waits, rows and all."""
     from deltalake import DeltaTable
@@ -361,7 +316,7 @@ def test_what_waits_for_its_turn_is_distinguished_from_what_was_lost(
     assert red() == {first.key: f"the slice is not published, and {second.key} behind it is: restore the table"}
 
 
-def test_values_of_another_declaration_are_not_compared(scene: Scene) -> None:
+def test_values_of_another_declaration_are_not_compared(scene: PublishingScene) -> None:
     """A field that came to the stream since, or left it, makes another value of every event."""
     slice_ = scene.plan(0, p0=(0, 2))
     scene.decide(slice_, 0, 1)
@@ -373,7 +328,7 @@ def test_values_of_another_declaration_are_not_compared(scene: Scene) -> None:
         assert events_published(ledger, lake, declared, [slice_.key])["events_published"][slice_.key].passed
 
 
-def test_values_with_a_field_that_came_between_decision_and_publication_are_compared(scene: Scene) -> None:
+def test_values_with_a_field_that_came_between_decision_and_publication_are_compared(scene: PublishingScene) -> None:
     """They were sent with null in it; events with a null were left out, so that nobody saw them altered."""
     from deltalake import DeltaTable
 
@@ -405,7 +360,9 @@ def publish_and_die(monkeypatch: pytest.MonkeyPatch, tables: Tables, *slices: Sl
             tables.publish(*slices)
 
 
-def test_a_batch_that_is_settled_is_not_settled_a_second_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_is_settled_is_not_settled_a_second_time(
+    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(published, "SLICES_A_BATCH", 1)
     tables, lake, stream = scene.tables, scene.tables.lake, scene.tables.stream
     slices = [scene.plan(n, p0=(2 * n, 2 * n + 2)) for n in range(2)]
@@ -431,7 +388,7 @@ BATCHES = "SELECT batch FROM t WHERE batch IS NOT NULL"
 
 
 def test_a_slice_to_be_looked_at_again_stays_so_where_the_run_dies_behind_the_commit(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Settled a second time, its second delivery stood as before, and the topic lacked a content of the events."""
     tables = scene.tables
@@ -461,7 +418,7 @@ def test_a_slice_to_be_looked_at_again_stays_so_where_the_run_dies_behind_the_co
     ] == keys
 
 
-def test_a_batch_without_records_leaves_the_one_before_it_settled(scene: Scene) -> None:
+def test_a_batch_without_records_leaves_the_one_before_it_settled(scene: PublishingScene) -> None:
     """It is not written down, and its number comes again."""
     tables, log = scene.tables, scene.log
     slice_ = scene.plan(0, p0=(0, 2))
@@ -482,7 +439,7 @@ def test_a_batch_without_records_leaves_the_one_before_it_settled(scene: Scene) 
 
 
 def test_a_batch_that_sent_nothing_is_over_where_a_decision_was_first(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody may take its records for sent: decisions that reject them were refused until the next publication."""
     tables = scene.tables
@@ -507,7 +464,9 @@ def test_a_batch_that_sent_nothing_is_over_where_a_decision_was_first(
     assert [record.place[1] for record in scene.log.records] == [0]
 
 
-def test_a_batch_that_begins_while_an_erasure_looks_stops_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_begins_while_an_erasure_looks_stops_it(
+    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tables = scene.tables
     slice_ = scene.plan(0, p0=(0, 2))
     scene.decide(slice_, 0, 1)
@@ -526,7 +485,9 @@ def test_a_batch_that_begins_while_an_erasure_looks_stops_it(scene: Scene, monke
     assert tables.lake.table_at("orders", publication_log.TABLE).version() == version
 
 
-def test_what_is_settled_while_a_decision_looks_is_seen(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_settled_while_a_decision_looks_is_seen(
+    scene: PublishingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A look at the table before the batch missed both, and what was sent could be rejected."""
     tables = scene.tables
     slice_ = scene.plan(0, p0=(0, 2))
@@ -572,7 +533,7 @@ def test_a_run_takes_so_many_slices_at_the_most() -> None:
     assert next_run(keys, keys, [], Repair(due=dict.fromkeys(keys, 1))) == tuple(keys[:SLICES_A_RUN])
 
 
-def test_only_streams_that_publish_have_the_asset(scene: Scene) -> None:
+def test_only_streams_that_publish_have_the_asset(scene: PublishingScene) -> None:
     repository = build_defs(streams=[scene.tables.stream, PAYMENTS]).get_repository_def()
     keys = {key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()}
     assert "orders/published" in keys

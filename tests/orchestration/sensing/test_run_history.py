@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,11 +30,12 @@ from highwater.orchestration.sensing.slice_cutting import cut_slices
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation, Planned, left_to_read
 from highwater.resources.divergence import compare, parted
-from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.kafka import Kafka
 from highwater.slices import OffsetRange, Slice
-from tests.orchestration.test_sensors import Ticking
+from tests.replaced_history import Replaced, planned, seen, topic
 from tests.scene import Scene
 from tests.support import Bench, Message, make_bench, make_stream, order_message, send
+from tests.ticking import Ticking
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -178,29 +178,6 @@ def test_accepting_a_divergence_leaves_what_expired() -> None:
     }, "and nothing of it is left out by the command that is meant for it"
 
 
-def seen(log_start: int, stable: int, *, epoch: int) -> PartitionState:
-    return PartitionState(log_start, stable, stable, 1, epoch)
-
-
-def topic(*partitions: PartitionState) -> TopicState:
-    return TopicState("orders", "id", dict(enumerate(partitions)))
-
-
-class Replaced(Kafka):
-    """A cluster in whose one partition other records are from offset 100 on, of a later epoch; it ends at 250."""
-
-    log_start: int = 0
-
-    def topic_state(self, topic: str) -> TopicState:
-        return TopicState(topic, "id", {0: seen(self.log_start, 250, epoch=3)})
-
-    def read(self, topic: str, ranges: Mapping[int, OffsetRange], **_: object) -> Iterator[Any]:
-        for offset in range(ranges[0].start, ranges[0].end) if 0 in ranges else ():
-            reported = {"partition": 0, "offset": offset, "leader_epoch": 1 if offset < 100 else 3}
-            made = {**reported, "timestamp": (1, 0), "key": b"k", "value": b"%d" % offset}
-            yield SimpleNamespace(**{name: partial(lambda found: found, value) for name, value in made.items()})
-
-
 class Played(dg.ConfigurableResource[Any]):
     """Replaces the place where runs take their Kafka from."""
 
@@ -326,11 +303,6 @@ def test_a_mark_is_found_behind_markers_and_aborted_records(bench: Bench) -> Non
     [slice_] = planned(bench)
     assert slice_.ranges[0].end == 42
     assert slice_.marks[0].offset == 0
-
-
-def planned(bench: Bench) -> tuple[Slice, ...]:
-    stream = replace(bench.stream, limits=Limits(fewest_records=1))
-    return Planner(bench.ledger, bench.kafka).tick(stream, datetime.now(UTC)).slices
 
 
 TOPIC = "orders.diverging"

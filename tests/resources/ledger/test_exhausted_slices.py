@@ -22,12 +22,12 @@ from highwater.orchestration.sensing import repairing
 from highwater.orchestration.sensing.run_requests import PastRun, RepairRules, decide_repair
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.exhausted_slices import ExhaustedSlice
+from tests.commits import commit_empty
+from tests.repairing import NAMED, ONE, STREAM, TWO, Repairing
 from tests.support import failed_by
-from tests.test_breaker import ONE, STREAM, TWO, Repairing, prove
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 RULES = RepairRules()
-NAMED = {"highwater/stream": "orders"}
 
 
 def test_what_was_abandoned_is_not_asked_for_however_old_its_runs_are() -> None:
@@ -66,7 +66,7 @@ def test_the_first_time_stays_and_a_release_ends_it(tmp_path: Path) -> None:
 def repairing_(tmp_path: Path) -> Iterator[Repairing]:
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         made = Repairing(tmp_path, instance, [ONE, TWO])
-        prove(made.lake, [ONE, TWO], "raw")
+        commit_empty(made.lake, [ONE, TWO], "raw")
         made.fail_often(ONE.key)
         yield made
 
@@ -150,7 +150,7 @@ def test_a_slice_that_somebody_materialised_is_abandoned_no_more(repairing_: Rep
     ours = repairing_
     ours.tick()
     assert measured(ours).over
-    prove(ours.lake, [ONE], "events", "rejects", "current")
+    commit_empty(ours.lake, [ONE], "events", "rejects", "current")
     ours.tick()
     assert not measured(ours).over
 

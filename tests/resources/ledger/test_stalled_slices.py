@@ -16,10 +16,11 @@ from highwater.orchestration.reporting import alerts
 from highwater.orchestration.sensing import repairing
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.stalled_slices import StalledSlice
-from tests.pipeline.test_holds import FOUND, ONE, STREAM, TWO
-from tests.resources.ledger.test_exhausted_slices import NAMED, NOW
+from tests.commits import commit_empty
+from tests.holding import FOUND, STREAM
+from tests.repairing import NAMED, ONE, OPEN, TWO, Repairing, opened
 from tests.support import failed_by
-from tests.test_breaker import OPEN, Repairing, opened, prove
+from tests.written_tables import NOW
 
 ALL = ("events", "rejects", "current")
 
@@ -51,7 +52,7 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 def in_order(tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Telling:
     """A stream that decides in order, its first slices in raw."""
     ours = Repairing(tmp_path, instance, [ONE, TWO], STREAM)
-    prove(ours.lake, [ONE, TWO], "raw")
+    commit_empty(ours.lake, [ONE, TWO], "raw")
     return Telling(tmp_path, ours, monkeypatch)
 
 
@@ -89,7 +90,7 @@ def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recover
         patched.setattr(repairing, "past_runs", lambda *_: [])  # the daemon was away for a day
         in_order.tick()
     assert in_order.kinds() == ["alert stalled"]
-    prove(ours.lake, [ONE], *ALL)
+    commit_empty(ours.lake, [ONE], *ALL)
     assert "left undone" not in in_order.tick()
     in_order.tick()
     assert in_order.kinds() == ["alert stalled", "recovery stalled"]
@@ -104,10 +105,10 @@ def test_what_is_held_is_reported_as_such_also_while_a_run_decides_it(in_order: 
     in_order.tick()
     run = dg.DagsterRun("orders_slice", tags={"dagster/partition": ONE.key, "highwater/stream": "orders"})
     ours.instance.add_run(run)
-    prove(ours.lake, [ONE], "events")
+    commit_empty(ours.lake, [ONE], "events")
     in_order.tick()
     assert ours.ledger.holds.open("orders") == []
-    prove(ours.lake, [ONE], "rejects", "current")
+    commit_empty(ours.lake, [ONE], "rejects", "current")
     in_order.tick()
     assert in_order.kinds() == ["alert held", "recovery held"]
 
@@ -143,7 +144,7 @@ def test_slices_that_wait_for_spark_are_one_alert_until_it_is_back(
     telling.tick()
     assert telling.kinds() == ["alert stalled"]
     assert telling.heard[0].value.startswith("2 slices; ")
-    prove(ours.lake, [ONE], "raw", *ALL)
+    commit_empty(ours.lake, [ONE], "raw", *ALL)
     telling.tick()
     assert telling.kinds() == ["alert stalled"], "one waits still"
     time.sleep(0.01)

@@ -1,0 +1,51 @@
+"""The pages of the project, by sections, tables, code and anchors."""
+
+from __future__ import annotations
+
+import re
+
+from dev.paths import REPOSITORY
+
+DOCS = REPOSITORY / "docs"
+PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *DOCS.rglob("*.md")])
+RUNBOOK = "docs/runbook.md"
+
+
+def text_of(name: str) -> str:
+    return (REPOSITORY / name).read_text()
+
+
+def section(page: str, title: str) -> str:
+    """The text below a heading, up to the next heading of the same or a higher level."""
+    found = re.search(rf"^(#+) {re.escape(title)}\n(.*?)(?=^#{{1,2}} |\Z)", text_of(page), re.MULTILINE | re.DOTALL)
+    assert found is not None, f"{page} has no section {title!r}"
+    return found[2]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The rows of the tables in a text, without heads and rulers; `\\|` is part of a cell."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[c.strip() for c in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    heads = {number - 1 for number, row in enumerate(cells) if set("".join(row)) <= {"-", ":"}}
+    return [row for number, row in enumerate(cells) if number not in heads and number - 1 not in heads]
+
+
+def spans(text: str) -> list[str]:
+    """What is set as code within a sentence."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL)
+
+
+def entries(title: str) -> list[str]:
+    """The titles of the entries in a section of the runbook, in their order."""
+    return re.findall(r"^### (.+)$", section(RUNBOOK, title), re.MULTILINE)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that headings get: lower case, punctuation dropped, spaces as hyphens."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
