@@ -16,7 +16,7 @@ Headers = list[tuple[str, bytes | None]]
 
 
 def published(bootstrap: str, topic: str) -> list[tuple[int, bytes | None, bytes | None, Headers]]:
-    """What a reader that knows nothing of ours finds in a topic: partition, key, value, headers."""
+    """Read all records of a topic with a plain consumer: partition, key, value, headers."""
     from confluent_kafka import Consumer, TopicPartition
 
     settings = {"group.id": "foreign", "isolation.level": "read_committed", "enable.partition.eof": True}

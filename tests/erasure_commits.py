@@ -14,7 +14,7 @@ from tests.world import RETRIED, World
 
 
 class Committed:
-    """What an erasure commits, written into the tables of a world as Spark would write it."""
+    """Commits of an erasure, written into the tables of a world as Spark would write them."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, keeps: str = "") -> None:
         self.world, self.names, self.dies_after, self.keeps = world, list[str](), "", keeps

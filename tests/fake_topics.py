@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from highwater.errors import (
-    TopicAbsentError,
-)
+from highwater.errors import TopicAbsentError
 from highwater.resources import dlq_topics
 from highwater.resources.kafka import PartitionState, TopicState
 from tests.support import SilentKafka

@@ -41,7 +41,7 @@ class FakeCluster:
 
 
 class Deployed:
-    """Slices of ten offsets of both partitions, planned up to offset 60, of which raw holds some."""
+    """Slices of ten offsets of both partitions, planned up to offset 60; raw holds some of them."""
 
     def __init__(self, folder: Path, topic: str = "orders", slices: int = 6) -> None:
         self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")

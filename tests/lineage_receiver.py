@@ -26,10 +26,7 @@ from openlineage.client.serde import Serde
 from assets.streams.orders import STREAM
 from dev.processes import LOOPBACK
 from highwater.assets.work import Work
-from highwater.orchestration.lineage_events import (
-    OffsetsInputFacet,
-    SlicesRunFacet,
-)
+from highwater.orchestration.lineage_events import OffsetsInputFacet, SlicesRunFacet
 from highwater.resources.lake import Lake
 from highwater.slices import OffsetRange, Slice
 

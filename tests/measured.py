@@ -57,7 +57,7 @@ class Measured:
         return Slice("orders", "orders", "A" * 22, 0, ordinal, {0: OffsetRange(ordinal, ordinal)}, NOON)
 
     def decide(self, ordinal: int, *events: Event) -> None:
-        """What the stage of events commits."""
+        """Commit a slice as the stage of events does."""
         import pyarrow as pa
 
         self.attempts[ordinal] += 1
@@ -90,7 +90,7 @@ class Measured:
         rows = self.rows("*")
         dropped = {"slice", "minute", "linked"}
         found = {row["minute"]: {n: v for n, v in row.items() if n not in dropped} for row in rows}
-        assert len(found) == len(rows), "a minute stands twice"
+        assert len(found) == len(rows), "a minute has two rows"
         return found
 
     def rows(self, columns: str, where: str = "true") -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ X, Y = Origin("orders", 0, 0, 2), Origin("orders", 0, 0, 4)
 
 
 class Reclaiming:
-    """Taking back what the tables of a world hold."""
+    """Reclaims of records in the tables of a world."""
 
     def __init__(self, folder: Path) -> None:
         self.world = World(folder)
@@ -51,7 +51,7 @@ class Reclaiming:
         return found.end
 
     def reject_in_tier(self) -> None:
-        """As the slice of the tier did, later than the first one."""
+        """Reject the record in the slice of the tier, later than in the first one."""
         world = self.world
         world.read(RETRIED, 0, 1, "o5", headers=[])
         reported = {"retries": 1, "next_topic": STREAM.tier_topics[1], "published_at": NOON + timedelta(seconds=5)}
@@ -59,7 +59,7 @@ class Reclaiming:
             world.rows[table].append({**world.at(table, FIRST, (0, 2)), "slice": RETRIED.key, **reported})
 
     def reprocess(self, *, accepted: bool) -> None:
-        """As the slice does when it is materialised again: what it said of offset 2 before is replaced."""
+        """Materialise the first slice again: its earlier rows of offset 2 are replaced."""
         world = self.world
         for table in ("rejects", "dlq"):
             world.rows[table].remove(world.at(table, FIRST, (0, 2)))

@@ -58,7 +58,7 @@ class Repairing:
         )
 
     def fail_often(self, key: str) -> None:
-        """As often as repair asks in a day.
+        """Fail as often as repair requests the slice in a day.
 
         A run whose end is not reported has ended at the beginning of a second, which is before what came just ahead.
         """

@@ -24,7 +24,7 @@ def topic(*partitions: PartitionState) -> TopicState:
     return TopicState("orders", "id", dict(enumerate(partitions)))
 
 
-class Replaced(Kafka):
+class FakeReplacedTopic(Kafka):
     """A cluster in whose one partition other records are from offset 100 on, of a later epoch; it ends at 250."""
 
     log_start: int = 0

@@ -5,10 +5,7 @@ from __future__ import annotations
 import urllib.request
 from typing import TYPE_CHECKING
 
-from tests.support import (
-    PAGE_SECONDS,
-    rest,
-)
+from tests.support import PAGE_SECONDS, rest
 
 if TYPE_CHECKING:
     from dev.spark_connect import SparkConnect

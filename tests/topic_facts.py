@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from highwater.topic_rules import (
-    Setting,
-    TopicFacts,
-)
+from highwater.topic_rules import Setting, TopicFacts
 
 SETTINGS = {
     "min.insync.replicas": "2",

@@ -13,6 +13,7 @@ OTHERS = replace(ORDERS, name="others", topic="others", publishes=None)
 DIGEST = "0" * 64
 BY, BECAUSE = {"by": "ann"}, {"because": "test"}
 SLICE, LAST = "orders@0000001", "orders@0000002"
+
 # Job: the module whose function does the work, the run's configuration, and the arguments of the command.
 SAME: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "accept_loss": ("accepting_losses", {**BY, "partitions": [1]}, ["orders", "--by", "ann", "--partition", "1"]),

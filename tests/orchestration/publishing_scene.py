@@ -54,7 +54,7 @@ class PublishingScene:
         return [request.keys for request in self.tick().requests]
 
     def run(self, request: Request) -> dg.ExecuteInProcessResult:
-        """What the daemon makes of a request."""
+        """Run a request as the daemon does."""
         defs = build_defs(streams=[self.tables.stream], resources=self.resources)
         [asked] = run_requests(self.tables.stream, [request])
         return defs.resolve_job_def("orders_publish").execute_in_process(

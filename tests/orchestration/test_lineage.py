@@ -19,11 +19,7 @@ from highwater.errors import BreakerOpenError
 from highwater.orchestration import lineage, lineage_events
 from highwater.orchestration.asset_keys import BY_NAME
 from highwater.orchestration.lineage import lineage_of
-from highwater.orchestration.lineage_events import (
-    Step,
-    delta_dataset,
-    kafka_dataset,
-)
+from highwater.orchestration.lineage_events import Step, delta_dataset, kafka_dataset
 from highwater.resources import lineage as sending
 from highwater.resources.lineage import Sender, is_configured
 from tests.lineage_receiver import DEADLINE, FIRST, RUN, Receiver, a_slice, is_valid, receiving, work

@@ -43,7 +43,7 @@ class Runs:
 
 
 def failure(result: dg.ExecuteInProcessResult) -> str:
-    """What the step that failed says, with the error's name."""
+    """The message of the step that failed, with the error's name."""
     [error] = [event.step_failure_data.error for event in result.all_events if event.is_step_failure]
     assert error is not None
     return f"{error.message} {error.cause.message if error.cause else ''}"

@@ -14,8 +14,9 @@ from dev import postgresql as servers
 from dev.dagster_services import DagsterServices
 from dev.postgresql import Server
 from dev.processes import accepts, free_port, wait_until
+from highwater.orchestration.run_tags import RETRY
 from highwater.resources.ledger import Ledger
-from tests.pipeline import test_queue as queue
+from tests.pipeline.run_queue import TIER, add_runs, dequeued
 
 pytestmark = pytest.mark.slow
 
@@ -74,9 +75,9 @@ def test_a_run_and_all_that_it_records_is_stored(instance: dg.DagsterInstance) -
 
 
 def test_the_queue_keeps_our_limits(instance: dg.DagsterInstance) -> None:
-    retries = queue.add(instance, [f"{queue.TIER}@{n:07d}" for n in range(4)], queue.RETRY, dg.DagsterRunStatus.QUEUED)
-    [main] = queue.add(instance, ["orders@0000000"], "plan", dg.DagsterRunStatus.QUEUED)
-    first, *others = queue.dequeued(instance)
+    retries = add_runs(instance, [f"{TIER}@{n:07d}" for n in range(4)], RETRY, dg.DagsterRunStatus.QUEUED)
+    [main] = add_runs(instance, ["orders@0000000"], "plan", dg.DagsterRunStatus.QUEUED)
+    first, *others = dequeued(instance)
     assert first == main
     assert len(others) == 1
     assert others[0] in retries

@@ -25,7 +25,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
-from tests.replaced_history import Replaced, planned
+from tests.replaced_history import FakeReplacedTopic, planned
 from tests.support import make_stream, order_message
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def mark(offset: int) -> Fingerprint:
     return Fingerprint(offset, digest(1, b"k", b"old %d" % offset))
 
 
-class Plain(Replaced):
+class Plain(FakeReplacedTopic):
     """Knows no consumer group."""
 
     def groups(self) -> list[str]:

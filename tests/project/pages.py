@@ -31,7 +31,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def spans(text: str) -> list[str]:
-    """What is set as code within a sentence."""
+    """Code within the sentences of a text."""
     return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
 
 

@@ -32,7 +32,7 @@ from highwater.plans import Generation, Planned, left_to_read
 from highwater.resources.divergence import compare, parted
 from highwater.resources.kafka import Kafka
 from highwater.slices import OffsetRange, Slice
-from tests.replaced_history import Replaced, planned, seen, topic
+from tests.replaced_history import FakeReplacedTopic, planned, seen, topic
 from tests.scene import Scene
 from tests.support import Bench, Message, make_bench, make_stream, order_message, send
 from tests.ticking import Ticking
@@ -185,7 +185,7 @@ class Played(dg.ConfigurableResource[Any]):
         return PLAYED
 
 
-PLAYED = Replaced("nowhere:1")
+PLAYED = FakeReplacedTopic("nowhere:1")
 
 
 def test_the_jobs_do_what_the_commands_do(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
