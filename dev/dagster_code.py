@@ -1,11 +1,12 @@
 """Dagster's program with a code server that forks the workers of its runs instead of starting a new Python for each.
 
-A new Python imports Dagster, Spark's client and Highwater for five seconds of a core, and a demonstration has ten runs.
-`make up` and deployments run Dagster's own.
+A new Python imports Dagster, Spark's client and Highwater for three to five seconds of a core, and a demonstration or a
+soak has dozens of runs. `make up` and deployments run Dagster's own.
 """
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import sys
 from types import SimpleNamespace
@@ -15,7 +16,6 @@ from dagster._grpc import server
 
 # Imported once, by a process without threads that does nothing else. What is missing here is imported by each worker.
 PRELOAD = (
-    "dev.demo_definitions",
     "dagster._grpc.server",
     "pyspark.sql.connect.session",
     "pyspark.sql.connect.functions",
@@ -31,8 +31,17 @@ PRELOAD = (
     "highwater.assets.published",
 )
 
+
+def served_module(arguments: list[str]) -> str:
+    """The module with the definitions that a command line of `dagster api grpc` serves."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--module-name", required=True)
+    known, _ = parser.parse_known_args(arguments)
+    return str(known.module_name)
+
+
 if __name__ == "__main__":
-    multiprocessing.set_forkserver_preload([*PRELOAD])
+    multiprocessing.set_forkserver_preload([served_module(sys.argv[1:]), *PRELOAD])
     # The server asks for the context "spawn" and has no setting for another one.
     forking = SimpleNamespace(get_context=lambda _: multiprocessing.get_context("forkserver"))
     vars(server)["multiprocessing"] = forking

@@ -31,7 +31,7 @@ from dev.processes import LOOPBACK, exit_status
 from dev.readings import is_covered, read_rows
 from dev.reconcile import reconcile
 from dev.reconcile import report as report_comparison
-from dev.stack import Stack
+from dev.stack import FORKING_PROGRAM, Stack
 from highwater import settings
 from highwater.errors import TemporaryError
 from highwater.orchestration.checking.checks import Sources
@@ -140,6 +140,7 @@ class Soak:
                 base=without_configuration(os.environ),
                 extra={settings.ALERTS_URL: f"http://{LOOPBACK}:{deaf.getsockname()[1]}/"},
                 short_lived=self.ordeal.short_lived,
+                dagster_program=FORKING_PROGRAM,
                 on_broker=self._create_topics,
             )
             ending.enter_context(stack)

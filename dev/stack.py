@@ -26,6 +26,8 @@ from highwater.resources.object_store import is_s3, s3a_conf
 DAGSTER_HOME = "DAGSTER_HOME"
 # Read by the definitions: sensors start by themselves under the stack only.
 SENSORS = "HIGHWATER_SENSORS"
+# A `dagster` whose code server forks the workers of runs.
+FORKING_PROGRAM = (sys.executable, "-m", "dev.dagster_code")
 
 
 class Stack(Service):

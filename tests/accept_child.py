@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from dev.processes import wait_until
-from highwater.assets import publication_log, published
+from highwater.assets import publication_log, published, retraction_guard
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.plans import Publication
 from tests.accepted import Tables
@@ -17,6 +18,8 @@ from tests.publish_child import FENCED, RECORDS, Dying
 # Each is a process that restarts, so the others of these steps are left to `tests.assets.test_published`.
 POINTS = ("written down", "half", "marked", "committing", "unrecorded", "settling")
 LAPSED = 8
+# The term of a lease in seconds: what a killed process held is waited for so long. A minute where nobody is killed.
+LEASE = 5.0
 # What is written beside the half of a transaction, and has passed when it is written.
 BESIDE = {"half": "written down", "half of the second": "recorded"}
 
@@ -41,6 +44,7 @@ class Stopping(Dying):
 def main(task: dict[str, Any]) -> int:
     """Send; the point says where this process ends."""
     published.RECORDS_A_TRANSACTION = RECORDS
+    vars(retraction_guard)["alone"] = partial(retraction_guard.alone, seconds=LEASE)
     tables = Tables(Path(task["folder"]), task["topic"], bootstrap=task["bootstrap"])
     _arm(task["point"], signal.Signals(task["sign"]), tables)
     try:

@@ -229,7 +229,7 @@ CHAINS = (
 )
 
 
-@series_of("chains", (STEPS,), CHAINS)
+@series_of("chains", (("raw:read", "events:logged", "current:files"),), CHAINS)
 def test_only_the_connect_client_is_killed(series: Series, chains: Sequence[Sequence[str]]) -> None:
     """The server goes on with what the dead client asked for."""
     keys = planned(series, len(chains))

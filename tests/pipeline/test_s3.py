@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 20
+# How often two drivers write at once; the longer series belongs to `make test-long`.
+ROUNDS = [5, pytest.param(20, marks=pytest.mark.long)]
 
 
 @pytest.fixture(scope="module")
@@ -149,21 +150,22 @@ def writes_of_log(store: ObjectStore, path: str) -> list[int]:
 # Two drivers
 
 
+@pytest.mark.parametrize("rounds", ROUNDS)
 def test_a_late_entry_never_replaces_the_one_of_another_driver(
-    store: ObjectStore, bucket: str, first: SparkSession, second: SparkSession
+    store: ObjectStore, bucket: str, first: SparkSession, second: SparkSession, rounds: int
 ) -> None:
     """The first driver's PUT of an entry was late, and overwrote the entry that the second had committed meanwhile."""
     path = f"{bucket}/lake/orders/rounds"
     create_table(first, path, "n BIGINT", ["n"], nullcontext)
-    for number in range(ROUNDS):
+    for number in range(rounds):
         with store.holding(log_of(path)) as held:
             join = in_background(lambda number=number: add(first, path, 2 * number))  # type: ignore[misc]
             held.wait_arrived()
             add(second, path, 2 * number + 1)
         join()
         assert "412" in held.wait_answered()
-    assert numbers(path) == [*range(2 * ROUNDS)]
-    assert writes_of_log(store, path) == [1] * (2 * ROUNDS + 1)
+    assert numbers(path) == [*range(2 * rounds)]
+    assert writes_of_log(store, path) == [1] * (2 * rounds + 1)
 
 
 def test_a_late_entry_of_deltalake_is_refused_too(store: ObjectStore, bucket: str, second: SparkSession) -> None:
