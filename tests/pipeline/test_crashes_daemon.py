@@ -46,7 +46,7 @@ def key_of(run: DagsterRun) -> str:
 
 
 @pytest.mark.parametrize(
-    "moments", [pytest.param(MOMENTS[1:2], id="once"), pytest.param(MOMENTS, id="each", marks=pytest.mark.long)]
+    "moments", [pytest.param((), id="together"), pytest.param(MOMENTS, id="each", marks=pytest.mark.long)]
 )
 def test_workers_of_launched_runs_are_killed(
     topic: TopicFactory, bootstrap: str, spark_server: SparkConnect, tmp_path: Path, moments: Sequence[tuple[str, ...]]

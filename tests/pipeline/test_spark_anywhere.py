@@ -63,6 +63,7 @@ def require_tables(home: Path, bootstrap: str, topic: str) -> None:
     assert sorted(r["reason"] for r in read_rows(str(base / "rejects"))) == ["malformed", "unresolved"]
 
 
+@pytest.mark.long
 def test_a_connect_server_takes_the_slice(
     tmp_path: Path, bootstrap: str, sent: str, spark_server: SparkConnect
 ) -> None:

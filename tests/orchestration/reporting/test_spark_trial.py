@@ -136,6 +136,7 @@ ALL = [*NAMES[:4], "Spark and Avro", NAMES[4]]
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_local_session_has_all_and_one_without_jars_names_them(tmp_path: Path) -> None:
     variables = environment(write_conf_dir(tmp_path, "local", local_conf(tmp_path, driver_memory_mb=512)))
     found = tried_on(tmp_path, variables, HIGHWATER_SPARK_MASTER="local[1]")
@@ -153,6 +154,7 @@ def test_a_local_session_has_all_and_one_without_jars_names_them(tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_lake_on_s3_needs_the_class_of_the_log_store(tmp_path: Path) -> None:
     """It was missed at the first commit only."""
     with ObjectStore(tmp_path) as store:
