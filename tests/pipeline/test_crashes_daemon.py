@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 # The minute or two that a test takes was seen to become twenty on a machine with ten runnable processes a core.
 pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(1800)]
 
-# Seen: 100 s on a quiet machine of 2 cores.
-THREE_MINUTES = 180.0
+# Distinguishes a slice that comes from one that never does: 100 s were seen on a quiet machine of 2 cores.
 LONGEST = 480
 
 # What a run's only slice has when its worker is killed, one run each.
@@ -89,8 +88,8 @@ def ensure_all_killed_together(
     assert not ended(instance, run)
     services.daemon.start()
     begin = time.monotonic()
-    # The lease's minute, a tick of repair, Dagster's retry, a run: what is promised, on a machine that is not busy.
-    wait_until(lambda: is_committed(held, key_of(run), TABLES), THREE_MINUTES, f"the commit of {key_of(run)}")
+    # The lease's minute, a tick of repair, Dagster's retry, a run; `test_dead_workers` holds the promised times.
+    wait_until(lambda: is_committed(held, key_of(run), TABLES), LONGEST, f"the commit of {key_of(run)}")
     print(f"committed {time.monotonic() - begin:.0f} s after the start")  # noqa: T201 - for the test's log
     [found] = instance.get_run_records(dg.RunsFilter(run_ids=[run.run_id]))
     assert found.dagster_run.status == dg.DagsterRunStatus.FAILURE
