@@ -29,7 +29,7 @@ from highwater.assets.fast_expressions import (
     typed_values,
     with_usual_fields,
 )
-from highwater.assets.fields import outermost, takes_infinite, whole_fields
+from highwater.assets.field_parts import outermost, takes_infinite, whole_fields
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
 from highwater.schemas import GUID_BYTES, GUID_MAGIC, ID_BYTES, ID_MAGIC, VALUE_HEADER, self_contained_avro

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from highwater.assets import fields
+from highwater.assets import field_parts, field_times, fields
 from highwater.assets.documents import rounds_numbers
 from highwater.assets.fields import precision_and_scale, sql_type
 from highwater.declaration_parts import UNITS
@@ -205,7 +205,7 @@ def _place(declared: Field, document: str, root: str) -> _Place:
 
     if not _has_one_path(declared):
         return _Place(F.col(f"usualjson_{declared.name}"), "$")
-    return _Place(F.col(document), fields.variant_path(_path(declared), root))
+    return _Place(F.col(document), field_parts.variant_path(_path(declared), root))
 
 
 def _first_of(stream: Stream, declared: Field, document: str, root: str) -> Column:
@@ -214,9 +214,9 @@ def _first_of(stream: Stream, declared: Field, document: str, root: str) -> Colu
 
     return F.coalesce(
         *[
-            F.try_variant_get(document, fields.variant_path(one, root), "variant")
+            F.try_variant_get(document, field_parts.variant_path(one, root), "variant")
             if isinstance(one, tuple)
-            else fields.from_source(stream, one)
+            else field_parts.from_source(stream, one)
             for one in declared.sources
         ]
     )
@@ -280,8 +280,8 @@ def _counted(declared: Field, number: Column) -> Column:
     from pyspark.sql import functions as F
 
     if declared.unit == "days":
-        return F.when(number.between(*fields.DAYS), F.date_from_unix_date(number.cast("int")))
-    first, last = fields.plausible_micros(declared)
+        return F.when(number.between(*field_times.DAYS), F.date_from_unix_date(number.cast("int")))
+    first, last = field_times.plausible_micros(declared)
     if declared.unit == "ns":
         micros = F.floor(number.cast("decimal(19,0)") / F.lit(1000).cast("decimal(4,0)")).cast("bigint")
         return F.when(micros.between(first, last), F.timestamp_micros(micros)).cast(sql_type(declared))

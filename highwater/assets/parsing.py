@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from highwater.assets.decoding import with_json
 from highwater.assets.expressions import with_expressions
 from highwater.assets.fast_expressions import has_usual_records, of_unusual
-from highwater.assets.fields import is_of_other_type, sql_type, unknown_problem, with_fields
-from highwater.assets.fields import problem as problem_of
+from highwater.assets.field_parts import unknown_problem
+from highwater.assets.field_problems import is_of_other_type
+from highwater.assets.field_problems import problem as problem_of
+from highwater.assets.fields import sql_type, with_fields
 from highwater.assets.lookups import with_lookup
 from highwater.assets.origins import PROBLEM
 from highwater.assets.record_keys import with_key

@@ -16,7 +16,8 @@ import pytest
 
 from highwater.assets import event_json
 from highwater.assets.documents import exact_numbers
-from highwater.assets.fields import _digits_of, _plain, _value, part_of
+from highwater.assets.field_parts import part_of
+from highwater.assets.fields import _digits_of, _plain, value_of
 from highwater.assets.origins import PROBLEM
 from highwater.assets.parsing import parse_records
 from highwater.declaration import Field
@@ -325,7 +326,7 @@ def test_a_decimal_is_exact_or_malformed_for_every_precision_and_scale(spark: Sp
     read = read.withColumn("json_x", F.try_parse_json(exact))
     read = read.withColumn("kind_x", F.schema_of_variant("json_x"))
     read = read.withColumn("number_x", _digits_of(any_, _plain(any_.behind_mark)))
-    columns = [_value(part_of(stream, Field("x", f"decimal({p},{s})"))).alias(f"d_{p}_{s}") for p, s in TYPES]
+    columns = [value_of(part_of(stream, Field("x", f"decimal({p},{s})"))).alias(f"d_{p}_{s}") for p, s in TYPES]
     table = read.select("text", *columns).toArrow()
     order = table["text"].to_pylist()
     assert sorted(order) == sorted(texts)

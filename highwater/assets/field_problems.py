@@ -1,0 +1,135 @@
+"""The problems of declared fields: why a record has no value for a column."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from highwater.assets.field_parts import CONTAINERS, Part, fits_type, part_of
+from highwater.assets.field_times import FINER_THAN_MICROS, counted_micros
+from highwater.assets.fields import inside, is_beyond, member, precision_and_scale, value_of
+from highwater.declaration_parts import UNITS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from highwater.declaration import Field, Stream
+
+
+def problem(stream: Stream, declared: Field) -> Column:
+    """The fault of a field, for a person; null where there is none."""
+    from pyspark.sql import functions as F
+
+    if declared.expression is not None:
+        fine = F.lit(declared.nullable) | F.col(f"field_{declared.name}").isNotNull()
+        return F.when(~fine, F.lit(f"field {declared.name} is null: {declared.expression}"))
+    part = part_of(stream, declared)
+    return _problem(part, F.lit(_named(declared)), F.col(f"field_{declared.name}"))
+
+
+# In the problem of a value whose type is another one than that of its field, in front of the type that was found.
+_FOUND = ", found "
+
+
+def is_of_other_type(problem: Column) -> Column:
+    """Whether the problem of a field is that its value has another type."""
+    return problem.contains(_FOUND)
+
+
+def _problem(part: Part, named: Column, value: Column) -> Column:
+    """The same of a part whose name is an expression."""
+    from pyspark.sql import functions as F
+
+    declared, absent, void = part.declared, part.json.isNull(), part.kind == "VOID"
+    nothing = F.lit(False)  # noqa: FBT003 - a literal column
+    fine = value.isNotNull() if declared.type not in CONTAINERS else nothing
+    if declared.optional:
+        fine |= absent
+    if declared.nullable:
+        fine |= void
+    if declared.nan == "null":
+        fine |= part.is_infinite | is_beyond(F.when(part.kind.isin(["DOUBLE", "FLOAT"]), part.got("double")))
+
+    def problem_text(what: str) -> Column:
+        return F.concat(F.lit("field "), named, F.lit(f" {what}"))
+
+    missing = F.when(absent, problem_text("is missing"))
+    if not declared.nullable:
+        # Without a type of its own null counts as missing, like an absent value.
+        missing = missing.when(void, problem_text(f"is {'null' if declared.optional else 'missing'}"))
+    unfit = F.when(~fits_type(part), F.concat(problem_text(f"is {declared.type}{_FOUND}"), _found(part)))
+    if declared.type in CONTAINERS:
+        rest = _problem_inside(part, named)
+    else:
+        rest = F.concat(F.lit("field "), named, F.lit(" "), _misfit(part))
+    return F.when(F.coalesce(fine, nothing), None).otherwise(F.coalesce(missing, unfit, rest))
+
+
+def _problem_inside(part: Part, named: Column) -> Column:
+    """The first problem inside an array, a map or a struct."""
+    from pyspark.sql import functions as F
+
+    def of(inner: Part, name: Column) -> Column:
+        return _problem(inner, name, value_of(inner))
+
+    if part.declared.type == "struct":
+        members = [member(part, one) for one in part.declared.members]
+        dotted = [F.concat(named, F.lit(f".{_named(one.declared)}")) for one in members]
+        return F.coalesce(*[of(one, name) for one, name in zip(members, dotted, strict=True)])
+    inner = part.declared.members[0]
+    if part.declared.type == "array":
+        found = F.transform(
+            part.got("array<variant>"),
+            lambda one, at: of(inside(part, inner, one), F.concat(named, F.lit("["), at.cast("string"), F.lit("]"))),
+        )
+    else:
+        found = F.transform(
+            F.map_entries(part.got("map<string,variant>")), lambda one: _problem_of_entry(part, one, named)
+        )
+    return F.get(F.filter(found, F.isnotnull), F.lit(0))
+
+
+def _problem_of_entry(part: Part, entry: Column, named: Column) -> Column:
+    """The fault of an entry of a map."""
+    from pyspark.sql import functions as F
+
+    inner = inside(part, part.declared.members[0], entry["value"])
+    return _problem(inner, F.concat(named, F.lit('["'), entry["key"], F.lit('"]')), value_of(inner))
+
+
+def _named(declared: Field) -> str:
+    """The name of a field, and where its value is looked for if that is elsewhere."""
+    paths = [".".join(one) if isinstance(one, tuple) else str(one) for one in declared.sources]
+    return declared.name if paths == [declared.name] else f"{declared.name} ({', else '.join(paths)})"
+
+
+def _found(part: Part) -> Column:
+    from pyspark.sql import functions as F
+
+    shown = F.concat(F.lit("the number "), part.behind_mark.substr(1, 40))
+    kind = F.regexp_extract(part.kind, r"^\w+(?:\(\d+,\d+\))?", 0)
+    return F.when(part.is_inexact, shown).otherwise(F.concat(F.lit("JSON "), kind))
+
+
+def _misfit(part: Part) -> Column:
+    """The reason why a field of the right type does not fit its column."""
+    from pyspark.sql import functions as F
+
+    declared, number = part.declared, part.number
+    rest = F.lit(f"does not fit {declared.type}")
+    if declared.type == "time" and declared.unit:
+        return F.lit(f"is no time of day in {declared.unit} since midnight")
+    if declared.unit in UNITS:
+        first, last = declared.plausible
+        beyond = F.lit(f"is outside of {first} to {last} as a number in {declared.unit}")
+        return F.when(counted_micros(part).isNotNull(), beyond).otherwise(rest)
+    if declared.type in {"timestamp", "timestamp_ntz"}:
+        return F.when(part.text.rlike(FINER_THAN_MICROS), "has digits after the microsecond").otherwise(rest)
+    if declared.type.startswith("decimal"):
+        _, scale = precision_and_scale(declared)
+        finer = F.when(number.rlike(rf"\.\d{{{scale + 1}}}"), f"has more than {scale} digits after the point")
+        return rest if declared.rounded else finer.otherwise(rest)
+    if declared.type in {"integer", "long"}:
+        return F.when(number.contains("."), "is no whole number").otherwise(rest)
+    if declared.type == "binary":
+        return F.lit("is no base64")
+    return rest
