@@ -37,7 +37,7 @@ from highwater.errors import (
 from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting import alert_inputs, alert_measures
 from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing import stream_ticks
 from highwater.orchestration.sensing.run_requests import PastRun, forgiven, last_tries, stop
@@ -671,14 +671,14 @@ def test_the_planner_and_retries_ask_for_raw_alone_while_it_is_open() -> None:
 
 def test_the_breaker_is_an_alert_while_it_is_not_closed(ledger: Ledger) -> None:
     nothing: Any = None
-    closed = alerts._breaker(alerts.StreamInputs(ledger, nothing, nothing, STREAM))
+    closed = alert_measures._breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
     opened(ledger)
-    open_ = alerts._breaker(alerts.StreamInputs(ledger, nothing, nothing, STREAM))
+    open_ = alert_measures._breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
     assert closed is not None
     assert open_ is not None
     assert (closed.over, open_.over) == (False, True)
     assert "open since 2026-03-01 12:00:00 UTC: poison" in open_.value
-    assert alerts._breaker in alerts.MEASURES
+    assert alert_measures._breaker in alert_measures.MEASURES
 
 
 @pytest.mark.usefixtures("impatient")
@@ -784,7 +784,7 @@ def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work
     command = "highwater accept-rejects orders --reason malformed --from orders@0000001"
 
     def breaker() -> Any:
-        return alerts._breaker(alerts.StreamInputs(ledger, nothing, nothing, STREAM))
+        return alert_measures._breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
 
     for slice_ in slices:
         with pytest.raises(RejectsOverLimitError):

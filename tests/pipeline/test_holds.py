@@ -37,7 +37,7 @@ from highwater.orchestration.cli.main import main
 from highwater.orchestration.failures import NOT_TRIED_AGAIN
 from highwater.orchestration.metadata import of_holds
 from highwater.orchestration.operations.releasing_holds import ReleaseRequest, release_slice
-from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting import alert_inputs, alert_measures
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.open_metrics import Metrics, _holds
 from highwater.orchestration.reporting.plan_status import stream_status
@@ -441,10 +441,10 @@ def test_a_hold_is_reported_everywhere(ledger: Ledger, tmp_path: Path) -> None:
     from dev.processes import LOOPBACK, free_port
 
     nothing: Any = None
-    measured = alerts._held(alerts.StreamInputs(ledger, nothing, nothing, STREAM))
+    measured = alert_measures._held(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
     assert measured is not None
     assert not measured.over
-    assert alerts._held in alerts.MEASURES
+    assert alert_measures._held in alert_measures.MEASURES
     assert of_holds(STREAM, [])["held"].value == "nothing is held"
     assert of_holds(make_stream("orders"), []) == {}
     ledger.add([TWO])
@@ -453,7 +453,7 @@ def test_a_hold_is_reported_everywhere(ledger: Ledger, tmp_path: Path) -> None:
         "orders@0000002 is held since 2026-03-01 12:00:00 UTC by 3 records, the first is orders partition 2 offset 41, "
         "unresolved: customer_id is not in reference/customers; attempt 1 at 12:00:00"
     )
-    measured = alerts._held(alerts.StreamInputs(ledger, nothing, nothing, STREAM))
+    measured = alert_measures._held(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
     assert measured is not None
     assert (measured.over, measured.value) == (True, text)
     status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})

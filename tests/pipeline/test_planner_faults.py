@@ -30,7 +30,7 @@ from highwater.errors import (
 from highwater.orchestration import observation
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.orchestration.operations.acceptance import accept_loss
-from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting import alert_inputs, topic_measures
 from highwater.orchestration.reporting.plan_status import topic_status
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.resources.kafka import Kafka, PartitionState, TopicState
@@ -431,8 +431,8 @@ def test_what_a_hanging_transaction_holds_back_is_reported_before_and_after_rete
     scene.write(99)
     wait_until(lambda: scene.kafka.topic_state(scene.topic).partitions[0].high_watermark == 100, 30, "the records")
 
-    def asked() -> alerts.StreamInputs:
-        return alerts.StreamInputs(scene.ledger, scene.kafka, Lake(str(tmp_path / "lake")), scene.stream)
+    def asked() -> alert_inputs.StreamInputs:
+        return alert_inputs.StreamInputs(scene.ledger, scene.kafka, Lake(str(tmp_path / "lake")), scene.stream)
 
     assert scene.tick().slices == ()
     status = topic_status(scene.kafka, scene.stream, scene.ledger.planned("orders", scene.topic))
@@ -442,7 +442,7 @@ def test_what_a_hanging_transaction_holds_back_is_reported_before_and_after_rete
     assert (look["lag"].value, look["held_back"].value) == (100, 100)
 
     def reported() -> list[Measure]:
-        found = [alerts._open_transaction(asked()), alerts._retention_left(asked())]
+        found = [topic_measures.measure_open_transaction(asked()), topic_measures.measure_retention_left(asked())]
         return [one for one in found if one is not None and one.over]
 
     wait_until(lambda: len(reported()) == 2, 30, "the alerts")

@@ -31,7 +31,7 @@ from highwater.orchestration.operations.parked import Choice
 from highwater.orchestration.operations.pending_reprocessing import ReclaimedRecords
 from highwater.orchestration.operations.rebuilding import _reclaims
 from highwater.orchestration.operations.reclaiming import ReclaimRequest, look, reclaim_records
-from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting import alert_inputs, alert_measures
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import Waiting, _waiting
 from highwater.plans import Discard
@@ -196,7 +196,9 @@ def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does
         stale_for = replace(reported, since=datetime.now(UTC) - timedelta(minutes=waited))
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(pending_reprocessing, "waiting", lambda *_, one=stale_for: [one])
-            measure = alerts._reclaimed_late(alerts.StreamInputs(world.ledger, nothing, world.lake, stream))
+            measure = alert_measures._reclaimed_late(
+                alert_inputs.StreamInputs(world.ledger, nothing, world.lake, stream)
+            )
         assert measure is not None
         assert (measure.over, measure.remedy) == (over, f"{command} orders@0000000")
     world.ledger.retired.retire("orders", [FIRST.key], NOW)
@@ -209,7 +211,7 @@ def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does
     world.alter_slice_commit("events", FIRST, counts={**counts, "reclaims_seen": 1})
     world.write()
     assert pending_reprocessing.waiting(*asked) == []
-    none = alerts._reclaimed_late(alerts.StreamInputs(world.ledger, nothing, world.lake, stream))
+    none = alert_measures._reclaimed_late(alert_inputs.StreamInputs(world.ledger, nothing, world.lake, stream))
     assert none is not None
     assert (none.over, none.value) == (False, "none waits to be reprocessed")
 

@@ -327,7 +327,7 @@ def pattern_of(text: ast.expr) -> str:
 
 
 def test_the_runbook_has_every_alert() -> None:
-    from highwater.orchestration.reporting.alerts import MEASURES
+    from highwater.orchestration.reporting.alert_measures import MEASURES
 
     found = alerts_measured()
     assert len(found) >= len(MEASURES)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dagster._core.scheduler.instigation import InstigatorState, InstigatorTick
 
     from highwater.declaration import Stream
-    from highwater.orchestration.reporting.alerts import StreamInputs
+    from highwater.orchestration.reporting.alert_inputs import StreamInputs
     from highwater.resources.kafka import Kafka
     from highwater.resources.ledger import Ledger
     from highwater.resources.ledger.sensor_faults import SensorFault

@@ -24,7 +24,7 @@ from highwater.declaration import Alerts, Foreign, Lookup
 from highwater.envelope import Origin
 from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting import alert_inputs, alert_measures, alerts, topic_measures
 from highwater.reclaims import Reclaim
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
@@ -148,7 +148,7 @@ def test_streams_without_time_or_change_keep_their_alerts(ledger: Ledger, monkey
     streams = [replace(STREAM, name=name) for name in ("a", "b", "c", "d")]
     at, seen = [0.0], list[str]()
 
-    def measured(asked: alerts.StreamInputs) -> Measure:
+    def measured(asked: alert_inputs.StreamInputs) -> Measure:
         seen.append(asked.stream.name)
         at[0] += alerts.MEASURE_SECONDS * 0.7
         return replace(measure(over=asked.stream.name == "b"), stream=asked.stream.name)
@@ -305,13 +305,13 @@ def test_what_the_lake_reports_is_measured(tmp_path: Path) -> None:
     written.write()
     away = Kafka(f"{LOOPBACK}:{free_port()}")
     stream = replace(STREAM, alerts=Alerts(reject_ratio=0.6, parked=5))
-    asked = alerts.StreamInputs(written.ledger, away, written.lake, stream)
-    ratio, parked = alerts._reject_ratio(asked), alerts._parked(asked)
+    asked = alert_inputs.StreamInputs(written.ledger, away, written.lake, stream)
+    ratio, parked = alert_measures._reject_ratio(asked), alert_measures._parked(asked)
     assert ratio is not None
     assert parked is not None
     assert (ratio.over, ratio.value) == (False, "60% of 10 records of the newest 1 slices")
     assert (parked.over, parked.value) == (True, "6 wait for a person")
-    beyond = alerts._reject_ratio(replace(asked, stream=replace(STREAM, alerts=Alerts(reject_ratio=0.59))))
+    beyond = alert_measures._reject_ratio(replace(asked, stream=replace(STREAM, alerts=Alerts(reject_ratio=0.59))))
     assert beyond is not None
     assert beyond.over
 
@@ -319,8 +319,8 @@ def test_what_the_lake_reports_is_measured(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_what_could_not_be_asked_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that fails is neither an alert nor its end."""
-    monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting("60000", "x")})
-    monkeypatch.setattr(alerts, "MEASURES", (alerts._retention_left, alerts._late_retries))
+    monkeypatch.setattr(topic_measures, "topic_settings", lambda *_: {"retention.ms": Setting("60000", "x")})
+    monkeypatch.setattr(alerts, "MEASURES", (topic_measures.measure_retention_left, alert_measures._late_retries))
     ledger, away = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), Kafka(f"{LOOPBACK}:{free_port()}")
     lake: Any = None
     lines: list[str] = []
@@ -342,9 +342,9 @@ def test_a_topic_that_keeps_all_ends_the_alert_of_its_retention(
     settings: dict[str, Setting] | None, over: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person who raised retention.ms to unlimited, as the alert says, never got the recovery."""
-    monkeypatch.setattr(alerts, "topic_settings", lambda *_: settings)
+    monkeypatch.setattr(topic_measures, "topic_settings", lambda *_: settings)
     unused: Any = None
-    found = alerts._retention_left(alerts.StreamInputs(unused, unused, unused, STREAM))
+    found = topic_measures.measure_retention_left(alert_inputs.StreamInputs(unused, unused, unused, STREAM))
     assert (found and found.over) == over
     if found is not None:
         known = {("orders", found.what): Alert("orders", found.what, "1 h", "2 h", "raise it", NOW, reported=True)}
@@ -355,8 +355,8 @@ def test_the_alerts_of_tiers_and_of_sending_end_when_the_declaration_has_neither
     """Nothing measured them any more, and they stayed open for ever."""
     unused: Any = None
     bare = replace(STREAM, tiers=(), foreign=(), publishes=None)
-    asked = alerts.StreamInputs(Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), unused, unused, bare)
-    for measuring in (alerts._late_retries, alerts._published_late):
+    asked = alert_inputs.StreamInputs(Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), unused, unused, bare)
+    for measuring in (alert_measures._late_retries, alert_measures._published_late):
         found = measuring(asked)
         assert found is not None
         assert not found.over
@@ -373,7 +373,7 @@ def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:
     written.ledger.reclaims.add("orders", [Reclaim(Origin("orders", 0, 0, 2), MAIN.key, 1, "fixed", "ann", NOW)])
     written.write()
     away = Kafka(f"{LOOPBACK}:{free_port()}")
-    of_lake = [measuring for measuring, names in alerts.DEPENDENCIES.items() if LAKE in names]
+    of_lake = [measuring for measuring, names in alert_measures.DEPENDENCIES.items() if LAKE in names]
     heard: list[Alert] = []
 
     def tick() -> list[str]:

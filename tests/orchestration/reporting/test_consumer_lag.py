@@ -16,7 +16,7 @@ from highwater.alerting import Measure
 from highwater.declaration import Alerts, Foreign
 from highwater.errors import DependencyAwayError, TopicAbsentError
 from highwater.orchestration import observation
-from highwater.orchestration.reporting import alerts, consumer_lag
+from highwater.orchestration.reporting import alert_inputs, alert_measures, alerts, consumer_lag, topic_measures
 from highwater.orchestration.reporting import audit as audit_page
 from highwater.orchestration.reporting.consumer_lag import Ages
 from highwater.orchestration.reporting.plan_status import topic_status
@@ -162,11 +162,15 @@ def test_where_no_more_are_unread_than_are_looked_at_the_rest_is_read(
 
 def alert_of(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> Any:
     stored = str(90 * 60_000)
-    monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting(stored, "x")})
+    monkeypatch.setattr(topic_measures, "topic_settings", lambda *_: {"retention.ms": Setting(stored, "x")})
     stream = replace(STREAM, alerts=Alerts(retention_left=timedelta(minutes=30), retries_late=timedelta(minutes=30)))
     stream = replace(stream, tiers=()) if deployed.topic == "orders" else stream
-    asked = alerts.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, stream)
-    return alerts._retention_left(asked) if deployed.topic == "orders" else alerts._late_retries(asked)
+    asked = alert_inputs.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, stream)
+    return (
+        topic_measures.measure_retention_left(asked)
+        if deployed.topic == "orders"
+        else alert_measures._late_retries(asked)
+    )
 
 
 def test_the_alert_of_retention_names_the_slice_that_nobody_reads(
@@ -207,13 +211,15 @@ def retention_left(
         found = {name.replace("_", "."): Setting(str(value), "x") for name, value in stored.get(topic, {}).items()}
         return found or None
 
-    monkeypatch.setattr(alerts, "topic_settings", settings)
+    monkeypatch.setattr(topic_measures, "topic_settings", settings)
     stream = replace(
         STREAM,
         foreign=(Foreign(FOREIGN, timedelta(minutes=10)),),
         alerts=Alerts(retention_left=timedelta(minutes=30)),
     )
-    return alerts._retention_left(alerts.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, stream))
+    return topic_measures.measure_retention_left(
+        alert_inputs.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, stream)
+    )
 
 
 DAY_MS = 24 * 3_600_000
@@ -271,8 +277,8 @@ def test_a_topic_that_is_limited_by_size_does_not_keep_all(deployed: Deployed, m
 
 def test_raw_is_opened_once_a_tick(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the two measures that need it opened it."""
-    monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting("1000000000", "x")})
-    monkeypatch.setattr(alerts, "MEASURES", (alerts._retention_left, alerts._late_retries))
+    monkeypatch.setattr(topic_measures, "topic_settings", lambda *_: {"retention.ms": Setting("1000000000", "x")})
+    monkeypatch.setattr(alerts, "MEASURES", (topic_measures.measure_retention_left, alert_measures._late_retries))
     opened: list[str] = []
     holds = Lake.holds
 
@@ -362,13 +368,17 @@ def test_an_open_transaction_is_an_alert_that_names_its_place(
 
     The limit is a quarter of an hour, and half of the retention in minutes where that is less.
     """
-    monkeypatch.setattr(alerts, "topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 60_000), "x")})
+    monkeypatch.setattr(
+        topic_measures, "topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 60_000), "x")}
+    )
     deployed.kafka = Holding(**first)
     deployed.ledger.open_generation(Generation("orders", TIER, "A", 0, {0: 0, 1: 0}, NOW))
-    found = alerts._open_transaction(alerts.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, STREAM))
+    found = topic_measures.measure_open_transaction(
+        alert_inputs.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, STREAM)
+    )
     assert found is not None
     assert found.over == over
-    assert alerts._open_transaction in alerts.MEASURES
+    assert topic_measures.measure_open_transaction in alert_measures.MEASURES
     if reported is not None:
         topic, offset, offsets = reported
         assert found.value.startswith(f"{topic} partition 0: {offsets} offsets from offset {offset} on are held back")

@@ -14,7 +14,7 @@ from highwater.assets import published
 from highwater.declaration import Alerts
 from highwater.errors import LAKE, BreakerOpenError, DependencyAwayError
 from highwater.holds import Found
-from highwater.orchestration.reporting import alerts, publication_status
+from highwater.orchestration.reporting import alert_inputs, alert_measures, publication_status
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import StreamStatus, Waiting, _waiting
 from highwater.orchestration.reporting.publication_status import Behind, behind
@@ -239,18 +239,18 @@ def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(
 ) -> None:
     slice_ = scene.plan(0, p0=(0, 2))
     stream = replace(scene.tables.stream, alerts=Alerts(published_late=timedelta(minutes=10)))
-    asked = alerts.StreamInputs(scene.tables.ledger, cast("Any", None), scene.tables.lake, stream)
+    asked = alert_inputs.StreamInputs(scene.tables.ledger, cast("Any", None), scene.tables.lake, stream)
     unsent = replace(stream, publishes=None)
     for declared, value in ((unsent, "the stream sends none"), (stream, "none waits to be sent")):
-        found = alerts._published_late(replace(asked, stream=declared))
+        found = alert_measures._published_late(replace(asked, stream=declared))
         assert found is not None
         assert (found.over, found.value) == (False, value)
     scene.decide(slice_, 0, 1)
     shown_now = look(scene)
     for minutes, over in ((9, False), (11, True)):
         waited = replace(shown_now, since=datetime.now(UTC) - timedelta(minutes=minutes))
-        monkeypatch.setattr(alerts, "behind", lambda *_, one=waited: one)
-        found = alerts._published_late(asked)
+        monkeypatch.setattr(alert_measures, "behind", lambda *_, one=waited: one)
+        found = alert_measures._published_late(asked)
         assert found is not None
         reported = f"the oldest that is not sent to orders.accepted was accepted 0:{minutes:02}:"
         assert (found.over, found.value.startswith(reported)) == (over, True)

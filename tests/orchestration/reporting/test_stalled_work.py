@@ -32,7 +32,7 @@ from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.operations.acceptance import accept_loss, never_read
-from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting import alert_inputs, alert_measures, alerts
 from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.reporting.stalled_work import (
     failing_sensors,
@@ -57,8 +57,10 @@ from tests.written_tables import STREAM, TIER
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
-def asked(deployed: Any, kafka: Any = None, **changes: Any) -> alerts.StreamInputs:
-    return alerts.StreamInputs(deployed.ledger, kafka or deployed.kafka, deployed.lake, replace(STREAM, **changes))
+def asked(deployed: Any, kafka: Any = None, **changes: Any) -> alert_inputs.StreamInputs:
+    return alert_inputs.StreamInputs(
+        deployed.ledger, kafka or deployed.kafka, deployed.lake, replace(STREAM, **changes)
+    )
 
 
 class Played(FakeCluster):
@@ -177,7 +179,7 @@ def test_status_ends_with_an_error_for_planned_slices_that_expired(tmp_path: Pat
 
 def test_a_tick_of_the_alerts_measures_all_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measure that the sensor does not know is never reported."""
-    monkeypatch.setattr("highwater.orchestration.reporting.alerts.topic_settings", lambda *_: None)
+    monkeypatch.setattr("highwater.orchestration.reporting.topic_measures.topic_settings", lambda *_: None)
     deployed, heard = Deployed(tmp_path), dict[str, str]()
     deployed.read(0, 1)
     deployed.ledger.record_loss(
@@ -198,7 +200,7 @@ def test_a_tick_of_the_alerts_measures_all_that_hangs(tmp_path: Path, monkeypatc
         "sensor offset_mirror",
     }
     assert "last stable offset 40" in heard["planning"]
-    assert retries_stopped in alerts.MEASURES
+    assert retries_stopped in alert_measures.MEASURES
 
 
 def test_what_stopped_is_reported_within_a_minute_and_of_every_sensor(

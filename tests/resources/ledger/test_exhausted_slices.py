@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
-from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting import alert_inputs, alert_measures
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import StreamStatus
 from highwater.orchestration.sensing import repairing
@@ -73,7 +73,7 @@ def repairing_(tmp_path: Path) -> Iterator[Repairing]:
 
 def measured(ours: Repairing) -> Any:
     unused: Any = None
-    return alerts._exhausted(alerts.StreamInputs(ours.ledger, unused, unused, STREAM))
+    return alert_measures._exhausted(alert_inputs.StreamInputs(ours.ledger, unused, unused, STREAM))
 
 
 def test_a_slice_that_fails_again_and_again_is_an_alert_and_stays_exhausted(

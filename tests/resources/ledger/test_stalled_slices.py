@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from highwater.alerting import Alert
-from highwater.orchestration.reporting import alerts
+from highwater.orchestration.reporting import alert_measures, alerts
 from highwater.orchestration.sensing import repairing
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.stalled_slices import StalledSlice
@@ -30,7 +30,9 @@ class Telling:
 
     def __init__(self, folder: Path, ours: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
         self.url, self.ours, self.heard = f"sqlite:///{folder / 'ledger.sqlite'}", ours, list[Alert]()
-        monkeypatch.setattr(alerts, "MEASURES", (alerts._stalled, alerts._exhausted, alerts._held))
+        monkeypatch.setattr(
+            alerts, "MEASURES", (alert_measures._stalled, alert_measures._exhausted, alert_measures._held)
+        )
 
     def tick(self) -> str:
         unused: Any = None
@@ -94,7 +96,7 @@ def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recover
     assert "left undone" not in in_order.tick()
     in_order.tick()
     assert in_order.kinds() == ["alert stalled", "recovery stalled"]
-    assert alerts._stalled in alerts.MEASURES
+    assert alert_measures._stalled in alert_measures.MEASURES
 
 
 def test_what_is_held_is_reported_as_such_also_while_a_run_decides_it(in_order: Telling) -> None:

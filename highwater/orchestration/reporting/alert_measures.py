@@ -1,0 +1,285 @@
+"""The measures of a stream's alerts, and those that need a dependency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from highwater.alerting import Measure
+from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError, TopicVanishedError
+from highwater.instances import ONE_INSTANCE
+from highwater.orchestration.checking.origin_counts import count_parked
+from highwater.orchestration.operations import pending_reprocessing
+from highwater.orchestration.operations.accepting_rejects import accepting_command
+from highwater.orchestration.reporting.alert_inputs import SLICES, Measuring, StreamInputs
+from highwater.orchestration.reporting.publication_status import behind
+from highwater.orchestration.reporting.stalled_work import (
+    losses_recorded,
+    planning_stopped,
+    retries_stopped,
+    slices_expired,
+    slices_waiting,
+)
+from highwater.orchestration.reporting.topic_measures import measure_open_transaction, measure_retention_left
+from highwater.resources.deleted_topics import parked_lost, state_of
+from highwater.resources.topic_facts import stamped_by_broker
+from highwater.routing import JITTER
+from highwater.wording import span
+
+
+def _reject_ratio(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    keys = [slice_.key for slice_ in inputs.ledger.slices(stream.name, stream.topic, newest=SLICES)]
+    slice_commits = inputs.lake.committed(stream.name, "events", keys).values()
+    records, rejects = (
+        sum(slice_commit.counts.get(name, 0) for slice_commit in slice_commits) for name in ("raw", "rejects")
+    )
+    if not records:
+        return None
+    limit = stream.alerts.reject_ratio
+    return Measure(
+        stream.name,
+        "reject ratio",
+        f"{rejects / records:.0%} of {records:,} records of the newest {len(keys)} slices",
+        f"{limit:.0%}",
+        rejects / records > limit,
+        f"look at the reasons in {stream.name}/rejects; highwater audit {stream.name} shows how the records ended",
+    )
+
+
+def _parked(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    count, limit = inputs.parked, stream.alerts.parked
+    return Measure(
+        stream.name,
+        "parked records",
+        f"{count:,} wait for a person",
+        f"{limit:,}",
+        count > limit,
+        f"highwater redrive-parked {stream.name} lists them, sends them back; discard-parked gives them up",
+    )
+
+
+def _parked_topic(inputs: StreamInputs) -> Measure | None:
+    stream, error = inputs.stream, None
+    # A topic that holds as many as all that wait has those that are published, which need not be counted then.
+    if inputs.parked and _lost_on_parked(inputs, inputs.parked):
+        waiting = count_parked(inputs.ledger, inputs.lake, stream, published=True)
+        error = _lost_on_parked(inputs, waiting) if waiting else None
+    return Measure(
+        stream.name,
+        "parked topic",
+        "it holds what waits for a person" if error is None else f"{error.problem}: {error.stored}, {error.found}",
+        "nothing is lost",
+        error is not None,
+        "nothing is to be done" if error is None else error.remedy,
+    )
+
+
+def _lost_on_parked(inputs: StreamInputs, waiting: int) -> HighwaterError | None:
+    try:
+        return parked_lost(inputs.kafka, inputs.stream, waiting)
+    except TopicAbsentError:
+        return _gone_topic(inputs, inputs.stream.parked_topic)
+
+
+def _gone_topic(inputs: StreamInputs, topic: str) -> TopicVanishedError | None:
+    """The error for a topic that was absent a moment ago; None where it may be absent.
+
+    Raises:
+        DependencyAwayError: Kafka or the ledger is away, or the brokers disagree on whether the topic exists.
+    """
+    try:
+        state_of(inputs.ledger, inputs.kafka, inputs.stream, topic)
+    except TopicVanishedError as gone:
+        return gone
+    except TopicAbsentError:
+        return None
+    raise inputs.kafka.away(f"one broker did not know topic {topic}, another one does")
+
+
+def _late_retries(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    if not stream.delays:
+        return Measure.of_nothing(stream.name, "age of retries", "no tier is declared")
+    try:
+        found = [_lateness(inputs, topic) for topic in stream.delays]
+    except TopicVanishedError as error:
+        return Measure(stream.name, "age of retries", error.problem, "no tier is gone", over=True, remedy=error.remedy)
+    late, limit = max(late for late, _ in found), stream.alerts.retries_late
+    if late <= limit and not all(sure for _, sure in found):
+        return None
+    return Measure(
+        stream.name,
+        "age of retries",
+        f"the oldest retry is {span(late)} late",
+        str(limit),
+        late > limit,
+        f"see that the sensors dlq_retries and repair run, and what their ticks and highwater status {stream.name} say",
+    )
+
+
+def _lateness(inputs: StreamInputs, topic: str) -> tuple[timedelta, bool]:
+    """The time for which a tier's oldest due record is not in raw; and whether all partitions could be asked.
+
+    Raises:
+        TopicVanishedError: the tier is not there any more.
+        DependencyAwayError: Kafka or the ledger is away.
+    """
+    stream = inputs.stream
+    try:
+        ages = inputs.ages(topic)
+        if topic in stream.foreign_topics and not stamped_by_broker(inputs.kafka, topic):
+            return timedelta(0), True  # what just came may bear the time of its first publication, days ago
+    except TopicAbsentError:
+        if (gone := _gone_topic(inputs, topic)) is not None:
+            raise gone from None
+        return timedelta(0), True  # nothing was published to it yet
+    age = ages.oldest or timedelta(0)
+    return max(age - stream.delays[topic] * (1 + JITTER), timedelta(0)), ages.sure
+
+
+def _breaker(inputs: StreamInputs) -> Measure | None:
+    """One alert, however many slices are refused, and however often probes close the breaker meanwhile."""
+    stream = inputs.stream
+    found, refused = inputs.ledger.breakers.circuit(stream.name), inputs.ledger.breakers.refused(stream.name)
+    command = accepting_command(inputs.ledger, stream, refused)
+    each = "highwater accept-rejects lets one through as it is"
+    return Measure(
+        stream.name,
+        "circuit breaker",
+        found.text + (f"; {len(refused):,} slices are refused" if refused else ""),
+        "closed, and no slice refused",
+        not found.closed or bool(refused),
+        f"fix the cause of rejects and failures; highwater status {stream.name} names refused slices, {each}"
+        + (f"; where nobody can fix the records, {command} accepts all of them" if command else ""),
+    )
+
+
+def _held(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    found = inputs.ledger.holds.open(stream.name)
+    return Measure(
+        stream.name,
+        "held",
+        "; ".join(hold.text for hold in found) or "nothing is held",
+        "nothing is held",
+        bool(found),
+        "fix what the records lack, and the slice is decided; highwater release-hold lets it go on without them",
+    )
+
+
+def _exhausted(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    found = inputs.ledger.exhausted_slices.open(stream.name)
+    return Measure(
+        stream.name,
+        "retries exhausted",
+        f"{len(found):,} slices; {found[0].text}" if found else "no slice is exhausted",
+        "no slice is exhausted",
+        bool(found),
+        f"highwater explain {found[0].slice_key} shows its runs: fix what they fail by, then materialise it, or "
+        f"highwater retry-slice {found[0].slice_key}"
+        if found
+        else "nothing is to be done",
+    )
+
+
+def _stalled(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    found = inputs.ledger.stalled_slices.open(stream.name)
+    return Measure(
+        stream.name,
+        "stalled",
+        f"{len(found):,} slices; {found[0].text}" if found else "no slice is tried again and again",
+        "no slice is tried again and again",
+        bool(found),
+        f"highwater explain {found[0].slice_key} shows its runs: fix what they fail by, and the sensor repair "
+        "requests it within the hour, or materialise it"
+        if found
+        else "nothing is to be done",
+    )
+
+
+def _instances(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    found = inputs.ledger.instances.live_together(stream.name, datetime.now(UTC))
+    return Measure(
+        stream.name,
+        "Dagster instances",
+        "; ".join(one.text for one in found) or "one at the most",
+        "one",
+        bool(found),
+        ONE_INSTANCE if found else "nothing is to be done",
+    )
+
+
+def _published_late(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    now = datetime.now(UTC)
+    found = behind(inputs.ledger, inputs.lake, stream)
+    if found is None:
+        return Measure.of_nothing(stream.name, "age of accepted events", "the stream sends none")
+    late, limit = found.age(now), stream.alerts.published_late
+    return Measure(
+        stream.name,
+        "age of accepted events",
+        f"the oldest that is not sent to {found.topic} was accepted {span(late)} ago"
+        if found.waits
+        else "none waits to be sent",
+        str(limit),
+        late > limit,
+        found.held_up or "nothing is to be done",
+    )
+
+
+def _reclaimed_late(inputs: StreamInputs) -> Measure | None:
+    stream = inputs.stream
+    found, limit = pending_reprocessing.waiting(inputs.ledger, inputs.lake, stream), stream.alerts.reclaimed_late
+    age = datetime.now(UTC) - found[0].since if found else timedelta(0)
+    records = sum(one.records for one in found)
+    return Measure(
+        stream.name,
+        "reclaimed",
+        f"{records:,} records of {len(found):,} slices wait to be reprocessed, the first for {span(age)}"
+        if found
+        else "none waits to be reprocessed",
+        str(limit),
+        age > limit,
+        pending_reprocessing.remedy(stream, found) if found else "nothing is to be done",
+    )
+
+
+MEASURES: tuple[Measuring, ...] = (
+    planning_stopped,
+    retries_stopped,
+    slices_expired,
+    slices_waiting,
+    losses_recorded,
+    _breaker,
+    _held,
+    _exhausted,
+    _stalled,
+    _instances,
+    _reject_ratio,
+    _parked,
+    _parked_topic,
+    _late_retries,
+    measure_retention_left,
+    measure_open_transaction,
+    _published_late,
+    _reclaimed_late,
+)
+DEPENDENCIES: Mapping[Measuring, Sequence[str]] = {
+    planning_stopped: (KAFKA,),
+    retries_stopped: (KAFKA,),
+    slices_expired: (KAFKA,),
+    _reject_ratio: (LAKE,),
+    _parked: (LAKE,),
+    _parked_topic: (LAKE, KAFKA),
+    _late_retries: (KAFKA,),
+    measure_retention_left: (KAFKA,),
+    measure_open_transaction: (KAFKA,),
+    _published_late: (LAKE,),
+    _reclaimed_late: (LAKE,),
+}
