@@ -17,7 +17,8 @@ from highwater.assets import current, events, raw
 from highwater.assets.commit import CommittedSlices
 from highwater.assets.events import raw_rows
 from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
-from highwater.resources.commit_log import complete, log_path, row_of, schema
+from highwater.resources.commit_log import log_path
+from highwater.resources.commit_log_writer import complete, row_of, schema
 from highwater.resources.spark_tables import create_table, write_slices
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice

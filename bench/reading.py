@@ -12,7 +12,7 @@ from highwater.assets import current, events
 from highwater.assets.current_rebuild import rebuild
 from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
 from highwater.orchestration.operations.maintenance import maintain
-from highwater.resources.commit_log import complete
+from highwater.resources.commit_log_writer import complete
 from highwater.resources.spark_tables import create_table
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice

@@ -19,7 +19,8 @@ from urllib.parse import quote
 from dev.planted import plant
 from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.plans import Generation
-from highwater.resources.commit_log import complete, log_path, row_of, schema
+from highwater.resources.commit_log import log_path
+from highwater.resources.commit_log_writer import complete, row_of, schema
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
-from highwater.resources.commit_log import complete
+from highwater.resources.commit_log_writer import complete
 from highwater.resources.delta import open_table
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from highwater.assets.reclaims import SEEN
 from highwater.assets.work import SliceReport, Work, nothing
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
-from highwater.resources.commit_log import replace_slices
+from highwater.resources.commit_log_writer import replace_slices
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger

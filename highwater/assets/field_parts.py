@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Field, Stream
 
-
 _INFINITE = ("NaN", "Infinity", "-Infinity")
 CONTAINERS = frozenset({"array", "map", "struct"})
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Field
 
-
 # ISO 8601 date and time with a zone, as RFC 3339 narrows it; Spark reads no time without seconds, and would cut off
 # what it cannot hold: two versions would be one. To Java's `$` a line break may follow the end.
 _SECONDS = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}"

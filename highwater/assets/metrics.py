@@ -44,7 +44,8 @@ from highwater.minutes import (
     seen_by,
     spans,
 )
-from highwater.resources.commit_log import has_records, replace_slices, slice_commits_in
+from highwater.resources.commit_log import has_records, slice_commits_in
+from highwater.resources.commit_log_writer import replace_slices
 from highwater.resources.delta import query, quoted, slice_is_one_of
 from highwater.resources.small_tables import opened
 

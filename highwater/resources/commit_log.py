@@ -5,26 +5,13 @@
 
 from __future__ import annotations
 
-import random
-import time
-import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.commit_records import (
-    CommitRecord,
-    batch_of,
-    from_user_metadata,
-    held_at,
-    replaces_table,
-    to_user_metadata,
-    with_slice_commit,
-)
-from highwater.errors import DependencyAwayError, SupersededAttemptError
+from highwater.commit_records import CommitRecord, batch_of, from_user_metadata, held_at, replaces_table
+from highwater.errors import DependencyAwayError
 from highwater.resources.delta import (
     add_actions,
     commit_info,
@@ -37,21 +24,13 @@ from highwater.resources.delta import (
     slices_in,
     text_in_sql,
 )
-from highwater.resources.small_tables import append_at, compact, create, replace_partitions
 from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from deltalake import DeltaTable
-
-    from highwater.slices import Slice
 
 TABLE = "_commits"
 APP = "highwater"
-# With this many small files of records, a look at all slices takes 0.1 s.
-MOST_FILES = 100
-# Each try takes some 50 ms; some ten writers of one stream's tables add to `_commits` at once at the most.
-TRIES = 50
 _UNIX = datetime.fromtimestamp(0, UTC)
 
 
@@ -139,14 +118,14 @@ def _committed(opened: DeltaTable, where: str, is_wanted: Callable[[str], bool],
     recorded, restores = _recorded(log, opened, where, short=short) if last >= 0 else ([], {})
     tail = tail_of(opened, last)
     if not tail.is_complete:
-        _ensure_no_gap(log, opened, last, tail.records)
+        ensure_no_gap(log, opened, last, tail.records)
     found = [*recorded, *(one for one in tail.records if is_wanted(one.slice_key))]
     return Committed(
         held_at(opened.version(), found, {**restores, **tail.restores}), opened.version(), number_in(opened)
     )
 
 
-def _ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others: Sequence[CommitRecord]) -> None:
+def ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others: Sequence[CommitRecord]) -> None:
     """Validate that no commit with rows is missing where Delta has cleaned log entries that `_commits` lacks.
 
     Entries of OPTIMIZE carry no records, so a gap alone is no error.
@@ -174,7 +153,7 @@ def _ensure_no_gap(log: DeltaTable | None, opened: DeltaTable, last: int, others
 
 def _is_by_slice(opened: DeltaTable) -> bool:
     """Whether a table has slices in its column `slice`: that of `metrics` has days, and `current` has none."""
-    return _name(opened) != "metrics" and any(field.name == "slice" for field in opened.schema().fields)
+    return name_of(opened) != "metrics" and any(field.name == "slice" for field in opened.schema().fields)
 
 
 def slice_commits_of(found: Committed) -> dict[str, SliceCommit]:
@@ -307,7 +286,7 @@ def log_path(opened: DeltaTable) -> str:
     return f"{str(opened.table_uri).rstrip('/').rpartition('/')[0]}/{TABLE}"
 
 
-def _name(opened: DeltaTable) -> str:
+def name_of(opened: DeltaTable) -> str:
     return str(opened.table_uri).rstrip("/").rpartition("/")[2]
 
 
@@ -322,7 +301,7 @@ def last_recorded(log: DeltaTable | None, opened: DeltaTable) -> int:
     for table, least, greatest, version in rows:
         if None in {least, greatest, version}:
             is_sure = False  # somebody wrote the file without statistics
-        elif table == _name(opened) and least <= mine <= greatest:
+        elif table == name_of(opened) and least <= mine <= greatest:
             # In a file of several IDs the greatest version may be another table's.
             is_sure &= least == greatest
             last = max(last, version)
@@ -349,7 +328,7 @@ def slices_in_sql(opened: DeltaTable) -> tuple[dict[str, DeltaTable], str]:
 
 
 def _is_of(opened: DeltaTable) -> str:
-    return f'"table" = {text_in_sql(_name(opened))} AND table_id = {text_in_sql(id_of(opened))}'
+    return f'"table" = {text_in_sql(name_of(opened))} AND table_id = {text_in_sql(id_of(opened))}'
 
 
 def _recorded(
@@ -433,169 +412,3 @@ def _restored_version(opened: DeltaTable, at: int, parameters: Mapping[str, Any]
 def _files(path: str, version: int) -> set[str]:
     opened = open_table(path, version)
     return set() if opened is None else set(opened.file_uris())
-
-
-def complete(
-    opened: DeltaTable,
-    slices: Mapping[str, Slice] = MappingProxyType({}),
-    written: Sequence[CommitRecord] = (),
-    restores: Mapping[int, int] = MappingProxyType({}),
-) -> None:
-    """Add to `_commits` what the table's Delta log has and `_commits` lacks.
-
-    Args:
-        opened: the table, at its newest version.
-        slices: slices whose commits do not carry their ranges.
-        written: records of a commit whose rows are known, or which the log no longer has.
-        restores: of such a commit, see `held_at`.
-
-    Raises:
-        SupersededAttemptError: others wrote to `_commits` again and again.
-        DependencyAwayError: the lake could not be read or written.
-    """
-    import pyarrow as pa
-
-    for tries in range(1, TRIES + 1):
-        log = log_of(opened)
-        rows = _lacking(log, opened, slices, written, restores)
-        if not rows:
-            return
-        if log is None:
-            create(log_path(opened), schema(), partition_by=["table"])
-        # A writer that hung since its look does not add a record a second time.
-        elif append_at(log, pa.Table.from_pylist(rows, schema())):
-            _join_files(log, _name(opened))
-            return
-        else:
-            time.sleep(random.uniform(0, 0.05 * tries))  # noqa: S311 - spreads the waiting, hides nothing
-    raise SupersededAttemptError(
-        f"{TABLE} beside {opened.table_uri}: other writers were first {TRIES} times",
-        remedy="nothing: the table has the rows, and the next run adds the records",
-    )
-
-
-def _join_files(log: DeltaTable, name: str) -> None:
-    """Join the small files of one table's records when they are many: a look at all slices opens each of them."""
-    log.update_incremental()
-    mine = add_actions(log)["partition.table"].to_pylist().count(name)
-    if mine > MOST_FILES:
-        compact(log, [("table", "=", name)])
-
-
-def _lacking(
-    log: DeltaTable | None,
-    opened: DeltaTable,
-    slices: Mapping[str, Slice],
-    written: Sequence[CommitRecord],
-    restores: Mapping[int, int],
-) -> list[dict[str, Any]]:
-    """The rows that `_commits` lacks."""
-    last = last_recorded(log, opened)
-    tail = tail_of(opened, last)
-    if not tail.is_complete:
-        _ensure_no_gap(log, opened, last, [*tail.records, *written])
-    known = {(record.slice_key, record.batch): record for record in written}
-    records = [_with_rows(record, known) for record in tail.records]
-    there = {record.batch for record in records}
-    records += [record for record in written if record.batch not in there and record.version > last]
-    going_back = {at: target for at, target in {**restores, **tail.restores}.items() if at > last}
-    base = {"table": _name(opened), "table_id": id_of(opened)}
-    rows = [
-        *(row_of(opened, one, None if one.slice_commit is not None else slices.get(one.slice_key)) for one in records),
-        *({**base, "version": at, "restored_to": target} for at, target in going_back.items()),
-    ]
-    if last < opened.version() and opened.version() not in {row["version"] for row in rows}:
-        # So the entry behind it, such as one of OPTIMIZE, is not looked at again, and may be cleaned.
-        rows.append({**base, "version": opened.version()})
-    return rows
-
-
-def replace_slices(
-    table: DeltaTable,
-    rows: pa.Table,
-    partitions: Sequence[str],
-    slice_commits: Sequence[SliceCommit],
-    run: str,
-    *,
-    unlike: Sequence[str] = (),
-) -> int:
-    """Commit slices of a small table without a JVM, with their records.
-
-    Args:
-        table: as it was opened before anything was read that the rows rest on.
-        rows: the new rows.
-        partitions: the values of `slice` that are replaced.
-        slice_commits: one for each slice that the commit holds.
-        run: the Dagster run.
-        unlike: columns with hardly two equal rows.
-
-    Returns:
-        The version of the table after the commit.
-
-    Raises:
-        SupersededAttemptError: another commit took the version; nothing was written.
-        DependencyAwayError: the storage is away.
-    """
-    base = CommitRecord("", 0, None, uuid.uuid4().hex, run)
-    records = [with_slice_commit(base, slice_commit) for slice_commit in slice_commits]
-    metadata = to_user_metadata(records, 0, batch=base.batch, run=run)
-    complete(table)  # the write that follows may clean old entries of the log
-    version = replace_partitions(table, rows, partitions, metadata, unlike=unlike)
-    table.update_incremental()
-    with suppress(SupersededAttemptError):  # the table's log has the records, and the next run completes them
-        complete(table)
-    return version
-
-
-def _with_rows(record: CommitRecord, known: Mapping[tuple[str, str], CommitRecord]) -> CommitRecord:
-    found = known.get((record.slice_key, record.batch))
-    return record if found is None else replace(record, rows=found.rows)
-
-
-def row_of(opened: DeltaTable, record: CommitRecord, slice_: Slice | None = None) -> dict[str, Any]:
-    """The row of `_commits` for a record of a table; the slice is needed where the record has no ranges."""
-    slice_ = slice_ if record.slice_commit is None else record.slice_commit.slice_
-    return {
-        "table": _name(opened),
-        "table_id": id_of(opened),
-        "version": record.version,
-        "slice": record.slice_key,
-        "topic": record.slice_key.rpartition("@")[0],
-        "generation": None if slice_ is None else slice_.generation,
-        "ranges": [] if slice_ is None else [*_ranges(slice_)],
-        "attempt": record.attempt,
-        "rows": record.rows,
-        "batch": record.batch,
-        "run": record.run,
-        "committed_at": record.committed_at,
-        "record": None if record.slice_commit is None else record.slice_commit.to_json(),
-    }
-
-
-def _ranges(slice_: Slice) -> Iterator[dict[str, int]]:
-    return ({"partition": p, "start": r.start, "end": r.end} for p, r in slice_.ranges.items())
-
-
-def schema() -> pa.Schema:
-    """The columns of `_commits`."""
-    import pyarrow as pa
-
-    ranges = pa.list_(pa.struct([("partition", pa.int32()), ("start", pa.int64()), ("end", pa.int64())]))
-    return pa.schema(
-        [
-            ("table", pa.string()),
-            ("table_id", pa.string()),
-            ("version", pa.int64()),
-            ("slice", pa.string()),
-            ("topic", pa.string()),
-            ("generation", pa.int32()),
-            ("ranges", ranges),
-            ("attempt", pa.int32()),
-            ("rows", pa.int64()),
-            ("batch", pa.string()),
-            ("run", pa.string()),
-            ("committed_at", pa.timestamp("us", "UTC")),
-            ("restored_to", pa.int64()),
-            ("record", pa.string()),
-        ]
-    )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from highwater.commit_records import CommitRecord, from_user_metadata, number_of, replaces_table, to_user_metadata
 from highwater.errors import SupersededAttemptError, UnknownSliceError
-from highwater.resources import commit_log
+from highwater.resources import commit_log, commit_log_writer
 from highwater.resources.commit_log import APP, Committed, id_of, number_in
 from highwater.resources.delta import query, rows_by_slice, text_in_sql
 from highwater.resources.spark import close, delta_errors
@@ -109,7 +109,7 @@ def _written(intent: Intent, opened: DeltaTable) -> list[CommitRecord]:
 
 
 def _complete(target: Target, opened: DeltaTable, written: Sequence[CommitRecord], restores: Mapping[int, int]) -> None:
-    commit_log.complete(opened, PlannedSlices(target.ledger), written, restores)
+    commit_log_writer.complete(opened, PlannedSlices(target.ledger), written, restores)
 
 
 class PlannedSlices(dict[str, "Slice"]):

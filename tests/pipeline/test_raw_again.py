@@ -68,7 +68,7 @@ def test_what_another_run_has_committed_is_read_again(
         reported["kept"] = [*stored]
         return []
 
-    monkeypatch.setattr(raw, "_unreadable_slices", look)
+    monkeypatch.setattr(raw, "unreadable_slices", look)
     monkeypatch.setattr(raw, "commit_until_settled", commit)
     raw.materialise(replace(work, slices=[MINE, OTHER, OLD], run=run))
     rest = [slice_.key for slice_ in (MINE, OTHER, OLD) if slice_ not in stored]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.assets import commit, current, dlq, events, metrics, raw, rejects
+from highwater.assets import commit, current, dlq, events, metrics, raw, rejects, unreadable_slices
 from highwater.assets.classified import Classified
 from highwater.assets.commit import Clock, CommittedSlices
 from highwater.declaration import Field
@@ -646,15 +646,15 @@ def test_expired_offsets_that_were_never_read_are_an_error_with_both_values(benc
 
 def after_the_look(patch: pytest.MonkeyPatch, lose: Callable[[], None]) -> None:
     """Let something happen to the topic between the look at it and Spark's read."""
-    look: Callable[..., object] = raw._unreadable_slices
+    look: Callable[..., object] = unreadable_slices.unreadable_slices
 
     def looked(*given: object) -> object:
         found = look(*given)
-        patch.setattr(raw, "_unreadable_slices", look)
+        patch.setattr(raw, "unreadable_slices", look)
         lose()
         return found
 
-    patch.setattr(raw, "_unreadable_slices", looked)
+    patch.setattr(raw, "unreadable_slices", looked)
 
 
 def test_offsets_that_expire_while_they_are_read_are_reported_as_those_before(

@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 
 from dev.processes import wait_until
-from highwater.assets import raw
+from highwater.assets import unreadable_slices
 from highwater.declaration import Foreign
 from highwater.errors import (
     DependencyAwayError,
@@ -143,7 +143,7 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_recreated_at_once(
 
     def read() -> None:
         work: Any = SimpleNamespace(stream=STREAM, slices=[slice_], ledger=ledger, kafka=kafka, lake=lake)
-        raw._unreadable_slices(work, {slice_.key: slice_}, SimpleNamespace(slice_commits={}))  # type: ignore[arg-type]
+        unreadable_slices.unreadable_slices(work, {slice_.key: slice_}, SimpleNamespace(slice_commits={}))  # type: ignore[arg-type]
 
     def status() -> None:
         [error] = topic_status(kafka, STREAM, ledger.planned("orders", "orders")).errors

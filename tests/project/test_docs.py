@@ -608,10 +608,10 @@ def test_the_page_of_tables_has_every_reason() -> None:
 
 
 def test_the_page_of_tables_has_the_columns_of_commits() -> None:
-    from highwater.resources import commit_log
+    from highwater.resources import commit_log_writer
 
     listed = [name for row in rows(section("docs/tables.md", "Commits")) for name in spans(row[0])]
-    assert sorted(listed) == sorted(commit_log.schema().names)
+    assert sorted(listed) == sorted(commit_log_writer.schema().names)
 
 
 def test_the_queries_over_commits_take_the_newest_commit_of_a_slice(tmp_path: Path) -> None:

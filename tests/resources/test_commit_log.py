@@ -30,7 +30,7 @@ from highwater.commit_records import (
 )
 from highwater.errors import DependencyAwayError
 from highwater.resources import commit_log, numbered_commits
-from highwater.resources.commit_log import complete
+from highwater.resources.commit_log_writer import complete
 from highwater.resources.delta import query
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -438,7 +438,7 @@ def test_a_commit_whose_run_died_before_its_record_is_completed(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(commit_log, "complete", die)
+        patched.setattr(commit_log_writer, "complete", die)
         with pytest.raises(Killed):
             current.materialise(bench.work(first))
     if aged:

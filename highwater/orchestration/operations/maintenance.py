@@ -38,7 +38,7 @@ from highwater.orchestration.operations.old_runs import OldRuns, delete_runs
 from highwater.orchestration.operations.raw_retention import Retained, retain
 from highwater.resources.catalog import name_in_catalog, register
 from highwater.resources.commit_log import TABLE as COMMITS
-from highwater.resources.commit_log import complete
+from highwater.resources.commit_log_writer import complete
 from highwater.resources.numbered_commits import PlannedSlices
 from highwater.resources.table_maintenance import (
     Stock,

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
 
-
 # The reject ratio covers this many slices, the newest ones.
 SLICES = 20
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from assets.streams.orders import STREAM as ORDERS
-from highwater.assets import raw
+from highwater.assets import raw, unreadable_slices
 from highwater.declaration import Limits
 from highwater.errors import (
     DependencyAwayError,
@@ -243,7 +243,7 @@ def test_a_run_fails_for_good_only_where_two_looks_agree(planned: Ledger, name: 
 
     def read(*shown: TopicState | None) -> None:
         work: Any = SimpleNamespace(stream=STREAM, slices=[slice_], ledger=planned, kafka=Looks(*shown))
-        raw._unreadable_slices(work, {slice_.key: slice_}, cast("Any", SimpleNamespace(slice_commits={})))
+        unreadable_slices.unreadable_slices(work, {slice_.key: slice_}, cast("Any", SimpleNamespace(slice_commits={})))
 
     with pytest.raises(error):
         read(fault, fault)

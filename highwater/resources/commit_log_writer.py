@@ -1,0 +1,205 @@
+"""The writer of the table `_commits`: it adds what a table's Delta log has and `_commits` lacks."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
+from highwater.errors import SupersededAttemptError
+from highwater.resources.commit_log import (
+    TABLE,
+    ensure_no_gap,
+    id_of,
+    last_recorded,
+    log_of,
+    log_path,
+    name_of,
+    tail_of,
+)
+from highwater.resources.delta import add_actions
+from highwater.resources.small_tables import append_at, compact, create, replace_partitions
+from highwater.slice_commits import SliceCommit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+    from highwater.slices import Slice
+
+# With this many small files of records, a look at all slices takes 0.1 s.
+MOST_FILES = 100
+# Each try takes some 50 ms; some ten writers of one stream's tables add to `_commits` at once at the most.
+TRIES = 50
+
+
+def complete(
+    opened: DeltaTable,
+    slices: Mapping[str, Slice] = MappingProxyType({}),
+    written: Sequence[CommitRecord] = (),
+    restores: Mapping[int, int] = MappingProxyType({}),
+) -> None:
+    """Add to `_commits` what the table's Delta log has and `_commits` lacks.
+
+    Args:
+        opened: the table, at its newest version.
+        slices: slices whose commits do not carry their ranges.
+        written: records of a commit whose rows are known, or which the log no longer has.
+        restores: of such a commit, see `held_at`.
+
+    Raises:
+        SupersededAttemptError: others wrote to `_commits` again and again.
+        DependencyAwayError: the lake could not be read or written.
+    """
+    import pyarrow as pa
+
+    for tries in range(1, TRIES + 1):
+        log = log_of(opened)
+        rows = _lacking(log, opened, slices, written, restores)
+        if not rows:
+            return
+        if log is None:
+            create(log_path(opened), schema(), partition_by=["table"])
+        # A writer that hung since its look does not add a record a second time.
+        elif append_at(log, pa.Table.from_pylist(rows, schema())):
+            _join_files(log, name_of(opened))
+            return
+        else:
+            time.sleep(random.uniform(0, 0.05 * tries))  # noqa: S311 - spreads the waiting, hides nothing
+    raise SupersededAttemptError(
+        f"{TABLE} beside {opened.table_uri}: other writers were first {TRIES} times",
+        remedy="nothing: the table has the rows, and the next run adds the records",
+    )
+
+
+def _join_files(log: DeltaTable, name: str) -> None:
+    """Join the small files of one table's records when they are many: a look at all slices opens each of them."""
+    log.update_incremental()
+    mine = add_actions(log)["partition.table"].to_pylist().count(name)
+    if mine > MOST_FILES:
+        compact(log, [("table", "=", name)])
+
+
+def _lacking(
+    log: DeltaTable | None,
+    opened: DeltaTable,
+    slices: Mapping[str, Slice],
+    written: Sequence[CommitRecord],
+    restores: Mapping[int, int],
+) -> list[dict[str, Any]]:
+    """The rows that `_commits` lacks."""
+    last = last_recorded(log, opened)
+    tail = tail_of(opened, last)
+    if not tail.is_complete:
+        ensure_no_gap(log, opened, last, [*tail.records, *written])
+    known = {(record.slice_key, record.batch): record for record in written}
+    records = [_with_rows(record, known) for record in tail.records]
+    there = {record.batch for record in records}
+    records += [record for record in written if record.batch not in there and record.version > last]
+    going_back = {at: target for at, target in {**restores, **tail.restores}.items() if at > last}
+    base = {"table": name_of(opened), "table_id": id_of(opened)}
+    rows = [
+        *(row_of(opened, one, None if one.slice_commit is not None else slices.get(one.slice_key)) for one in records),
+        *({**base, "version": at, "restored_to": target} for at, target in going_back.items()),
+    ]
+    if last < opened.version() and opened.version() not in {row["version"] for row in rows}:
+        # So the entry behind it, such as one of OPTIMIZE, is not looked at again, and may be cleaned.
+        rows.append({**base, "version": opened.version()})
+    return rows
+
+
+def replace_slices(
+    table: DeltaTable,
+    rows: pa.Table,
+    partitions: Sequence[str],
+    slice_commits: Sequence[SliceCommit],
+    run: str,
+    *,
+    unlike: Sequence[str] = (),
+) -> int:
+    """Commit slices of a small table without a JVM, with their records.
+
+    Args:
+        table: as it was opened before anything was read that the rows rest on.
+        rows: the new rows.
+        partitions: the values of `slice` that are replaced.
+        slice_commits: one for each slice that the commit holds.
+        run: the Dagster run.
+        unlike: columns with hardly two equal rows.
+
+    Returns:
+        The version of the table after the commit.
+
+    Raises:
+        SupersededAttemptError: another commit took the version; nothing was written.
+        DependencyAwayError: the storage is away.
+    """
+    base = CommitRecord("", 0, None, uuid.uuid4().hex, run)
+    records = [with_slice_commit(base, slice_commit) for slice_commit in slice_commits]
+    metadata = to_user_metadata(records, 0, batch=base.batch, run=run)
+    complete(table)  # the write that follows may clean old entries of the log
+    version = replace_partitions(table, rows, partitions, metadata, unlike=unlike)
+    table.update_incremental()
+    with suppress(SupersededAttemptError):  # the table's log has the records, and the next run completes them
+        complete(table)
+    return version
+
+
+def _with_rows(record: CommitRecord, known: Mapping[tuple[str, str], CommitRecord]) -> CommitRecord:
+    found = known.get((record.slice_key, record.batch))
+    return record if found is None else replace(record, rows=found.rows)
+
+
+def row_of(opened: DeltaTable, record: CommitRecord, slice_: Slice | None = None) -> dict[str, Any]:
+    """The row of `_commits` for a record of a table; the slice is needed where the record has no ranges."""
+    slice_ = slice_ if record.slice_commit is None else record.slice_commit.slice_
+    return {
+        "table": name_of(opened),
+        "table_id": id_of(opened),
+        "version": record.version,
+        "slice": record.slice_key,
+        "topic": record.slice_key.rpartition("@")[0],
+        "generation": None if slice_ is None else slice_.generation,
+        "ranges": [] if slice_ is None else [*_ranges(slice_)],
+        "attempt": record.attempt,
+        "rows": record.rows,
+        "batch": record.batch,
+        "run": record.run,
+        "committed_at": record.committed_at,
+        "record": None if record.slice_commit is None else record.slice_commit.to_json(),
+    }
+
+
+def _ranges(slice_: Slice) -> Iterator[dict[str, int]]:
+    return ({"partition": p, "start": r.start, "end": r.end} for p, r in slice_.ranges.items())
+
+
+def schema() -> pa.Schema:
+    """The columns of `_commits`."""
+    import pyarrow as pa
+
+    ranges = pa.list_(pa.struct([("partition", pa.int32()), ("start", pa.int64()), ("end", pa.int64())]))
+    return pa.schema(
+        [
+            ("table", pa.string()),
+            ("table_id", pa.string()),
+            ("version", pa.int64()),
+            ("slice", pa.string()),
+            ("topic", pa.string()),
+            ("generation", pa.int32()),
+            ("ranges", ranges),
+            ("attempt", pa.int32()),
+            ("rows", pa.int64()),
+            ("batch", pa.string()),
+            ("run", pa.string()),
+            ("committed_at", pa.timestamp("us", "UTC")),
+            ("restored_to", pa.int64()),
+            ("record", pa.string()),
+        ]
+    )
