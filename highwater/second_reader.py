@@ -20,7 +20,7 @@ from highwater.sources import Header, Key, Meta, Reference, Rest, steps
 if TYPE_CHECKING:
     from highwater.declaration import Field
 
-_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY = 86_400_000_000
 # A number of more places fits no type.
 _MOST_PLACES = 40
@@ -274,7 +274,7 @@ def _whole(field: Field, found: Any) -> int:
 def _float(field: Field, found: Any) -> float:
     exact = found if isinstance(found, float) else _decimal(field, found)
     try:
-        read = _nearest_single(exact) if field.type == "float" else float(exact)
+        read = nearest_single(exact) if field.type == "float" else float(exact)
     except OverflowError:
         read = math.inf
     if math.isinf(read):
@@ -282,7 +282,7 @@ def _float(field: Field, found: Any) -> float:
     return read
 
 
-def _nearest_single(exact: float | Decimal) -> float:
+def nearest_single(exact: float | Decimal) -> float:
     """The nearest number in 32 bits.
 
     Raises:
@@ -299,7 +299,7 @@ def _nearest_single(exact: float | Decimal) -> float:
 
 def _moment(field: Field, found: Any) -> int:
     if isinstance(found, datetime) and found.tzinfo is not None:
-        return (found - _BEGIN) // timedelta(microseconds=1)
+        return (found - EPOCH) // timedelta(microseconds=1)
     if field.unit is not None:
         return _counted(field, found)
     written, local = _iso(found)
@@ -351,7 +351,7 @@ def _offset(written: re.Match[str]) -> timedelta:
 
 
 def _micros_of(moment: datetime) -> int:
-    return (moment - _BEGIN) // timedelta(microseconds=1)
+    return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 def _time(field: Field, found: Any) -> str:
@@ -360,7 +360,7 @@ def _time(field: Field, found: Any) -> str:
         micros, is_whole = _micros(field, found)
         if not is_whole or not 0 <= micros < _DAY:
             raise MisfitError(f"it is no time of day in {field.unit} since midnight")
-        return (_BEGIN + timedelta(microseconds=micros)).time().isoformat()
+        return (EPOCH + timedelta(microseconds=micros)).time().isoformat()
     digits = _CLOCK.fullmatch(_string(field, found))
     if digits is None:
         raise MisfitError("it is no time of day")
@@ -371,7 +371,7 @@ def _time(field: Field, found: Any) -> str:
 def _counted(field: Field, found: Any) -> int:
     """Microseconds since 1970 of a number; what nanoseconds have beyond them is cut off."""
     micros, is_whole = _micros(field, found)
-    first, last = (((day - _BEGIN.date()).days) * _DAY for day in field.plausible)
+    first, last = (((day - EPOCH.date()).days) * _DAY for day in field.plausible)
     if (field.unit != "ns" and not is_whole) or not first <= micros < last + _DAY:
         raise MisfitError(f"it is no plausible number of {field.unit}")
     return micros
@@ -393,7 +393,7 @@ def _day(field: Field, found: Any) -> date:
         return found
     try:
         if field.unit is not None:
-            return _BEGIN.date() + timedelta(days=_whole(field, found))
+            return EPOCH.date() + timedelta(days=_whole(field, found))
         if not _DATE.fullmatch(_string(field, found)):
             raise MisfitError("it is no date such as 2026-03-01")
         return date.fromisoformat(found)
@@ -474,80 +474,3 @@ _READERS = {
     "map": _map,
     "struct": _struct,
 }
-
-
-def _says(document: Any, read: Any) -> bool:
-    """Whether a JSON document says what was decoded; nothing here is nested too deep for Python."""
-    pairs = [(document, read)]
-    while pairs:
-        one, other = pairs.pop()
-        if isinstance(other, Mapping):
-            if not isinstance(one, Mapping) or one.keys() != other.keys():
-                return False
-            pairs += [(one[key], other[key]) for key in other]
-        elif isinstance(other, list | tuple):
-            if not isinstance(one, list) or len(one) != len(other):
-                return False
-            pairs += zip(one, other, strict=True)
-        elif not _is_said(one, other):
-            return False
-    return True
-
-
-def _is_said(one: Any, other: Any) -> bool:
-    """The same of what has nothing inside."""
-    if isinstance(other, bytes):
-        return bool(one == base64.b64encode(other).decode())
-    if isinstance(other, datetime):
-        try:
-            return isinstance(one, str) and datetime.fromisoformat(one) == other
-        except ValueError:
-            return False
-    if isinstance(other, date):
-        return bool(one == other.isoformat())
-    if isinstance(other, float):
-        if not math.isfinite(other):
-            name = "NaN" if math.isnan(other) else "Infinity" if other > 0 else "-Infinity"
-            return one in (Infinite(name), name)
-        return isinstance(one, Decimal) and (float(one) == other or _is_single(one, other))
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
-
-
-def _is_single(written: Decimal, read: float) -> bool:
-    """Whether a number in 32 bits is written with the few digits that it needs there."""
-    try:
-        return _nearest_single(written) == read
-    except OverflowError:
-        return False
-
-
-def same(field: Field, read: Any, stored: Any) -> bool:
-    """Whether a column of an event holds what was read of its record.
-
-    Args:
-        field: its declaration.
-        read: as `value_of` returned it.
-        stored: as the table has it; of a timestamp in microseconds since 1970.
-    """
-    if read is None or stored is None:
-        return read is None and stored is None
-    if field.type == "json":
-        try:
-            return _says(document_of(stored.encode()), read)
-        except RecursionError as error:
-            raise UnreadableError("it is nested deeper than Python reads") from error
-    if field.type == "array":
-        [element] = field.members
-        return len(read) == len(stored) and all(same(element, *pair) for pair in zip(read, stored, strict=True))
-    if field.type == "map":
-        [inner], there = field.members, dict(stored)
-        return read.keys() == there.keys() and all(same(inner, read[key], there[key]) for key in read)
-    if field.type == "struct":
-        return all(same(one, read[one.name], stored.get(one.name)) for one in field.members)
-    if field.type in {"timestamp", "timestamp_ntz"} and isinstance(stored, datetime):
-        aware = stored if stored.tzinfo else stored.replace(tzinfo=UTC)
-        stored = (aware - _BEGIN) // timedelta(microseconds=1)
-    if isinstance(read, float) and math.isnan(read):
-        return isinstance(stored, float) and math.isnan(stored)
-    # To Python `true` equals 1.
-    return bool(read == stored) and isinstance(read, bool) == isinstance(stored, bool)

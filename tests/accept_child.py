@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dev.processes import wait_until
-from highwater.assets import publication_log, published, retraction_guard
+from highwater.assets import publication_log_writer, published, retraction_guard
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.plans import Publication
 from tests.accepted import Tables
@@ -59,31 +59,31 @@ def main(task: dict[str, Any]) -> int:
 def _arm(point: str | None, sign: signal.Signals, tables: Tables) -> None:
     Stopping.point, Stopping.sign = point, sign
     vars(published)["Transactions"] = Stopping
-    record, write_down = tables.ledger.record_publication, publication_log.Book.write_down
-    settle, commit_settled = publication_log.Book.settle, publication_log.Book.commit_settled
+    record, write_down = tables.ledger.record_publication, publication_log_writer.Book.write_down
+    settle, commit_settled = publication_log_writer.Book.settle, publication_log_writer.Book.commit_settled
 
     def recording(stream: str, key: str, publication: Publication) -> None:
         Stopping.die("unrecorded")
         record(stream, key, publication)
         Stopping.die("recorded")
 
-    def writing(book: publication_log.Book, *given: Any) -> None:
+    def writing(book: publication_log_writer.Book, *given: Any) -> None:
         write_down(book, *given)
         Stopping.die("written down")
 
-    def settling(book: publication_log.Book, *given: Any) -> None:
+    def settling(book: publication_log_writer.Book, *given: Any) -> None:
         whole = given[0] == book.sending.total
         if whole:
             Stopping.die("settling")
         settle(book, *given)
 
-    def committing(book: publication_log.Book) -> None:
+    def committing(book: publication_log_writer.Book) -> None:
         anything = book._settled is not None
         commit_settled(book)
         if anything:
             Stopping.die("settled")
 
     vars(tables.ledger)["record_publication"] = recording
-    setattr(publication_log.Book, "write_down", writing)  # noqa: B010 - a method, which an assignment may not replace
-    setattr(publication_log.Book, "settle", settling)  # noqa: B010
-    setattr(publication_log.Book, "commit_settled", committing)  # noqa: B010
+    setattr(publication_log_writer.Book, "write_down", writing)  # noqa: B010 - a method, which an assignment may not replace
+    setattr(publication_log_writer.Book, "settle", settling)  # noqa: B010
+    setattr(publication_log_writer.Book, "commit_settled", committing)  # noqa: B010

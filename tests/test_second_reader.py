@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from highwater.classifying import Outcome, classify
+from highwater.column_comparison import same
 from highwater.declaration import Field
 from highwater.decoding import document
 from highwater.errors import DeclarationError
@@ -25,7 +26,7 @@ from highwater.format_rules import java_pattern, python_pattern
 from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
 from highwater.protobuf import compiled
 from highwater.schemas import Schema
-from highwater.second_reader import MisfitError, Record, same
+from highwater.second_reader import MisfitError, Record
 from highwater.sources import Key, Meta
 from tests.format_streams import FORMATS, find_schema, records
 

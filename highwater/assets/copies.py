@@ -17,7 +17,7 @@ from highwater.resources.delta import query_arrow, slice_is_one_of
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from highwater.assets.publication_log import Book
+    from highwater.assets.publication_log_writer import Book
     from highwater.declaration import Stream
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from highwater.assets import current, dlq, events, metrics, publication_log, raw, rejects
+from highwater.assets import current, dlq, events, metrics, publication_log_writer, raw, rejects
 from highwater.assets.commit import CommittedSlices, commit_rows, commit_turn
 from highwater.assets.foreign import DLQ_SEEN
 from highwater.assets.origins import SEEN, seen_now
@@ -299,10 +299,10 @@ def _from_events(work: Work, digest: str, taken: Mapping[str, Erased]) -> dict[s
             SliceCommit(committed.slice_commits[key].slice_, attempts[key], counts["events"], new_counts)
         )
     gone = origins_of(table, digest, open_)
-    publication_log.forget(work, gone)
+    publication_log_writer.forget(work, gone)
     rows = _renumbered(_rest(work, events.TABLE, committed, digest, open_), attempts)
     _commit(work, events.TABLE, committed, rows, slice_commits, "origin_offset")
-    publication_log.forget(work, gone)  # a run may have sent them meanwhile
+    publication_log_writer.forget(work, gone)  # a run may have sent them meanwhile
     return {**committed.slice_commits, **{slice_commit.key: slice_commit for slice_commit in slice_commits}}
 
 

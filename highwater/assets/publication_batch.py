@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from highwater.assets.event_records import EventRecords
-    from highwater.assets.publication_log import Book
+    from highwater.assets.publication_log_writer import Book
     from highwater.assets.work import Work
     from highwater.slice_commits import SliceCommit
     from highwater.slices import Slice

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from highwater import envelope
-from highwater.assets import events, publication_log, rejects, retraction_guard
+from highwater.assets import events, publication_log, publication_log_writer, rejects, retraction_guard
 from highwater.assets.commit import Clock, CommittedSlices, require_newer
 from highwater.assets.event_records import EventRecords
 from highwater.assets.events import require
@@ -105,7 +105,7 @@ class _Run:
     decided: CommittedSlices
     clock: Clock = field(default_factory=Clock)
     sent_now: Counter[str] = field(default_factory=Counter)
-    book: publication_log.Book | None = None
+    book: publication_log_writer.Book | None = None
 
     def is_settled(self, key: str, slice_commits: Mapping[str, SliceCommit]) -> bool:
         """Whether a slice is published as it is decided."""
@@ -123,7 +123,7 @@ class _Run:
             likely.read_ahead(beside)
             target = ensure_accepted(work.kafka, work.stream)
             with Transactions(work.kafka, name, publishes.topic, most_bytes=target.room) as transactions:
-                self.book = book = publication_log.Book(work, _topic_id(work, publishes.topic))
+                self.book = book = publication_log_writer.Book(work, _topic_id(work, publishes.topic))
                 last = self._settle(book, transactions.mark())
                 ordered, waits = self._in_order(book)
                 found = [likely if one.slices == likely.slices else one for one in self._batches(ordered)]
@@ -149,7 +149,7 @@ class _Run:
         together = batches(slices, rows, ROWS_A_BATCH, SLICES_A_BATCH)
         return [EventRecords(work.stream, decided, some, slice_commits) for some in together]
 
-    def _settle(self, book: publication_log.Book, mark: PublicationMark | None) -> int:
+    def _settle(self, book: publication_log_writer.Book, mark: PublicationMark | None) -> int:
         """Take over what was sent of the batch that a run before has written down; returns the last number given."""
         work, batch = self.work, book.sending.attempt
         stored_mark = work.ledger.publications([book.sending.topic]).get(book.sending.topic)
@@ -163,7 +163,7 @@ class _Run:
             book.settle(count, {slice_.key: slice_ for slice_ in work.ledger.get(keys)})
         return max([batch, *(attempt for attempt, _ in known)])
 
-    def _in_order(self, book: publication_log.Book) -> tuple[list[Slice], str | None]:
+    def _in_order(self, book: publication_log_writer.Book) -> tuple[list[Slice], str | None]:
         work = self.work
         slice_commits = publication_log.complete(book.committed(work.keys))
         unsettled = [slice_ for slice_ in work.slices if not self.is_settled(slice_.key, slice_commits)]
@@ -335,7 +335,7 @@ def _own_headers(outcome: PublicationOutcome | None) -> list[Header]:
 
 
 def _ensure_same_table(
-    work: Work, book: publication_log.Book, mark: PublicationMark | None, stored_mark: Publication | None
+    work: Work, book: publication_log_writer.Book, mark: PublicationMark | None, stored_mark: Publication | None
 ) -> None:
     """Ensure that the marks count what this table has written down.
 

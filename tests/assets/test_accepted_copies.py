@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from highwater.assets import accepted_copies, publication_log, published
+from highwater.assets import accepted_copies, publication_log, publication_log_writer, published
 from highwater.assets.accepted_copies import read
 from highwater.declaration import Accepted
 from highwater.envelope import Origin
@@ -349,13 +349,13 @@ def test_the_mark_of_the_lost_table_is_handed_to_the_new_one(tables: Tables, log
     was = log.marks[name]
     assert was.attempt == 3
     again = restarted()
-    book = publication_log.Book(again.work(), "T" * 22)
+    book = publication_log_writer.Book(again.work(), "T" * 22)
     assert log.marks[name] == PublicationMark(3, 0, book.identity)
     assert log.marks[name].identity != was.identity
     assert (book.sending.attempt, book.last_published()) == (3, None)
     assert publication_log.under_way(again.lake, again.stream) == set()
     once_more = restarted()  # a command that died is begun again
-    assert log.marks[name] == PublicationMark(3, 0, publication_log.Book(once_more.work(), "T" * 22).identity)
+    assert log.marks[name] == PublicationMark(3, 0, publication_log_writer.Book(once_more.work(), "T" * 22).identity)
 
 
 @pytest.mark.slow
@@ -367,7 +367,7 @@ def test_what_was_erased_is_forgotten_there_too(tables: Tables, log: Log, restar
     slice_ = again.plan(7, p0=(0, 3))
     again.decide(slice_, orders(0, 0, 3))
     again.publish(slice_)
-    publication_log.forget(again.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
+    publication_log_writer.forget(again.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
     assert len(log.records) == 3
     rows = read_rows(again.lake.path("orders", accepted_copies.TABLE), "true")
     assert sorted(row["origin_offset"] for row in rows) == [0, 2]

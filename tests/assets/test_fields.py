@@ -14,10 +14,11 @@ import pytest
 
 from highwater.assets.origins import PROBLEM
 from highwater.assets.parsing import parse_records
+from highwater.column_comparison import same
 from highwater.declaration import Field, Stream
 from highwater.decoding import document_of_key
 from highwater.formats import BigEndian, Json, KeyFormat, Raw, Text
-from highwater.second_reader import MisfitError, Record, document_of, same, value_of
+from highwater.second_reader import MisfitError, Record, document_of, value_of
 from highwater.sources import Header, Key, Meta, Source, steps
 from tests.support import make_stream
 

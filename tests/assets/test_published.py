@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from highwater.assets import event_json, event_records, publication_batch, publication_log, published, retraction_guard
+from highwater.assets import (
+    event_json,
+    event_records,
+    publication_batch,
+    publication_log,
+    publication_log_writer,
+    published,
+    retraction_guard,
+)
 from highwater.assets.erasing import origins_of
 from highwater.assets.publication_window import RUN, Window
 from highwater.assets.publication_window import schema as window_schema
@@ -343,7 +351,7 @@ def test_what_was_erased_is_not_missed_among_the_events(tables: Tables, log: Log
     assert events is not None
     gone = origins_of(events, digest_of(b"o0-1"), [slice_.key, late.key])
     assert gone == {slice_.key: {Origin("orders", 0, 0, 1)}, late.key: {Origin("orders", 0, 0, 2)}}
-    publication_log.forget(tables.work(), gone)
+    publication_log_writer.forget(tables.work(), gone)
     assert publication_log.under_way(tables.lake, tables.stream) == set()
     found = publication_log.slice_commits(tables.lake, tables.stream, [*gone])
     assert {key: one.rows for key, one in found.items()} == {slice_.key: 1, late.key: 1}
@@ -366,9 +374,9 @@ def test_what_is_being_sent_is_not_erased_meanwhile(tables: Tables, log: Log) ->
     assert publication_log.under_way(tables.lake, tables.stream) == {slice_.key}
     origin = Origin("orders", 0, 0, 1)
     with pytest.raises(SupersededAttemptError, match=slice_.key):
-        publication_log.forget(tables.work(), {slice_.key: {origin}})
+        publication_log_writer.forget(tables.work(), {slice_.key: {origin}})
     tables.publish(slice_)
-    publication_log.forget(tables.work(), {slice_.key: {origin}})
+    publication_log_writer.forget(tables.work(), {slice_.key: {origin}})
     assert [row["origin_offset"] for row in rows_of(tables) if row["slice"] == slice_.key] == [0, 2]
 
 
@@ -513,14 +521,14 @@ def test_a_decision_that_lands_after_its_run_has_died_is_seen_before_anything_is
     assert log.records == []
     with tables.ledger.database.writing() as connection:
         connection.execute(schema.leases.delete())
-    write_down = publication_log.Book.write_down
+    write_down = publication_log_writer.Book.write_down
 
-    def land(book: publication_log.Book) -> None:
+    def land(book: publication_log_writer.Book) -> None:
         write_down(book)
         tables.decide(slice_, orders(0, 1, 2), orders(0, 0, 1))
 
     with monkeypatch.context() as patch:
-        patch.setattr(publication_log.Book, "write_down", land)
+        patch.setattr(publication_log_writer.Book, "write_down", land)
         with pytest.raises(SupersededAttemptError):
             tables.publish(slice_)
     tables.publish(slice_)
@@ -663,7 +671,7 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, str]]:
 
 
 def break_once(
-    monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool, at: int = 1, owner: Any = publication_log.Book
+    monkeypatch: pytest.MonkeyPatch, name: str, *, after: bool, at: int = 1, owner: Any = publication_log_writer.Book
 ) -> None:
     step, calls = getattr(owner, name), itertools.count(1)
 

@@ -15,9 +15,10 @@ import fastavro
 import pytest
 
 from highwater.classifying import classify
+from highwater.column_comparison import same
 from highwater.declaration import Field, Stream
 from highwater.formats import Avro, Json
-from highwater.second_reader import Record, same
+from highwater.second_reader import Record
 from tests import protobuf_orders
 from tests.pipeline.pipeline_rows import bare, by_pipeline, framed, reported, schema_of
 

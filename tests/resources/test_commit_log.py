@@ -29,7 +29,7 @@ from highwater.commit_records import (
     to_user_metadata,
 )
 from highwater.errors import DependencyAwayError
-from highwater.resources import commit_log, numbered_commits
+from highwater.resources import commit_log, commit_log_writer, numbered_commits
 from highwater.resources.commit_log_writer import complete
 from highwater.resources.delta import query
 from highwater.resources.lake import Lake

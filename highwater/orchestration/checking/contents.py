@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from highwater.assets.evolution import stream_of
 from highwater.assets.parsing import field_columns
 from highwater.classifying import key_of, version_of
+from highwater.column_comparison import same
 from highwater.declaration import Field
 from highwater.decoding import Schemas, document_of_key, read_fields
 from highwater.decoding import document as document_of
@@ -21,7 +22,7 @@ from highwater.orchestration.checking.origin_checks import RECORD, SAMPLES, enve
 from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.delta import has_column, query, quoted, slice_is_one_of, stream_batches, stream_rows
 from highwater.retention import aged
-from highwater.second_reader import MisfitError, Record, UnreadableError, same, value_of
+from highwater.second_reader import MisfitError, Record, UnreadableError, value_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from highwater.assets import accepted_copies, publication_log
+from highwater.assets import accepted_copies, publication_log_writer
 from highwater.assets.work import Work
 from highwater.errors import ConfigurationError, TopicAbsentError
 from highwater.resources.topic_facts import topic_settings
@@ -131,7 +131,7 @@ def keep(
         ends = {stream.topic: {p: held.end for p, held in kafka.topic_state(stream.topic).log().items()}}
         accepted_copies.write(lake, stream.name, _batches(kafka, stream, topic, found, see), ends)
         work = Work(stream, [], cast("SparkSession", None), lake, ledger, kafka, lambda _: None)
-        book = publication_log.Book(work, state.topic_id)
+        book = publication_log_writer.Book(work, state.topic_id)
         book.follow(0 if mark is None else mark.attempt)
         transactions.commit([], PublicationMark(book.sending.attempt, 0, book.identity))
     return found

@@ -15,7 +15,7 @@ import dagster as dg
 import pytest
 
 from assets.streams.orders import STREAM as ORDERS
-from highwater.assets import erasures_table, events, publication_log, published
+from highwater.assets import erasures_table, events, publication_log, publication_log_writer, published
 from highwater.assets.origins import SEEN
 from highwater.assets.raw_expiry import put_back
 from highwater.assets.work import Work
@@ -214,7 +214,7 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
     [row] = [one for one in read_rows(path) if one["slice"] == slices[0].key]
     write_deltalake(path, pa.Table.from_pylist([row], publication_log.schema()), mode="append")
     rows = sorted(map(str, read_rows(path, "true")))
-    book = publication_log.Book(tables.work(), topic_id)
+    book = publication_log_writer.Book(tables.work(), topic_id)
 
     dry = maintain(tables.work(), None, NOW, sure=False).tables[:2]
     assert [(one.table, one.joined, one.before.stored > one.before.files) for one in dry] == [

@@ -14,7 +14,7 @@ import pytest
 from dagster._core.test_utils import create_run_for_test
 
 from assets.streams.payments import STREAM as PAYMENTS
-from highwater.assets import accepted_copies, publication_log, published, retraction_guard
+from highwater.assets import accepted_copies, publication_log, publication_log_writer, published, retraction_guard
 from highwater.assets.dlq_marks import needless_groups
 from highwater.declaration import Field
 from highwater.envelope import Origin
@@ -348,14 +348,14 @@ def test_values_with_a_field_that_came_between_decision_and_publication_are_comp
 
 def publish_and_die(monkeypatch: pytest.MonkeyPatch, tables: Tables, *slices: Slice) -> None:
     """Die when the commit of `published` is done, while `_sending` still has the batch that it settled."""
-    commit = publication_log._commit
+    commit = publication_log_writer._commit
 
     def killed(*given: Any, **named: Any) -> None:
         commit(*given, **named)
         raise Broken("settled")
 
     with monkeypatch.context() as patched:
-        patched.setattr(publication_log, "_commit", killed)
+        patched.setattr(publication_log_writer, "_commit", killed)
         with pytest.raises(Broken, match="settled"):
             tables.publish(*slices)
 
@@ -481,7 +481,7 @@ def test_a_batch_that_begins_while_an_erasure_looks_stops_it(
     version = tables.lake.table_at("orders", publication_log.TABLE).version()
     monkeypatch.setattr(accepted_copies, "forget", begun)
     with pytest.raises(SupersededAttemptError, match=f"{slice_.key}: a publication of them is under way"):
-        publication_log.forget(tables.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
+        publication_log_writer.forget(tables.work(), {slice_.key: {Origin("orders", 0, 0, 1)}})
     assert tables.lake.table_at("orders", publication_log.TABLE).version() == version
 
 
