@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.harness import Result, Row, Target, Variant, alternate, timed
 from bench.world import Bed, World, fill, last_slices, source, whole_topic
-from highwater.assets import current, events, parsing, raw, rejects
+from highwater.assets import current, events, parsing, raw, rejects, split_decision
 from highwater.assets.classified import Classified
 from highwater.assets.origins import with_origins
 from highwater.assets.work import nothing
@@ -225,8 +225,8 @@ def _write_batch(world: World, bed: Bed, batch: DataFrame, number: int) -> None:
     work = world.work(bed, [])
     parsed = parsing.parse_records(work, with_origins(work, named.where("value IS NOT NULL"), [], {}, ())).persist()
     accepted = parsed.where("reason IS NULL").select(
-        *events.origin_columns({str(number): number}),
-        *events._event_columns(bed.stream),  # noqa: SLF001
+        *split_decision.origin_columns({str(number): number}),
+        *split_decision._event_columns(bed.stream),  # noqa: SLF001
     )
     _append(bed, accepted, "events", number)
     rejected = parsed.where("reason IS NOT NULL")

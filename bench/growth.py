@@ -15,7 +15,7 @@ from bench.harness import Result, Row, Target, timed
 from bench.world import Bed, World, fill, last_slices
 from highwater.assets import current, events, raw
 from highwater.assets.commit import CommittedSlices
-from highwater.assets.events import raw_rows
+from highwater.assets.split_decision import raw_rows
 from highwater.commit_records import CommitRecord, to_user_metadata, with_slice_commit
 from highwater.resources.commit_log import log_path
 from highwater.resources.commit_log_writer import complete, row_of, schema

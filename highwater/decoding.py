@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
-from decimal import Context, Decimal
+from datetime import datetime
+from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from highwater.avro_decoding import LOCAL_BEGIN, decode_avro, moment_after
 from highwater.format_rules import python_pattern
 from highwater.formats import Avro, BigEndian, Csv, Format, Json, KeyFormat, Lines, Protobuf, Raw, Text
 from highwater.protobuf import compiled, declared_files
 from highwater.schemas import KEY_HEADER, VALUE_HEADER, FramingError, framing_of, protobuf_message, self_contained_avro
-from highwater.second_reader import HALF_OF_A_PAIR, MISSING, Beyond, Infinite, MisfitError, Record, Whole, number_of
+from highwater.second_reader import HALF_OF_A_PAIR, MISSING, Infinite, MisfitError, Record, Whole, number_of
 from highwater.sources import Rest
 
 if TYPE_CHECKING:
@@ -262,172 +261,12 @@ def _self_contained(schema: Schema) -> str:
 def _avro_record(declared: Avro, record: Record, schemas: Schemas | None, *, any_type: bool) -> Any:
     """The decoded value, by the declared schema or by the one that the framing names."""
     if declared.schema is not None:
-        return _avro(declared.schema, record.value or b"", "the declared schema", any_type=any_type)
+        return decode_avro(declared.schema, record.value or b"", "the declared schema", any_type=any_type)
     framed, schema = _framed(record, schemas)
     assert schema is not None
     if schema.kind != "AVRO":
         raise MisfitError(f"schema {schema.id} is no Avro")
-    return _avro(_self_contained(schema), framed.payload, f"schema {schema.id or framed.guid}", any_type=any_type)
-
-
-def _avro(text: str, payload: bytes, named: str, *, any_type: bool) -> Any:
-    import fastavro
-
-    stream = io.BytesIO(payload)
-    try:
-        schema = _avro_schema(text, any_type=any_type)
-    except Exception as error:
-        raise MisfitError(f"{named} cannot be read: {error}") from error
-    try:
-        found: Any = fastavro.schemaless_reader(stream, schema, None)
-    except Exception as error:
-        raise MisfitError(f"no Avro at byte {stream.tell()}: {type(error).__name__}: {error}") from error
-    if stream.tell() < len(payload):
-        raise MisfitError(f"bytes follow the Avro record at byte {stream.tell()}")
-    return found[_MEMBER] if any_type else found
-
-
-# The field of a record that has a value of any type.
-_MEMBER = "key"
-
-
-@lru_cache(maxsize=256)
-def _avro_schema(text: str, *, any_type: bool) -> Any:
-    """A schema for fastavro, which has our logical types in the place of its own.
-
-    Raises:
-        ValueError: it is no record and has to be one, or a record is inside of itself, which Spark does not read.
-    """
-    import fastavro
-    from fastavro.read import LOGICAL_READERS
-
-    given = json.loads(text)
-    if any_type:
-        # fastavro parses other types again with each value. A record of one field has the bytes of the field.
-        given = {"type": "record", "name": "highwater_key", "fields": [{"name": _MEMBER, "type": given}]}
-    elif not isinstance(given, dict) or given.get("type") != "record":
-        raise ValueError("it is no record")
-    LOGICAL_READERS.update({f"{kind}-{_OURS}{logical}": reader for (kind, logical), reader in _LOGICAL_TYPES.items()})
-    parsed = fastavro.parse_schema(_with_our_types(given))
-    _ensure_finite(parsed, ())
-    refused: dict[str, Any] = _without_negative_numbers(parsed)
-    return refused
-
-
-class _Branches(list[Any]):
-    """The branches of a union; none has a negative number.
-
-    fastavro's compiled reader adds the length to a negative number before it asks for the branch, as a list does. With
-    this length the sum is behind the last branch.
-    """
-
-    def __len__(self) -> int:
-        return sys.maxsize
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, int) and number < 0:
-            raise IndexError(f"a union has no branch {number}")
-        return super().__getitem__(number)
-
-
-def _without_negative_numbers(parsed: Any) -> Any:
-    """A parsed schema from which fastavro takes no symbol and no branch of a union by a negative number."""
-    if isinstance(parsed, list):
-        return _Branches(map(_without_negative_numbers, parsed))
-    if not isinstance(parsed, dict):
-        return parsed
-    found = {key: _without_negative_numbers(one) if key in _NESTED else one for key, one in parsed.items()}
-    if "fields" in found:
-        found["fields"] = [{**one, "type": _without_negative_numbers(one["type"])} for one in parsed["fields"]]
-    if _NAMED in found:
-        found[_NAMED] = {name: _without_negative_numbers(one) for name, one in parsed[_NAMED].items()}
-    if "symbols" in found:
-        found["symbols"] = dict(enumerate(parsed["symbols"]))
-    return found
-
-
-# The keys of a schema that have schemas.
-_NESTED = frozenset({"type", "items", "values"})
-# Where fastavro has the types that the rest of a schema names.
-_NAMED = "__named_schemas"
-
-
-# Begins the names of logical types that fastavro reads by our functions. Its own round decimals, write UUIDs again, and
-# fail for times that Python does not know, also in fields that nobody reads.
-_OURS = "highwater-"
-_MOST_DECIMAL_DIGITS = 38
-
-
-def _with_our_types(schema: Any) -> Any:
-    """A schema without the logical types that the pipeline takes for numbers, texts or bytes, such as times of day."""
-    if isinstance(schema, list):
-        return [_with_our_types(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {key: _with_our_types(one) if key in _NESTED else one for key, one in schema.items()}
-    if "fields" in found:
-        found["fields"] = [{**one, "type": _with_our_types(one["type"])} for one in schema["fields"]]
-    logical = found.pop("logicalType", None)
-    if (found["type"] if isinstance(found.get("type"), str) else None, logical) not in _LOGICAL_TYPES:
-        return found
-    if logical == "decimal" and not _is_decimal(found):
-        return found  # Avro ignores what it cannot be
-    if logical == "decimal" and found["precision"] > _MOST_DECIMAL_DIGITS:
-        raise ValueError(f"a decimal of {found['precision']} digits")
-    return {**found, "logicalType": f"{_OURS}{logical}"}
-
-
-def _is_decimal(schema: Mapping[str, Any]) -> bool:
-    precision, scale = schema.get("precision"), schema.get("scale", 0)
-    if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision or precision < 1:
-        return False
-    return schema["type"] == "bytes" or precision < len(str(2 ** (8 * schema["size"] - 1)))
-
-
-def _ensure_finite(schema: Any, around: tuple[str, ...]) -> None:
-    """Ensure that no type is inside of itself; fastavro has written out all names."""
-    if isinstance(schema, str) and schema in around:
-        raise ValueError(f"the type {schema} is inside of itself")
-    if isinstance(schema, list):
-        for one in schema:
-            _ensure_finite(one, around)
-    elif isinstance(schema, dict):
-        around = (*around, schema["name"]) if "name" in schema else around
-        inside = [schema[key] for key in ("type", "items", "values") if key in schema]
-        for one in (*inside, *(field["type"] for field in schema.get("fields", ()))):
-            _ensure_finite(one, around)
-
-
-def _avro_decimal(data: bytes, schema: Mapping[str, Any], _: object = None) -> Decimal:
-    unscaled = int.from_bytes(data, signed=True)
-    if not data or abs(unscaled) >= 10 ** schema["precision"]:
-        raise ValueError(f"a decimal with more digits than {schema['precision']}, or without bytes")
-    return Decimal(unscaled).scaleb(-int(schema.get("scale", 0)), Context(prec=_MOST_DECIMAL_DIGITS))
-
-
-def _moment(begin: datetime, micros: int) -> datetime | Beyond:
-    try:
-        return begin + timedelta(microseconds=micros)
-    except OverflowError:
-        return Beyond(f"{micros} microseconds since 1970")
-
-
-def _avro_date(days: int, _: object = None, __: object = None) -> date | Beyond:
-    found = _moment(_LOCAL_BEGIN, days * 86_400_000_000)
-    return found.date() if isinstance(found, datetime) else found
-
-
-_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
-_LOCAL_BEGIN = _BEGIN.replace(tzinfo=None)
-_LOGICAL_TYPES: Mapping[tuple[str | None, str | None], Callable[..., Any]] = {
-    ("long", "timestamp-millis"): lambda number, *_: _moment(_BEGIN, number * 1000),
-    ("long", "timestamp-micros"): lambda number, *_: _moment(_BEGIN, number),
-    ("long", "local-timestamp-millis"): lambda number, *_: _moment(_LOCAL_BEGIN, number * 1000),
-    ("long", "local-timestamp-micros"): lambda number, *_: _moment(_LOCAL_BEGIN, number),
-    ("int", "date"): _avro_date,
-    ("bytes", "decimal"): _avro_decimal,
-    ("fixed", "decimal"): _avro_decimal,
-}
+    return decode_avro(_self_contained(schema), framed.payload, f"schema {schema.id or framed.guid}", any_type=any_type)
 
 
 def _protobuf(declared: Protobuf, record: Record, schemas: Schemas | None, *, any_type: bool = False) -> Any:
@@ -538,7 +377,7 @@ def _key_text(key: object) -> str:
 
 def _timestamp(seconds: int, nanos: int) -> str:
     """ISO 8601 to the microsecond, or a text that is no time."""
-    found = _moment(_LOCAL_BEGIN, seconds * 1_000_000 + nanos // 1000)
+    found = moment_after(LOCAL_BEGIN, seconds * 1_000_000 + nanos // 1000)
     return f"{found.isoformat()}Z" if isinstance(found, datetime) else f"{seconds} s and {nanos} ns since 1970"
 
 

@@ -133,7 +133,7 @@ def test_an_envelope_stays_within_its_room() -> None:
 
 def test_a_partition_that_could_not_be_asked_is_not_taken_for_due() -> None:
     from highwater.orchestration.sensing.retries import _up_to
-    from highwater.resources.kafka import PartitionState
+    from highwater.resources.topic_state import PartitionState
 
     seen = PartitionState(0, 100, 100, 1)
     assert _up_to(seen, None, 0).last_stable is None

@@ -25,10 +25,11 @@ from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.checks import CHECKS, Sources
 from highwater.plans import Generation, Publication
 from highwater.resources import commit_log
-from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.spark_tables import name_of, parts_of
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.commits import commit_current

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from highwater.assets import events, raw
+from highwater.assets import events, raw, split_decision
 from highwater.assets.commit import (
     Clock,
     CommittedSlices,
@@ -17,11 +17,12 @@ from highwater.assets.commit import (
     require_newer,
 )
 from highwater.assets.dlq_copies import COPIED_AT
-from highwater.assets.events import origin_columns, require
+from highwater.assets.events import require
 from highwater.assets.evolution import with_added_fields
 from highwater.assets.ordered_holds import parked_slices
 from highwater.assets.origins import DLQ, first_of_each, with_fate, with_origins
 from highwater.assets.parsing import PERMANENT, UNRESOLVED, is_tombstone, parse_records
+from highwater.assets.split_decision import origin_columns
 from highwater.assets.work import SliceReport, Work
 from highwater.balancing import balanced
 from highwater.envelope import ORIGIN
@@ -173,7 +174,7 @@ def _rows(
         "reason",
         F.col("reason").isin(sorted(PERMANENT)).alias("permanent"),
         "detail",
-        *events.PAYLOAD,
+        *split_decision.PAYLOAD,
         F.coalesce("held_next_topic", _next_topic(work.stream, parked_slices(work))).alias("next_topic"),
         F.coalesce("first_failed_at", F.current_timestamp()).alias("first_failed_at"),
         F.col(COPIED_AT).alias(PUBLISHED_AT),
@@ -188,7 +189,7 @@ def _classified(work: Work, decisions: Sequence[SliceCommit], published: Committ
         return None
     attempts = {d.key: d.attempt for d in decisions}
     frames = work.classified.of(attempts, {key: published.attempt(key) for key in attempts})
-    mine = [rows.where(slice_is_one_of(keys)).where(events.is_rejected()) for rows, keys in frames]
+    mine = [rows.where(slice_is_one_of(keys)).where(split_decision.is_rejected()) for rows, keys in frames]
     return balanced(Frame.unionByName, mine) if mine else None
 
 
@@ -206,7 +207,7 @@ def _classified_again(
     found = parse_records(work, _left_over(work, decisions, raw_version, events_version, published))
     unknown = F.lit("unknown when the slice was decided, known since")
     # Of a schema that came since, the record may turn out otherwise: the decision counted it as unresolved.
-    counted = [(d.key, [name for name in events.REASONS if d.counts.get(f"rejects_{name}")]) for d in decisions]
+    counted = [(d.key, [name for name in split_decision.REASONS if d.counts.get(f"rejects_{name}")]) for d in decisions]
     pairs = [part for key, names in counted for part in (F.lit(key), F.array(*map(F.lit, names)).cast("array<string>"))]
     was_counted = F.array_contains(F.create_map(*pairs)[F.col("slice")], F.col("reason"))
     found = found.withColumn("reason", F.when(was_counted, F.col("reason")))

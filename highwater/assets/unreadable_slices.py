@@ -25,7 +25,7 @@ from highwater.slices import OffsetRange, Slice
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.plans import Generation
-    from highwater.resources.kafka import TopicState
+    from highwater.resources.topic_state import TopicState
 
 # Seconds for holding thousands of partitions against their plan after an election; no tick waits for it.
 LONGEST_COMPARISON = 300.0

@@ -14,9 +14,9 @@ from highwater.resources.deleted_topics import state_of
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.kafka import Kafka
     from highwater.resources.ledger import Ledger
-
+    from highwater.resources.topic_state import TopicState
 
 NOTHING: Mapping[int, str] = MappingProxyType({})
 

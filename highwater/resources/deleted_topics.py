@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import OffsetsExpiredError, TopicAbsentError, TopicVanishedError
 from highwater.resources.dlq_topics import ensure
-from highwater.resources.kafka import PartitionState, TopicState
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.routing import option_for
 
 if TYPE_CHECKING:

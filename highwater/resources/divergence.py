@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from highwater.plans import Planned
-    from highwater.resources.kafka import Kafka, PartitionState, TopicState
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.topic_state import PartitionState, TopicState
 
 # Markers, aborted and compacted records are passed over: so far back, in offsets, a record is looked for.
 MOST_BACK = 4096

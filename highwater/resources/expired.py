@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
-    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.topic_state import TopicState
 
 
 @dataclass(frozen=True)

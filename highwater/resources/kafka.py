@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from threading import Lock
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.errors import KAFKA, DependencyAwayError, OffsetsExpiredError, TopicAbsentError
 from highwater.resources.clients import opened
 from highwater.resources.kafka_options import refuse_weakening, spark_options, without_values
+from highwater.resources.topic_state import TopicState, id_and_leaders, is_whole, partition_state
 from highwater.settings import KAFKA_CONFIG
 from highwater.slices import OffsetRange
 
@@ -33,8 +33,6 @@ REQUEST_SECONDS = 4.0
 # Between two looks that must agree before anything is called lost. Brokers hear of a new leader, or of a topic, within
 # a second of each other.
 LOOKS_APART = 3.0
-# How librdkafka writes the ID of a topic that the broker did not name: 16 bytes of zero in Base64.
-NO_TOPIC_ID = "A" * 22
 # A token endpoint may answer with a page.
 LONGEST_REFUSAL = 300
 # `list_offsets` answers so where no record is as young as a timestamp.
@@ -47,68 +45,6 @@ class Look(Enum):
     EARLIEST = "log start offset"
     STABLE = "last stable offset"
     HIGH = "high watermark"
-
-
-@dataclass(frozen=True)
-class PartitionState:
-    """One partition as Kafka showed it; the offsets are None where it had no leader to ask.
-
-    Args:
-        log_start: the log start offset, the first that can be read.
-        last_stable: the last stable offset: before it no transaction is open (I3).
-        high_watermark: the offset behind the last record that all in-sync replicas hold.
-        leader: the broker that leads the partition.
-        leader_epoch: how often its leader changed, at the end of the log (KIP-320).
-    """
-
-    log_start: int | None
-    last_stable: int | None
-    high_watermark: int | None
-    leader: int | None
-    leader_epoch: int | None = None
-
-    @property
-    def known(self) -> bool:
-        """Whether the partition could be asked."""
-        return self.log_start is not None and self.last_stable is not None
-
-    @property
-    def held_back(self) -> int:
-        """Offsets from the first record of an open transaction on: they cannot be planned yet (I3)."""
-        if self.high_watermark is None or self.last_stable is None:
-            return 0
-        return max(0, self.high_watermark - self.last_stable)
-
-
-@dataclass(frozen=True)
-class TopicState:
-    """A topic as Kafka showed it."""
-
-    topic: str
-    topic_id: str
-    partitions: Mapping[int, PartitionState]
-
-    @property
-    def unled(self) -> list[int]:
-        """The partitions that could not be asked."""
-        return [p for p, seen in sorted(self.partitions.items()) if not seen.known]
-
-    def log(self) -> dict[int, OffsetRange]:
-        """The offsets of each partition, up to its last stable offset.
-
-        Raises:
-            DependencyAwayError: a partition could not be asked.
-        """
-        found = {}
-        for partition, seen in self.partitions.items():
-            if seen.log_start is None or seen.last_stable is None:
-                raise DependencyAwayError(
-                    f"partition {partition} of {self.topic} could not be asked",
-                    found="it has no leader, or its broker did not answer",
-                    remedy="try again when `highwater status` shows a leader for each partition; nothing was written",
-                )
-            found[partition] = OffsetRange(seen.log_start, seen.last_stable)
-        return found
 
 
 _OPENING = Lock()
@@ -196,7 +132,7 @@ class Kafka:
         return TopicState(
             topic,
             topic_id,
-            {p: _state(leader, starts.get(p), stable.get(p), high.get(p)) for p, leader in leaders.items()},
+            {p: partition_state(leader, starts.get(p), stable.get(p), high.get(p)) for p, leader in leaders.items()},
         )
 
     def topic_states(self, topics: Collection[str]) -> dict[str, TopicState]:
@@ -219,7 +155,7 @@ class Kafka:
                 topic,
                 topic_id,
                 {
-                    p: _state(leader, starts.get((topic, p)), stable.get((topic, p)), high.get((topic, p)))
+                    p: partition_state(leader, starts.get((topic, p)), stable.get((topic, p)), high.get((topic, p)))
                     for p, leader in leaders.items()
                 },
             )
@@ -248,8 +184,8 @@ class Kafka:
                     if error.args[0].code() in _slow(KafkaError):
                         raise
                     continue
-                if _is_whole(answer):
-                    found[topic] = _id_and_leaders(answer)
+                if is_whole(answer):
+                    found[topic] = id_and_leaders(answer)
         except (KafkaException, TimeoutError) as error:
             raise self.away(error) from error
         finally:
@@ -393,7 +329,7 @@ class Kafka:
                 consumer.incremental_unassign([TopicPartition(topic, partition)])
 
     def _described(self, topic: str) -> tuple[str, dict[int, int | None]]:
-        return _id_and_leaders(self.description(topic))
+        return id_and_leaders(self.description(topic))
 
     def description(self, topic: str) -> TopicDescription:
         """ID, partitions, leaders and replicas of a topic.
@@ -416,7 +352,7 @@ class Kafka:
             raise self.away(error) from error
         finally:
             del admin
-        if not _is_whole(found):
+        if not is_whole(found):
             raise self.away(f"the answer for topic {topic} lacks the topic ID or a partition")
         return found
 
@@ -561,35 +497,6 @@ def _result(future: Any) -> tuple[Any, int | None]:
         return None, int(error.args[0].code())
     except TimeoutError:
         return None, int(KafkaError._TIMED_OUT)  # noqa: SLF001 - its public name
-
-
-def _is_whole(found: TopicDescription) -> bool:
-    """Whether a description has the topic's ID, and partitions from 0 on without a gap: an answer without is none."""
-    numbers = {p.id for p in found.partitions}
-    return str(found.topic_id) not in {"", NO_TOPIC_ID} and bool(numbers) and numbers == set(range(len(numbers)))
-
-
-def _id_and_leaders(found: TopicDescription) -> tuple[str, dict[int, int | None]]:
-    return str(found.topic_id), {p.id: leader_of(p) for p in sorted(found.partitions, key=lambda p: p.id)}
-
-
-def leader_of(partition: Any) -> int | None:
-    """The broker that leads a described partition; None without one."""
-    leader = partition.leader
-    return None if leader is None or leader.id < 0 else int(leader.id)
-
-
-def _state(leader: int | None, start: Any, stable: Any, high: Any) -> PartitionState:
-    """A partition as these answers show it; nothing is known of one that lacks an answer, or whose answers disagree."""
-    if start is None or stable is None or high is None or start.offset > high.offset:
-        return PartitionState(None, None, None, leader)
-    return PartitionState(start.offset, stable.offset, high.offset, leader, _epoch(stable))
-
-
-def _epoch(answer: Any) -> int | None:
-    """The leader epoch of an answer; None where the broker did not name one, which is written -1."""
-    epoch = answer.leader_epoch
-    return None if epoch is None or epoch < 0 else int(epoch)
 
 
 # A consumer of ours is assigned, never subscribed, and never commits: Spark's commit is the only one (I12).

@@ -25,7 +25,8 @@ from highwater.resources.topic_facts import topic_settings
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
-    from highwater.resources.kafka import Kafka, PartitionState, TopicState
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.topic_state import PartitionState, TopicState
 
 # For people and programs that look for a record. Another outbox may use the same id, and so may this one once a record
 # is forgotten, so it is the other header that counts here.

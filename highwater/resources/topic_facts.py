@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from highwater.resources.kafka import leader_of
+from highwater.resources.topic_state import leader_of
 from highwater.topic_rules import Setting, TopicFacts, together
 
 if TYPE_CHECKING:

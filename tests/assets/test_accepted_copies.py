@@ -23,9 +23,9 @@ from highwater.orchestration.operations.rebuilding_accepted import OnAccepted, k
 from highwater.orchestration.operations.rebuilding_all import ensure_nothing_there
 from highwater.publishing import Known, Late, PublicationOutcome, State, decide_publication
 from highwater.resources.dlq_topics import Shape
-from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.breakers import Acceptance
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.resources.transactions import PublicationMark
 from highwater.slices import OffsetRange, Slice
 from tests.accepted import NOON, TARGET, Broken, Event, Log, Sent, Tables, orders, places

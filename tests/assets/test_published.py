@@ -46,9 +46,9 @@ from highwater.plans import Publication
 from highwater.publishing import PublicationOutcome, State
 from highwater.resources.delta import query
 from highwater.resources.dlq_topics import Shape
-from highwater.resources.kafka import TopicState
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.breakers import Acceptance
+from highwater.resources.topic_state import TopicState
 from highwater.slices import Slice
 from tests.accepted import NOON, Broken, Event, Log, Tables, orders, places, said
 

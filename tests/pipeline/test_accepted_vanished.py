@@ -19,14 +19,14 @@ from highwater.errors import DependencyAwayError, HighwaterError, TopicAbsentErr
 from highwater.errors import TopicVanishedError as Vanished
 from highwater.orchestration.checking import topic_audit
 from highwater.orchestration.cli.terminal import PERMANENT
-from highwater.orchestration.reporting import doctor, plan_status
+from highwater.orchestration.reporting import doctor, plan_status, status_report
 from highwater.orchestration.reporting.audit import audit
 from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.reporting.publication_status import accepted_vanished
 from highwater.plans import Publication
 from highwater.resources import dlq_topics
 from highwater.resources.dlq_topics import check_accepted
-from highwater.resources.kafka import TopicState
+from highwater.resources.topic_state import TopicState
 from tests.accepted import TARGET, Event, Tables
 from tests.bench_records import published as read
 from tests.conftest import create_topic
@@ -133,7 +133,7 @@ def test_status_asks_once_and_only_where_something_was_sent(known: Known) -> Non
 
 def test_status_reports_it_and_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = Vanished("topic t is gone", remedy="fix it")
-    reported = plan_status.StreamStatus("orders", "orders", 0, None, None, accepted=error)
+    reported = status_report.StreamStatus("orders", "orders", 0, None, None, accepted=error)
     assert reported.lines[1] == "  TopicVanishedError: topic t is gone; remedy: fix it"
     assert reported.to_plain()["accepted_error"]["error"] == "TopicVanishedError"
     sound = replace(reported, accepted=None)

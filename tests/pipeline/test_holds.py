@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.assets import events
+from highwater.assets import split_decision
 from highwater.assets.breaker_gate import ensure_admitted
 from highwater.assets.commit import CommittedSlices
 from highwater.assets.ordered_holds import FIRST, HOLDS, end_holds, ensure_none_held, parked_slices, rejected_anyway
@@ -316,10 +316,10 @@ def test_the_look_back_ends_and_sees_what_lies_within(ledger: Ledger, work: Call
 
 def decide(work: Work, messages: Mapping[str, Mapping[str, Any]]) -> None:
     """What the step of events asks before it commits, with the breaker's watch around it."""
-    measured = {key: events._plain(row) for key, row in messages.items()}
+    measured = {key: split_decision._plain(row) for key, row in messages.items()}
     made: Any = SimpleNamespace(work=work, measured=measured, ensure_no_retraction=lambda keys: None)
     with watched(work, "events", 0):
-        events._ensure_decidable(made, CommittedSlices({}, -1), work.slices, messages)
+        split_decision._ensure_decidable(made, CommittedSlices({}, -1), work.slices, messages)
 
 
 def test_a_probe_that_is_held_closes_the_breaker_if_the_rest_of_it_is_sound(

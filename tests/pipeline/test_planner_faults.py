@@ -33,9 +33,10 @@ from highwater.orchestration.operations.acceptance import accept_loss
 from highwater.orchestration.reporting import alert_inputs, topic_measures
 from highwater.orchestration.reporting.plan_status import topic_status
 from highwater.orchestration.sensing.topic_planner import Planner
-from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from tests.scene import Scene, offsets
 from tests.support import BOUNDED

@@ -19,8 +19,9 @@ from highwater.orchestration.checking import checks, gap_checks
 from highwater.orchestration.checking.completeness import compare_with_topic
 from highwater.orchestration.checking.offset_queries import in_raw
 from highwater.orchestration.reporting import audit as audit_page
+from highwater.orchestration.reporting import audit_report
 from highwater.orchestration.reporting.consumer_lag import Ages
-from highwater.orchestration.reporting.plan_status import StreamStatus
+from highwater.orchestration.reporting.status_report import StreamStatus
 from highwater.plans import Loss, Publication
 from highwater.resources.kafka import Kafka
 from highwater.slices import OffsetRange, Slice
@@ -569,7 +570,7 @@ def test_what_was_accepted_as_lost_before_it_was_read_is_no_gap_to_explain(world
 
 
 @pytest.fixture
-def audit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., audit_page.Audit]:
+def audit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., audit_report.Audit]:
     """The audit of a world's tables as they are now, without a topic."""
     status = StreamStatus(stream="orders", topic="orders", slices=3, generation=0, topic_id=ID)
     monkeypatch.setattr(audit_page, "stream_status", lambda *_: status)
@@ -579,7 +580,7 @@ def audit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., audit_page.Audit]:
     monkeypatch.setattr(audit_page, "held_on_topics", lambda *_: [])
     monkeypatch.setattr(audit_page, "check_producers", lambda *_: ({}, []))
 
-    def made(world: World, **asked: Any) -> audit_page.Audit:
+    def made(world: World, **asked: Any) -> audit_report.Audit:
         world.write()
         return audit_page.audit(world.ledger, cast("Kafka", world.topics), world.lake, STREAM, **asked)
 
@@ -587,7 +588,7 @@ def audit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., audit_page.Audit]:
 
 
 def test_a_key_that_moved_is_a_warning_of_the_audit_and_turns_nothing_red(
-    make: Callable[..., World], audit: Callable[..., audit_page.Audit]
+    make: Callable[..., World], audit: Callable[..., audit_report.Audit]
 ) -> None:
     """It is in two partitions though none was added: between them no order is claimed."""
     world = make(copies=2)
@@ -605,7 +606,7 @@ def test_a_key_that_moved_is_a_warning_of_the_audit_and_turns_nothing_red(
 
 
 def test_the_audit_reports_seams_and_checks_the_newest_slices_again(
-    world: World, audit: Callable[..., audit_page.Audit]
+    world: World, audit: Callable[..., audit_report.Audit]
 ) -> None:
     def errors(newest: int) -> list[str]:
         return audit(world, records_of=newest).errors
@@ -636,7 +637,7 @@ STRANGE: dict[str, Place] = {
 
 
 def test_rows_of_a_slice_that_nobody_planned_are_an_error_of_the_audit(
-    world: World, audit: Callable[..., audit_page.Audit]
+    world: World, audit: Callable[..., audit_report.Audit]
 ) -> None:
     assert audit(world).orphan_slices == []
     sound = deepcopy(world.rows)
@@ -653,7 +654,7 @@ def test_rows_of_a_slice_that_nobody_planned_are_an_error_of_the_audit(
 
 
 def test_a_row_that_breaks_a_check_hides_nothing_else_from_the_audit(
-    world: World, audit: Callable[..., audit_page.Audit], monkeypatch: pytest.MonkeyPatch
+    world: World, audit: Callable[..., audit_report.Audit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def break_down(*_: object) -> NoReturn:
         raise TypeError("no offset")

@@ -17,9 +17,10 @@ from highwater.errors import DependencyAwayError, TopicAbsentError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.offset_queries import in_raw
 from highwater.orchestration.reporting import audit as audit_page
-from highwater.orchestration.reporting.audit import Audit
+from highwater.orchestration.reporting.audit_report import Audit
 from highwater.resources import topic_facts
-from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.kafka import Kafka
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Level, Setting
 from tests.topic_facts import OF_BROKER, SETTINGS

@@ -20,9 +20,10 @@ from highwater.errors import DependencyAwayError
 from highwater.orchestration.operations import rebuilding
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation
-from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.replaced_history import FakeReplacedTopic, planned

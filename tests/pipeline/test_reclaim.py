@@ -34,6 +34,9 @@ from highwater.orchestration.operations.reclaiming import ReclaimRequest, look, 
 from highwater.orchestration.reporting import alert_inputs, alert_measures
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import Waiting, _waiting
+from highwater.orchestration.reporting.locating import locate
+from highwater.orchestration.reporting.plan_status import _waiting
+from highwater.orchestration.reporting.status_report import Waiting
 from highwater.plans import Discard
 from highwater.reclaims import Reclaim, numbers, stale
 from highwater.resources.ledger import Ledger

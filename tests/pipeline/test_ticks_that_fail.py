@@ -20,9 +20,9 @@ from highwater.orchestration.asset_keys import topic_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.sensing import stream_ticks
 from highwater.plans import Generation
-from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.pauses import Pause
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.repairing import OPEN
 from tests.written_tables import NOW

@@ -39,9 +39,9 @@ from highwater.plans import Generation, Loss, Publication
 from highwater.resources import dlq_topics
 from highwater.resources.deleted_topics import parked_lost, vanished
 from highwater.resources.dlq_topics import ensure, ensure_no_drift
-from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.fake_topics import MAIN_SHAPE, FakeTopics
 from tests.scene import Scene

@@ -26,8 +26,9 @@ from highwater.errors import (
     TopicAbsentError,
 )
 from highwater.resources import groups
-from highwater.resources.kafka import Kafka, PartitionState
+from highwater.resources.kafka import Kafka
 from highwater.resources.spark import translated
+from highwater.resources.topic_state import PartitionState
 from highwater.resources.transactions import publishing_properties
 from highwater.slices import OffsetRange
 from tests.conftest import create_topic

@@ -20,11 +20,12 @@ from dev.processes import wait_until
 from dev.readings import end_offsets
 from highwater.errors import ConfigurationError, DependencyAwayError, UndeliveredError
 from highwater.resources.delivery import NOT_SENT, End
-from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.kafka import Kafka
 from highwater.resources.outbox import ID_HEADER, ORIGIN_HEADER, Outbox, _window
 from highwater.resources.producer import Outcome, Record, ReliableProducer
 from highwater.resources.producer_properties import producer_properties
 from highwater.resources.topic_facts import topic_settings
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Setting
 from tests.conftest import TopicFactory, create_topic

@@ -19,9 +19,10 @@ from highwater.slices import OffsetRange
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.envelope import Header
-    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.resources.topic_state import TopicState
     from highwater.slices import Slice
 
 Place = tuple[int, int]

@@ -18,8 +18,9 @@ from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
+    from highwater.resources.topic_state import TopicState
     from highwater.slices import Slice
 
 SAMPLES = 5

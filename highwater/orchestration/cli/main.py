@@ -219,7 +219,8 @@ def _accept(
 @deployment_of
 def status(deployment: Deployment, streams: Sequence[str], as_json: bool) -> None:  # noqa: FBT001 - click's flag
     """Show how far the topics are planned, and accepted events are sent, for the named STREAMS or all."""
-    from highwater.orchestration.reporting.plan_status import StreamStatus, stream_status
+    from highwater.orchestration.reporting.plan_status import stream_status
+    from highwater.orchestration.reporting.status_report import StreamStatus
 
     declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())
     ledger, kafka, lake = deployment.ledger(), deployment.kafka(), deployment.lake()

@@ -26,9 +26,10 @@ from highwater.resources.divergence import look_back, parted
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
-    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.resources.topic_state import TopicState
 
 Partitions = Collection[int] | None
 

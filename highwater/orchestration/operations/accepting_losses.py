@@ -13,9 +13,10 @@ from highwater.routing import stream_of_topic
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.orchestration.operations.acceptance import Acceptance, Partitions
-    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.resources.topic_state import TopicState
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from highwater.declaration import Stream
-    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.resources.topic_state import TopicState
 
 # A copy takes at most 1.5 KB: this many are held at a time.
 COPIES_A_BATCH = 10_000

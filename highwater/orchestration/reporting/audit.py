@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
-from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Any
+from itertools import takewhile
+from typing import TYPE_CHECKING
 
-from highwater.declaration import Severity
-from highwater.errors import DependencyAwayError, HighwaterError, PermanentError, TemporaryError, UnbalancedError
-from highwater.orchestration.checking.completeness import TopicComparison, compare_with_topic
+from highwater.errors import DependencyAwayError, HighwaterError, PermanentError, UnbalancedError
+from highwater.orchestration.checking.completeness import compare_with_topic
 from highwater.orchestration.checking.key_places import key_places
-from highwater.orchestration.checking.origin_counts import Ends, count_ends
+from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.checking.orphan_rows import orphan_slices, slices_there
 from highwater.orchestration.checking.plan_checks import all_tiling_faults
 from highwater.orchestration.checking.producer_audit import check_producers
 from highwater.orchestration.checking.published_checks import publication_line
 from highwater.orchestration.checking.slice_status import attempts
 from highwater.orchestration.checking.topic_audit import check_published_topics
-from highwater.orchestration.checking.topic_counts import OnTopic, held_on_topics
+from highwater.orchestration.checking.topic_counts import held_on_topics
 from highwater.orchestration.checking.version_checks import over_the_stream
+from highwater.orchestration.reporting.audit_report import Audit, PartitionAudit, VersionResult
 from highwater.orchestration.reporting.consumer_lag import Ages, unread_ages
-from highwater.orchestration.reporting.plan_status import DlqStatus, stream_status, times_plain
+from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.reporting.publication_status import accepted_vanished
 from highwater.orchestration.resources import schemas
 from highwater.partition_counts import eras
@@ -32,366 +31,18 @@ from highwater.plans import left_to_read
 from highwater.reclaims import numbers
 from highwater.resources.deleted_topics import parked_lost
 from highwater.resources.topic_facts import topic_facts
-from highwater.topic_rules import Finding, Level, TopicFacts, check_topic, endurance
-from highwater.wording import number, span
+from highwater.topic_rules import Finding, TopicFacts, check_topic, endurance
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.orchestration.checking.check_rules import Attempts, CheckResult
-    from highwater.orchestration.checking.key_places import KeyPlaces
-    from highwater.orchestration.reporting.plan_status import StreamStatus
-    from highwater.partition_counts import Era
+    from highwater.orchestration.checking.check_rules import Attempts
+    from highwater.orchestration.reporting.status_report import StreamStatus
     from highwater.plans import Loss, Planned
     from highwater.producer_rules import ProducerFacts
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
     from highwater.slices import Slice
-
-Rows = list[list[str]]
-
-
-@dataclass(frozen=True)
-class PartitionAudit:
-    """One partition of the main topic.
-
-    Args:
-        partition: its number.
-        planned: the end of the planned offsets.
-        committed: the end of the contiguous slices that are complete in all tables.
-        last_stable: to where it can be read.
-        age: of the oldest record that is not in raw; None where there is none, or it was not asked.
-        unread: offsets that are not in raw, planned or not; None where that is not known.
-        lost: offsets that are recorded as lost, of all generations.
-    """
-
-    partition: int
-    planned: int | None
-    committed: int | None
-    last_stable: int | None
-    age: timedelta | None
-    unread: int | None = None
-    lost: int = 0
-
-
-@dataclass(frozen=True)
-class VersionResult:
-    """The result of a check on the whole stream, and the severity that the stream declares for it."""
-
-    check: CheckResult
-    severity: Severity
-
-    @property
-    def result(self) -> str:
-        """`passed`, `warning` or `error`."""
-        if self.check.passed:
-            return "passed"
-        return "warning" if self.check.warning or self.severity is Severity.WARN else "error"
-
-    def to_plain(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "result": self.result,
-            "text": self.check.text,
-            "numbers": dict(self.check.numbers),
-            "samples": [{name: str(cell) for name, cell in row.items()} for row in self.check.samples],
-        }
-
-
-@dataclass(frozen=True)
-class Audit:
-    """A stream on one page.
-
-    Args:
-        stream, topic: their names.
-        at: when it was made, in UTC.
-        partitions: of the main topic.
-        slices: planned of it.
-        unfinished: those that are not complete in all tables, the oldest first.
-        losses: recorded holes.
-        ends: how the origins ended.
-        dlq: the tiers and the parked topic.
-        findings: what the rules say of the topic; empty if it could not be asked.
-        endurance: how many brokers may fail.
-        problems: errors that stop planning or reading, by their subject.
-        red: failing checks by name, with the number of slices; None where Dagster was not asked.
-        dagster_unasked: whether Dagster was to be asked, and could not be; why is one of the problems.
-        compared: slices whose records were compared with the topic.
-        versions: by check of versions what it says of the whole stream; empty if they were not asked for.
-        tiling_faults: where slices do not tile.
-        checked: how many of the complete slices were checked.
-        failing: checks of these that fail on the tables as they are now.
-        eras: generations of the topic, and when partitions were added.
-        producers: by name what the rules say of a producer.
-        keys: where the topic's keys are; None if it was not asked for.
-        published: how far accepted events are sent; empty of a stream that sends none.
-        on_topics: what tiers, parked topic and that of accepted events hold of the slices that were compared.
-        published_to: by name of a topic that is published to what the rules say of it.
-        orphan_slices: what tables hold of slices that were never planned.
-    """
-
-    stream: str
-    topic: str
-    at: datetime
-    partitions: Sequence[PartitionAudit]
-    slices: int
-    unfinished: Sequence[str]
-    losses: Sequence[Loss]
-    ends: Ends
-    dlq: Sequence[DlqStatus]
-    findings: Sequence[Finding]
-    endurance: str
-    problems: Mapping[str, HighwaterError]
-    red: Mapping[str, int] | None = None
-    dagster_unasked: bool = False
-    compared: Sequence[TopicComparison] = ()
-    versions: Mapping[str, VersionResult] = field(default_factory=dict)
-    tiling_faults: Sequence[str] = ()
-    checked: int = 0
-    failing: Sequence[str] = ()
-    eras: Sequence[Era] = ()
-    producers: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
-    keys: KeyPlaces | None = None
-    published: str = ""
-    on_topics: Sequence[OnTopic] = ()
-    published_to: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
-    orphan_slices: Sequence[str] = ()
-
-    @property
-    def errors(self) -> list[str]:
-        """The faults that need a person."""
-        found = [*self.problems]
-        found += [self.ends.error] if self.ends.error else []
-        found += [
-            f"{count:,} records waited on {tier} and were lost with what was on it; remedy: highwater reclaim "
-            f"{self.stream} --on {tier} reclaims them, to be reprocessed from raw"
-            for tier, count in self.ends.stranded.items()
-        ]
-        found += _broken("", self.findings)
-        for name, findings in self.published_to.items():
-            found += _broken(f"{name}: ", findings)
-        for name, findings in self.producers.items():
-            found += _broken(f"producer {name}: ", findings)
-        found += [one.error for one in self.compared if one.error]
-        found += [one.error for one in self.on_topics if one.error]
-        found += self._checks_with("error")
-        found += [*self.tiling_faults, *self.orphan_slices, *self.failing]
-        found += [f"check {name} fails in {count:,} slices" for name, count in (self.red or {}).items()]
-        return found
-
-    @property
-    def away(self) -> list[HighwaterError]:
-        """The errors that pass by waiting: something could not be read, no fault was found."""
-        return [error for error in self.problems.values() if isinstance(error, TemporaryError)]
-
-    def _checks_with(self, result: str) -> list[str]:
-        """The checks of versions with this result, in sentences."""
-        return [
-            f"{name} over the stream: {one.check.text}" for name, one in self.versions.items() if one.result == result
-        ]
-
-    @property
-    def head(self) -> list[str]:
-        """The page's first sentences."""
-        lines = [
-            f"{self.stream}: topic {self.topic}, {self.slices:,} slices, {len(self.unfinished):,} not whole yet",
-            *[f"error: {text}" for text in self.errors],
-        ]
-        lines += [f"not whole: {', '.join(islice(self.unfinished, 5))}"] if self.unfinished else []
-        lines += [f"warning: {text}" for text in self._checks_with("warning")]
-        lines += [f"warning: {text}" for text in (self.keys.warnings if self.keys else [])]
-        lines += self.keys.lines if self.keys else []
-        lines += [line for line in (self.published, self.endurance) if line]
-        lines += self._not_asked
-        lines += [one.line for one in self.compared if not one.error]
-        return [*lines, *[one.line for one in self.on_topics if not one.error]]
-
-    @property
-    def _not_asked(self) -> list[str]:
-        if self.red is not None:
-            return []
-        made = "" if self.checked else ", and none was made here: --records N makes those of the newest N slices"
-        why = "could not be asked for their last results" if self.dagster_unasked else _NO_HOME
-        return [f"checks of slices: Dagster {why}{made}"]
-
-    @property
-    def tables(self) -> list[tuple[str, list[str], Rows]]:
-        """The page's tables: title, names of columns, rows."""
-        return [
-            (
-                "Partitions",
-                ["partition", "planned to", "committed to", "last stable", "unread", "oldest unread", "lost"],
-                self._rows,
-            ),
-            ("Ends of origins", ["end", "records"], self.ends.rows),
-            ("DLQ", ["topic", "waits", "due", "next due", "all due by", "paused"], [_dlq(one) for one in self.dlq]),
-            (
-                "Losses",
-                ["generation", "partition", "offsets", "reason", "accepted by"],
-                [_loss(one) for one in self.losses],
-            ),
-            *self._versions,
-            ("Keys in several partitions", ["key", "generation", "why", "places"], self._keys),
-            ("Generations", ["generation", "since", "planned at", "partitions", "topic ID", "what"], self._eras),
-            ("Topic", _RULES, [_finding(one) for one in self.findings]),
-            ("Topics that are published to", ["topic", *_RULES], self._published_to),
-            *[(f"Producer: {name}", _RULES, [*map(_finding, found)]) for name, found in self.producers.items()],
-        ]
-
-    @property
-    def _keys(self) -> Rows:
-        return [[str(cell) for cell in row.values()] for row in (self.keys.samples if self.keys else ())]
-
-    @property
-    def _eras(self) -> Rows:
-        return [
-            [
-                str(era.generation),
-                era.since,
-                f"{era.planned_at:%Y-%m-%d %H:%M} UTC",
-                f"{era.partitions:,}",
-                era.topic_id,
-                era.text,
-            ]
-            for era in self.eras
-        ]
-
-    @property
-    def _versions(self) -> list[tuple[str, list[str], Rows]]:
-        """Results of the checks of versions over the whole stream, and examples of each."""
-        lines = [[name, one.result, one.check.text] for name, one in self.versions.items()]
-        examples = {name: one.check.samples for name, one in self.versions.items() if one.check.samples}
-        return [
-            ("Versions over the stream", ["check", "result", "found"], lines),
-            *[
-                (f"Examples of {name}", [*rows[0]], [[str(cell) for cell in row.values()] for row in rows])
-                for name, rows in examples.items()
-            ],
-        ]
-
-    @property
-    def _published_to(self) -> Rows:
-        """The violated rules."""
-        return [
-            [name, *_finding(one)]
-            for name, findings in self.published_to.items()
-            for one in findings
-            if one.level is not Level.OK
-        ]
-
-    @property
-    def _rows(self) -> Rows:
-        return [
-            [
-                str(p.partition),
-                *map(number, (p.planned, p.committed, p.last_stable)),
-                number(p.unread),
-                "" if p.age is None else span(p.age),
-                number(p.lost),
-            ]
-            for p in self.partitions
-        ]
-
-    @property
-    def markdown(self) -> str:
-        """The page for Dagster."""
-        parts = [*[f"- {line}" for line in self.head], ""]
-        for title, names, rows in self.tables:
-            if rows:
-                parts += [f"### {title}", "", _row(names), _row(["---"] * len(names)), *map(_row, rows), ""]
-        return "\n".join(parts)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "stream": self.stream,
-            "topic": self.topic,
-            "at": self.at.isoformat(),
-            "errors": self.errors,
-            "slices": self.slices,
-            "unfinished": [*self.unfinished],
-            "partitions": [
-                {**vars(p), "age": None if p.age is None else p.age.total_seconds()} for p in self.partitions
-            ],
-            "ends": {
-                **vars(self.ends),
-                "waiting": dict(self.ends.waiting),
-                "stranded": dict(self.ends.stranded),
-                "sum": self.ends.sum,
-            },
-            "dlq": [
-                {
-                    "topic": d.topic,
-                    "waiting": d.waiting,
-                    "due": d.due,
-                    "pause": None if d.pause is None else d.pause.to_plain(),
-                    **times_plain(d.times),
-                }
-                for d in self.dlq
-            ],
-            "losses": [
-                dict(zip(("generation", "partition", "offsets", "reason", "by"), _loss(x), strict=True))
-                for x in self.losses
-            ],
-            "topic_rules": [_plain(f) for f in self.findings],
-            "published_to_rules": {name: [_plain(f) for f in findings] for name, findings in self.published_to.items()},
-            "producers": {name: [_plain(f) for f in findings] for name, findings in self.producers.items()},
-            "generations": [{**vars(era), "planned_at": era.planned_at.isoformat()} for era in self.eras],
-            "keys": None if self.keys is None else self.keys.to_plain(),
-            "endurance": self.endurance,
-            "failing_checks": None if self.red is None else dict(self.red),
-            "compared_with_topic": [vars(one) for one in self.compared],
-            "held_on_topics": [
-                {
-                    "topic": one.topic,
-                    "records": one.records,
-                    "error": one.error,
-                    "unsure": one.unsure,
-                    "skipped": one.skipped,
-                }
-                for one in self.on_topics
-            ],
-            "versions": {name: one.to_plain() for name, one in self.versions.items()},
-            "tiling_faults": [*self.tiling_faults],
-            "orphan_slices": [*self.orphan_slices],
-            "failing_now": [*self.failing],
-            "published": self.published,
-        }
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _dlq(one: DlqStatus) -> list[str]:
-    times = ["", ""] if one.times is None else [f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in (one.times.next, one.times.all)]
-    return [one.topic, number(one.waiting), number(one.due), *times, "" if one.pause is None else one.pause.text]
-
-
-def _loss(one: Loss) -> list[str]:
-    return [
-        str(one.generation),
-        str(one.partition),
-        str(one.offsets),
-        one.reason,
-        one.accepted_by,
-    ]
-
-
-def _broken(of: str, findings: Sequence[Finding]) -> list[str]:
-    return [f"{of}{one.rule}: {one.value}" for one in findings if one.level is Level.ERROR]
-
-
-_NO_HOME = "was not asked for their last results, DAGSTER_HOME is not set"
-_RULES = ["rule", "level", "found", "set in", "remedy"]
-
-
-def _plain(one: Finding) -> dict[str, str]:
-    return {**vars(one), "level": one.level.value}
-
-
-def _finding(one: Finding) -> list[str]:
-    return [one.rule, one.level.value, one.value, one.where, one.remedy]
 
 
 def audit(

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from highwater.declaration import Stream
     from highwater.plans import Planned
-    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.resources.topic_state import TopicState
     from highwater.slices import Slice
 
 # A record is read from this many partitions to know its age: those where it is the oldest.

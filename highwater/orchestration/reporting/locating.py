@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from highwater.erasing import Erasure
     from highwater.plans import Loss
     from highwater.reclaims import Reclaim
-    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.resources.topic_state import TopicState
     from highwater.slices import Slice
 
 

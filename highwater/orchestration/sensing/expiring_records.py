@@ -13,7 +13,8 @@ from highwater.topic_rules import retention
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.topic_state import TopicState
     from highwater.slices import Slice
 
 # Of a topic that keeps its records for less than the margin: they are read in their turn for a quarter of that time.

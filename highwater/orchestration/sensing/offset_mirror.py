@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from highwater.divergence import Divergence
     from highwater.plans import Planned
     from highwater.resources.groups import Place
-    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
+    from highwater.resources.topic_state import TopicState
     from highwater.slices import Slice
 
 # Group offsets expire: after seven days by default, after one on clusters that were set up before Kafka 2.0. So daily,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from highwater.orchestration.sensing.rounds import RoundContext
     from highwater.orchestration.sensing.topic_planner import Look
     from highwater.plans import Planned
-    from highwater.resources.kafka import TopicState
+    from highwater.resources.topic_state import TopicState
 
 # The leader epochs under which a topic was compared with its plan and found sound, by topic ID. Without it a topic that
 # nobody writes to would be compared in every tick after a restart of its broker.

@@ -15,8 +15,9 @@ from highwater.slices import SliceKey
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.plans import Planned
-    from highwater.resources.kafka import Kafka, PartitionState, TopicState
+    from highwater.resources.kafka import Kafka
     from highwater.resources.ledger import Ledger
+    from highwater.resources.topic_state import PartitionState, TopicState
 
 
 def plan_tier(

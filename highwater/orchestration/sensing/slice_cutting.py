@@ -22,7 +22,7 @@ from highwater.routing import option_for
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
-    from highwater.resources.kafka import PartitionState, TopicState
+    from highwater.resources.topic_state import PartitionState, TopicState
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
 

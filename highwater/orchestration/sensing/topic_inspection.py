@@ -13,7 +13,8 @@ from highwater.resources.divergence import look_back
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.plans import Planned
-    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.kafka import Kafka
+    from highwater.resources.topic_state import TopicState
 
 DISAGREE = "two looks at the topic disagree; the next look decides"
 

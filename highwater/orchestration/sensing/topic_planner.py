@@ -22,8 +22,9 @@ from highwater.resources.divergence import fingerprints
 from highwater.slices import OffsetRange, Slice
 
 if TYPE_CHECKING:
-    from highwater.resources.kafka import Kafka, TopicState
+    from highwater.resources.kafka import Kafka
     from highwater.resources.ledger import Ledger
+    from highwater.resources.topic_state import TopicState
 
 # Each time that another planner is first, it has planned for us too; that this happens five times in a row within
 # one tick takes more planners than anybody runs.

@@ -16,8 +16,9 @@ from highwater.envelope import Envelope, Header, Origin
 from highwater.errors import TopicAbsentError
 from highwater.orchestration.checking import topic_counts
 from highwater.orchestration.checking.topic_counts import OnTopic, held_on_topics
-from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.support import make_stream
 from tests.world import schema_of

@@ -22,8 +22,9 @@ from highwater.orchestration.operations.pausing import (
     pause_or_resume,
     pause_or_resume_tier,
 )
-from highwater.orchestration.reporting.audit import _dlq as audited
-from highwater.orchestration.reporting.plan_status import StreamStatus, _dlq
+from highwater.orchestration.reporting.audit_report import _dlq as audited
+from highwater.orchestration.reporting.plan_status import _dlq
+from highwater.orchestration.reporting.status_report import StreamStatus
 from highwater.orchestration.sensing import stream_ticks
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.assets import events, raw_expiry
+from highwater.assets import events, raw_expiry, split_decision
 from highwater.assets.commit import CommittedSlices
 from highwater.assets.raw import _Read
 from highwater.assets.work import Work
@@ -607,13 +607,13 @@ def test_a_decision_remains_without_raw_and_none_is_made_of_nothing() -> None:
 def test_a_split_of_rows_that_went_meanwhile_is_not_committed(world: World) -> None:
     work = Work(STORED, [FIRST], NOTHING, world.lake, world.ledger, NOTHING, print)
     read = CommittedSlices.read(work, "raw")
-    events._ensure_as_read(work, read, {FIRST.key: 8})
-    events._ensure_as_read(work, read, {FIRST.key: 7})  # damaged by something else, which the checks find
+    split_decision._ensure_as_read(work, read, {FIRST.key: 8})
+    split_decision._ensure_as_read(work, read, {FIRST.key: 7})  # damaged by something else, which the checks find
     world.alter_slice_commit("raw", FIRST, attempt=2, counts={"aged": 8})
     world.rows["raw"] = [row for row in world.rows["raw"] if row["slice"] != FIRST.key]
     world.write()
     with pytest.raises(SupersededAttemptError, match="committed again"):
-        events._ensure_as_read(work, read, {FIRST.key: 0})
+        split_decision._ensure_as_read(work, read, {FIRST.key: 0})
 
 
 def test_a_part_of_what_went_does_not_come_back() -> None:

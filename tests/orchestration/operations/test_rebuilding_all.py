@@ -30,9 +30,9 @@ from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.topic_planner import Planner, _ensure_never_published
 from highwater.plans import Discard
 from highwater.resources.groups import commit, ensure_no_member
-from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.bench_records import content, due, published
 from tests.conftest import create_topic

@@ -21,9 +21,10 @@ from highwater.orchestration.reporting import audit as audit_page
 from highwater.orchestration.reporting.consumer_lag import Ages
 from highwater.orchestration.reporting.plan_status import topic_status
 from highwater.plans import Generation, Loss
-from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.topic_state import PartitionState, TopicState
+from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
 from tests.lagging import Deployed, FakeCluster

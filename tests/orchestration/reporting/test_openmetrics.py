@@ -24,9 +24,9 @@ from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.orchestration.reporting import open_metrics
 from highwater.orchestration.reporting.open_metrics import FAMILIES, Metrics, measure
 from highwater.plans import Generation, Loss
-from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.orchestration.reporting.open_metrics_text import read
 from tests.written_tables import PARKED, STREAM, TIER, Written

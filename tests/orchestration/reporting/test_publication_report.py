@@ -16,8 +16,9 @@ from highwater.errors import LAKE, BreakerOpenError, DependencyAwayError
 from highwater.holds import Found
 from highwater.orchestration.reporting import alert_inputs, alert_measures, publication_status
 from highwater.orchestration.reporting.explaining import explain
-from highwater.orchestration.reporting.plan_status import StreamStatus, Waiting, _waiting
+from highwater.orchestration.reporting.plan_status import _waiting
 from highwater.orchestration.reporting.publication_status import Behind, behind
+from highwater.orchestration.reporting.status_report import StreamStatus, Waiting
 from highwater.plans import Publication
 from highwater.resources.ledger.breakers import Judgement
 from highwater.slices import Slice

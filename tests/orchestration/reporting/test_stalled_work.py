@@ -44,10 +44,10 @@ from highwater.orchestration.reporting.stalled_work import (
 )
 from highwater.plans import Loss
 from highwater.resources import expired
-from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.pauses import Pause
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from tests.conftest import TopicFactory
 from tests.lagging import Deployed, FakeCluster

@@ -13,12 +13,14 @@ import pytest
 
 from dev.processes import wait_until
 from highwater.errors import DependencyAwayError
-from highwater.orchestration.reporting.audit import _dlq as audited
-from highwater.orchestration.reporting.plan_status import DlqStatus, StreamStatus, _tier
+from highwater.orchestration.reporting.audit_report import _dlq as audited
+from highwater.orchestration.reporting.plan_status import _tier
+from highwater.orchestration.reporting.status_report import DlqStatus, StreamStatus
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.plans import Generation
-from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.conftest import create_topic
 from tests.support import Message as Record

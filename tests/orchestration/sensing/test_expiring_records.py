@@ -24,8 +24,8 @@ from highwater.orchestration.sensing.run_requests import first_requests, repair_
 from highwater.orchestration.sensing.stream_ticks import run_requests
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation
-from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.ledger import Ledger
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from highwater.topic_rules import Setting
 from tests.commits import commit_empty

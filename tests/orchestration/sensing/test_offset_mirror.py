@@ -35,9 +35,10 @@ from highwater.orchestration.sensing import offset_mirror
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation
 from highwater.resources import groups
-from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.commits import commit_current

@@ -28,7 +28,7 @@ from highwater.orchestration.operations.acceptance import acceptance
 from highwater.orchestration.sensing import topic_planner
 from highwater.orchestration.sensing.slice_cutting import SlicePlan, cut_slices, fair_shares
 from highwater.plans import Generation, Loss, Planned
-from highwater.resources.kafka import PartitionState, TopicState
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

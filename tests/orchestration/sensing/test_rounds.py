@@ -25,10 +25,10 @@ from highwater.orchestration.sensing import rounds, settled_rounds
 from highwater.orchestration.sensing.rounds import Cursor, limit_runs, visit_all
 from highwater.orchestration.sensing.run_requests import Request
 from highwater.orchestration.sensing.stream_ticks import Tick
-from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.pauses import ALL, PLANNER, RETRIES, Pause
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange
 from highwater.stream_files import Declarations
 from tests.support import make_stream

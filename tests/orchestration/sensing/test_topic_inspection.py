@@ -32,9 +32,10 @@ from highwater.plans import Generation, Loss
 from highwater.resources import dlq_topics
 from highwater.resources.deleted_topics import parked_lost
 from highwater.resources.expired import expired_slices
-from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -17,7 +17,7 @@ from highwater.orchestration.cli.main import main
 from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
 from highwater.orchestration.reporting import alert_inputs, alert_measures
 from highwater.orchestration.reporting.explaining import explain
-from highwater.orchestration.reporting.plan_status import StreamStatus
+from highwater.orchestration.reporting.status_report import StreamStatus
 from highwater.orchestration.sensing import repairing
 from highwater.orchestration.sensing.run_requests import PastRun, RepairRules, decide_repair
 from highwater.resources.ledger import Ledger
