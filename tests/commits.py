@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from dev.planted import plant
 from highwater.commit_records import CommitRecord, to_user_metadata
-from highwater.resources.commit_log import complete
 from highwater.resources.commit_log_writer import complete
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from highwater.assets import current, dlq, erasing, publication_log, rejects
+from highwater.assets import current, dlq, erasing, publication_log_writer, rejects
 from highwater.assets.work import Work
 from highwater.envelope import Origin
 from highwater.errors import TemporaryError
@@ -26,7 +26,7 @@ class Committed:
         monkeypatch.setattr(erasing, "_rest", lambda *given: given)
         monkeypatch.setattr(erasing, "_renumbered", lambda rows, attempts: (rows, attempts))
         monkeypatch.setattr(erasing, "_commit", self.commit)
-        monkeypatch.setattr(publication_log, "forget", self.forget)
+        monkeypatch.setattr(publication_log_writer, "forget", self.forget)
         monkeypatch.setattr(rejects, "materialise", self.ensure_followed)
         monkeypatch.setattr(dlq, "materialise", lambda _: None)
         monkeypatch.setattr(current, "materialise", self.follow)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from highwater.errors import TopicAbsentError
 from highwater.resources import dlq_topics
-from highwater.resources.kafka import PartitionState, TopicState
+from highwater.resources.topic_state import PartitionState, TopicState
 from tests.support import SilentKafka
 
 MAIN_SHAPE = dlq_topics.Shape(1, 1, {"max.message.bytes": "1000000", "min.insync.replicas": "1"})

@@ -11,9 +11,9 @@ from typing import Any
 from dev.planted import plant
 from highwater.orchestration.reporting.consumer_lag import Ages, in_raw, unread_ages
 from highwater.plans import Generation
-from highwater.resources.kafka import PartitionState, TopicState
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.written_tables import NOW, STREAM, TIER

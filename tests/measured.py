@@ -14,7 +14,7 @@ from assets.streams.orders import STREAM as ORDERS
 from highwater.assets import metrics
 from highwater.assets.work import SliceReport, Work
 from highwater.orchestration.checking.slice_status import attempts
-from highwater.resources.commit_log import replace_slices
+from highwater.resources.commit_log_writer import replace_slices
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.small_tables import create

@@ -11,7 +11,8 @@ from typing import Any
 
 from highwater.declaration import Limits
 from highwater.orchestration.sensing.topic_planner import Planner
-from highwater.resources.kafka import Kafka, PartitionState, TopicState
+from highwater.resources.kafka import Kafka
+from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.support import Bench
 

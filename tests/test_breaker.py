@@ -17,8 +17,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.assets import events
-from dev.planted import plant
 from highwater.assets import split_decision
 from highwater.assets.breaker_gate import ensure_admitted, ensure_within_limit
 from highwater.assets.commit import CommittedSlices

@@ -14,7 +14,7 @@ from highwater.classifying import Outcome, classify
 from highwater.column_comparison import same
 from highwater.declaration import Deletes, Field, Stream, UnknownFields
 from highwater.formats import Avro, BigEndian, Csv, Json, KeyFormat, Lines, Protobuf, Raw, Text
-from highwater.second_reader import Record, same
+from highwater.second_reader import Record
 from highwater.sources import Key, Meta, Rest
 from tests import protobuf_orders
 from tests.format_streams import FORMATS, records

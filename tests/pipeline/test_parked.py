@@ -41,9 +41,8 @@ from highwater.resources.dlq_topics import ensure
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from tests.bench_records import due, ends, published
 from highwater.resources.topic_state import PartitionState, TopicState
-from tests.assets.test_dlq import due, ends, published
+from tests.bench_records import due, ends, published
 from tests.conftest import create_topic
 from tests.scene import Scene
 from tests.support import Bench, Message, customers, order_message, send

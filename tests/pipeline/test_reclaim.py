@@ -33,8 +33,6 @@ from highwater.orchestration.operations.rebuilding import _reclaims
 from highwater.orchestration.operations.reclaiming import ReclaimRequest, look, reclaim_records
 from highwater.orchestration.reporting import alert_inputs, alert_measures
 from highwater.orchestration.reporting.explaining import explain
-from highwater.orchestration.reporting.plan_status import Waiting, _waiting
-from highwater.orchestration.reporting.locating import locate
 from highwater.orchestration.reporting.plan_status import _waiting
 from highwater.orchestration.reporting.status_report import Waiting
 from highwater.plans import Discard

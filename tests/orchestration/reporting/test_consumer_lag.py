@@ -24,7 +24,6 @@ from highwater.plans import Generation, Loss
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.topic_state import PartitionState, TopicState
-from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from highwater.topic_rules import Setting
 from tests.lagging import Deployed, FakeCluster

@@ -31,7 +31,6 @@ from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.plans import Generation, Planned, left_to_read
 from highwater.resources.divergence import compare, parted
 from highwater.resources.kafka import Kafka
-from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.replaced_history import FakeReplacedTopic, planned, seen, topic
 from tests.scene import Scene
