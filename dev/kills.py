@@ -77,7 +77,18 @@ class Killer:
         for kill in kills:
             if stop.wait(kill.after):
                 return
+            self.supervise()
             self._kill(kill.victim, stop)
+
+    def supervise(self) -> None:
+        """Restart what ended by itself, as `make up` and deployments do.
+
+        librdkafka (confluent-kafka 2.16) was seen to abort the code server by an assertion of its own (`eonce->refcnt > 0`), when the
+        broker was killed under a question about a consumer group.
+        """
+        assert self.stack.dagster is not None
+        for line in self.stack.dagster.restart_ended():
+            self.report(line)
 
     def _kill(self, victim: Victim, stop: Event) -> None:
         if victim is Victim.WORKER and not self._kill_worker(stop):

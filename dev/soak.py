@@ -153,7 +153,7 @@ class Soak:
             for writer in writers:
                 writer.join()
             self._report("everything is written and killed; the rest is waited for")
-            self._settle(stack)
+            self._settle(stack, killer)
             # The daemon that sends alerts is stopped for the comparison.
             alerted = _is_called(deaf, ALERT_SECONDS)
             result = self._compare(stack, {str(victim): count for victim, count in killer.done.items()})
@@ -194,11 +194,12 @@ class Soak:
         finally:
             account.close()
 
-    def _settle(self, stack: Stack) -> None:
+    def _settle(self, stack: Stack, killer: Killer) -> None:
         """Wait until every offset of the main topics is in a slice that is in all tables, and events are sent."""
         deadline, reported = time.monotonic() + self.ordeal.settle, -1
         with dg.DagsterInstance.from_config(stack.env["DAGSTER_HOME"]) as instance:
             while left := self._left(instance, stack.bootstrap):
+                killer.supervise()
                 self._release()
                 if time.monotonic() > deadline:
                     raise TooSlowError(
