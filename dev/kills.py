@@ -83,8 +83,8 @@ class Killer:
     def supervise(self) -> None:
         """Restart what ended by itself, as `make up` and deployments do.
 
-        librdkafka (confluent-kafka 2.16) was seen to abort the code server by an assertion of its own (`eonce->refcnt > 0`), when the
-        broker was killed under a question about a consumer group.
+        The client (confluent-kafka 2.16) was seen to abort the code server by an assertion of its own, about the
+        references of a request, when the broker was killed under a question about a consumer group.
         """
         assert self.stack.dagster is not None
         for line in self.stack.dagster.restart_ended():
