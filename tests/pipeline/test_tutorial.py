@@ -9,11 +9,13 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from dev.dagster_services import SHORTEST_LIFE_SECONDS
 from dev.paths import REPOSITORY
 from dev.processes import free_port, wait_until
 
@@ -74,11 +76,18 @@ def copied(folder: Path) -> Path:
     return folder
 
 
+def has_settled(process: Path) -> bool:
+    """Whether a process, by its folder in /proc, lives for longer than one that cannot start."""
+    started = int((process / "stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return float(Path("/proc/uptime").read_text().split()[0]) - started > SHORTEST_LIFE_SECONDS + 1
+
+
 class Pasted:
     """A terminal in a checkout, and `make up` in another."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.up: subprocess.Popen[bytes] | None = None
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("HIGHWATER_", "DAGSTER_", "SPARK_"))}
         self.env["PYTHONPATH"] = str(folder)
 
@@ -88,7 +97,9 @@ class Pasted:
         log = self.folder / "up.log"
         command = [".venv/bin/python", "-m", "dev.up", "--no-generate", "--ui-port", str(free_port())]
         with log.open("w") as out:
-            up = subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out, stderr=subprocess.STDOUT)
+            self.up = up = subprocess.Popen(
+                command, cwd=self.folder, env=self.env, stdout=out, stderr=subprocess.STDOUT
+            )
             try:
                 wait_until(lambda: up.poll() is not None or READY in log.read_text(), START_SECONDS, "the stack")
                 assert up.poll() is None, log.read_text()
@@ -98,12 +109,16 @@ class Pasted:
                 up.wait(120)
 
     def restart_code_server(self) -> None:
-        """Load the definitions, as a new start of `make up` does: its supervision starts the server again."""
+        """Load the definitions, as a new start of `make up` does: its supervision starts the server again.
+
+        It takes a server that ends soon after its start for one that cannot start.
+        """
         server = f"{self.folder}/.venv/bin/dagster\0api\0grpc"
         for file in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 line = file.read_text()
                 if server in line and "guard.py" not in line:
+                    wait_until(partial(has_settled, file.parent), 60, "the server's first seconds")
                     os.kill(int(file.parent.name), signal.SIGTERM)
 
     def run(self, commands: str) -> str:
@@ -121,6 +136,8 @@ class Pasted:
 
     def counts(self) -> dict[str, int]:
         """Rows by table, as the page's own program reads them; none while a table is missing."""
+        assert self.up is not None
+        assert self.up.poll() is None, (self.folder / "up.log").read_text()[-3000:]
         try:
             output = self.run(".venv/bin/python read.py")
         except AssertionError:
