@@ -612,7 +612,7 @@ def test_a_batch_is_settled_as_the_next_one_is_written_down(
     if step in {"settle", "write_down"}:
         break_once(monkeypatch, step, after=True, at=int(number))
     elif step == "settled":  # the commit of `published` is done, and `_sending` still has the batch
-        break_once(monkeypatch, "replace_slices", after=True, at=int(number), owner=publication_log)
+        break_once(monkeypatch, "replace_slices", after=True, at=int(number), owner=publication_log_writer)
     else:
         log.breaks = point
     with pytest.raises(Broken):
