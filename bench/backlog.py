@@ -226,7 +226,7 @@ def _write_batch(world: World, bed: Bed, batch: DataFrame, number: int) -> None:
     parsed = parsing.parse_records(work, with_origins(work, named.where("value IS NOT NULL"), [], {}, ())).persist()
     accepted = parsed.where("reason IS NULL").select(
         *split_decision.origin_columns({str(number): number}),
-        *split_decision._event_columns(bed.stream),  # noqa: SLF001
+        *split_decision.event_columns(bed.stream),
     )
     _append(bed, accepted, "events", number)
     rejected = parsed.where("reason IS NOT NULL")

@@ -91,7 +91,7 @@ class Decision:
         from pyspark.sql import functions as F
 
         mine = self._accepted.where(F.col("slice").isin(list(attempts)))
-        return mine.select(*origin_columns(attempts), *_event_columns(self.work.stream))
+        return mine.select(*origin_columns(attempts), *event_columns(self.work.stream))
 
     @property
     def _accepted(self) -> DataFrame:
@@ -262,7 +262,8 @@ def _plain(row: Mapping[str, Any]) -> dict[str, int]:
     return {name: value for name, value in row.items() if isinstance(value, int) and name != HOLDS}
 
 
-def _event_columns(stream: Stream) -> list[Column]:
+def event_columns(stream: Stream) -> list[Column]:
+    """The columns of an event that are made of its parsed fields."""
     from pyspark.sql import functions as F
 
     return [

@@ -25,6 +25,7 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
+from tests.commits import store_raw
 from tests.fake_topics import FakeTopics
 from tests.scene import Scene
 from tests.support import make_stream
@@ -107,25 +108,11 @@ SLICE = Slice("orders", "orders", "AAAAAAAAAAAAAAAAAAAAAA", 0, 0, {0: OffsetRang
 
 
 def write_raw(lake: Lake, offsets: list[int]) -> None:
-    import pyarrow as pa
-
     rows = [
         {"slice": SLICE.key, "partition": 0, "offset": n, "timestamp_ms": 0, "key": b"k", "value": b"{}"}
         for n in offsets
     ]
-    schema = pa.schema(
-        [
-            ("slice", pa.string()),
-            ("partition", pa.int32()),
-            ("offset", pa.int64()),
-            ("timestamp_ms", pa.int64()),
-            ("timestamp_type", pa.int32()),
-            ("key", pa.binary()),
-            ("value", pa.binary()),
-            ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-        ]
-    )
-    plant(lake.path("orders", "raw"), pa.Table.from_pylist(rows, schema), [SliceCommit(SLICE, 1, len(rows))])
+    store_raw(lake, SLICE, rows)
 
 
 @pytest.mark.slow
