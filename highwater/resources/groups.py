@@ -1,14 +1,15 @@
 """Consumer groups from outside: who is in one, what it holds, and setting its offsets."""
 
-# What a group holds is asked by a consumer that is assigned nothing, and not by the admin client, which was seen to
-# crash the process in that question while the coordinator loads (confluent-kafka 2.16).
+# Offsets are read and set by a consumer that is assigned nothing. The admin client's requests to a coordinator abort
+# the process where the coordinator loads or dies meanwhile (confluent-kafka 2.16; librdkafka's issue 4605), so no
+# sensor's tick makes one, save to name the members of a group that refused a commit.
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from highwater.batching import batched
 from highwater.errors import ConfigurationError, ForeignMemberError, HighwaterError
@@ -16,18 +17,20 @@ from highwater.mirroring import GroupOffset, MirrorMark
 from highwater.resources.kafka import REQUEST_SECONDS
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError
+    from confluent_kafka import KafkaError, TopicPartition
 
     from highwater.resources.kafka import Kafka
 
+T = TypeVar("T")
 Place = tuple[str, int]
 # A cluster that was just started makes its coordinators when it is first asked for one: within a second where it was
 # seen. A sensor's tick has 60 s.
 COORDINATOR_SECONDS = 10.0
 PAUSE_SECONDS = 0.2
+POLL_SECONDS = 0.02
 # A request for thousands of groups would outlast its time-out.
 GROUPS_A_REQUEST = 100
-_MOVING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"})
+_MOVING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "_WAIT_COORD"})
 _DENIED = frozenset({"GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"})
 _ABSENT = frozenset({"GROUP_ID_NOT_FOUND"})
 # What a commit from outside is answered while the group has members, whichever protocol they speak.
@@ -54,33 +57,49 @@ def described(kafka: Kafka, name: str) -> Group:
         DependencyAwayError: its coordinator did not answer in time.
         ConfigurationError: the broker forbids it.
     """
-    from confluent_kafka import KafkaException
     from confluent_kafka.admin import AclOperation
 
-    deadline = time.monotonic() + COORDINATOR_SECONDS
-    while True:
-        try:
-            found = _ask(kafka, name)
-            break
-        except KafkaException as error:
-            fault = error.args[0]
-            if fault.name() in _ABSENT:
-                return Group()
-            if fault.name() not in _MOVING or time.monotonic() > deadline:
-                raise _translated(kafka, name, fault) from error
-            time.sleep(PAUSE_SECONDS)
+    found = _settled(kafka, name, lambda: _description(kafka, name))
+    if found is None:
+        return Group()
     members = tuple(f"{member.client_id} at {member.host.lstrip('/')}" for member in found.members)
     allowed = found.authorized_operations
     return Group(members, None if allowed is None else AclOperation.READ in allowed)
 
 
-def _ask(kafka: Kafka, name: str) -> Any:
+def _settled(kafka: Kafka, name: str, request: Callable[[], T]) -> T:
+    """The answer to a request, which is repeated while the group's coordinator is made or moves.
+
+    Raises:
+        ForeignMemberError, DependencyAwayError, ConfigurationError: as the coordinator refused it.
+    """
+    from confluent_kafka import KafkaException
+
+    deadline = time.monotonic() + COORDINATOR_SECONDS
+    while True:
+        try:
+            return request()
+        except KafkaException as error:
+            fault = error.args[0]
+            if fault.name() not in _MOVING or time.monotonic() > deadline:
+                raise _translated(kafka, name, fault) from error
+            time.sleep(PAUSE_SECONDS)
+
+
+def _description(kafka: Kafka, name: str) -> Any:
+    """What the coordinator says of a group; None if it is not there."""
+    from confluent_kafka import KafkaException
+
     admin = kafka.admin()
     futures = admin.describe_consumer_groups(
         [name], include_authorized_operations=True, request_timeout=REQUEST_SECONDS
     )
     try:
         return futures[name].result(REQUEST_SECONDS + 1)
+    except KafkaException as error:
+        if error.args[0].name() in _ABSENT:
+            return None
+        raise
     except TimeoutError as error:
         raise kafka.away(error) from error
     finally:
@@ -108,20 +127,16 @@ def group_offsets(kafka: Kafka, name: str, places: Collection[Place]) -> dict[Pl
         DependencyAwayError: its coordinator did not answer in time.
         ConfigurationError: the broker forbids it.
     """
-    from confluent_kafka import KafkaException, TopicPartition
+    from confluent_kafka import TopicPartition
 
     if not places:
         return {}
+    asked = [TopicPartition(*place) for place in sorted(places)]
     consumer = kafka.reader(**{"group.id": name})
     try:
-        answers = consumer.committed([TopicPartition(*place) for place in sorted(places)], REQUEST_SECONDS)
-    except KafkaException as error:
-        raise _translated(kafka, name, error.args[0]) from error
+        answers = _settled(kafka, name, lambda: _accepted(consumer.committed(asked, REQUEST_SECONDS)))
     finally:
         consumer.close()
-    for answer in answers:
-        if answer.error is not None:
-            raise _translated(kafka, name, answer.error)
     return {
         (answer.topic, answer.partition): GroupOffset(answer.offset, MirrorMark.from_json(answer.metadata))
         for answer in answers
@@ -133,30 +148,54 @@ def commit(kafka: Kafka, name: str, offsets: Mapping[Place, tuple[int, MirrorMar
     """Set offsets of a group that has no members; the broker refuses it where there are some.
 
     Raises:
-        ForeignMemberError: somebody consumes in it.
+        ForeignMemberError: somebody consumes in it; each member is named, with its host.
         DependencyAwayError: its coordinator did not answer in time, or a topic is gone meanwhile.
         ConfigurationError: the broker forbids it.
     """
-    from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+    from confluent_kafka import TopicPartition
 
     wanted = [
         TopicPartition(topic, partition, offset, metadata=mark.to_json())
         for (topic, partition), (offset, mark) in sorted(offsets.items())
     ]
-    admin = kafka.admin()
-    request = ConsumerGroupTopicPartitions(name, wanted)
-    futures = admin.alter_consumer_group_offsets([request], request_timeout=REQUEST_SECONDS)
     try:
-        answers: Any = futures[name].result(REQUEST_SECONDS + 1).topic_partitions
-    except KafkaException as error:
-        raise _translated(kafka, name, error.args[0]) from error
-    except TimeoutError as error:
-        raise kafka.away(error) from error
+        _settled(kafka, name, lambda: _commit_once(kafka, name, wanted))
+    except ForeignMemberError:
+        ensure_no_member(kafka, name)
+        raise  # it left meanwhile
+
+
+def _commit_once(kafka: Kafka, name: str, wanted: list[TopicPartition]) -> None:
+    """Commit by a consumer of no generation, as one that is assigned by hand does.
+
+    The client's own wait for a commit has no limit, so the answer comes by callback.
+    """
+    outcomes: list[tuple[KafkaError | None, list[TopicPartition]]] = []
+    consumer = kafka.reader(**{"group.id": name, "on_commit": lambda *outcome: outcomes.append(outcome)})
+    try:
+        consumer.commit(offsets=wanted, asynchronous=True)
+        deadline = time.monotonic() + REQUEST_SECONDS
+        while not outcomes and time.monotonic() < deadline:
+            consumer.poll(POLL_SECONDS)
     finally:
-        del admin
-    for answer in answers:
-        if answer.error is not None:
-            raise _translated(kafka, name, answer.error)
+        consumer.close()
+    if not outcomes:
+        raise kafka.away(f"group {name}: no answer to a commit in {REQUEST_SECONDS:g} s")
+    [(fault, answers), *_] = outcomes
+    _accepted(answers, fault)
+
+
+def _accepted(answers: list[TopicPartition], fault: KafkaError | None = None) -> list[TopicPartition]:
+    """The answers, if none of them is an error.
+
+    Raises:
+        KafkaException: the first error of a partition, else that of the whole request.
+    """
+    from confluent_kafka import KafkaException
+
+    if found := next((answer.error for answer in answers if answer.error is not None), fault):
+        raise KafkaException(found)
+    return answers
 
 
 def delete_groups(kafka: Kafka, names: Collection[str]) -> dict[str, str]:

@@ -25,7 +25,6 @@ from highwater.errors import (
     OffsetsExpiredError,
     TopicAbsentError,
 )
-from highwater.resources import groups
 from highwater.resources.kafka import Kafka
 from highwater.resources.spark import translated
 from highwater.resources.topic_state import PartitionState
@@ -383,19 +382,6 @@ def test_records_in_tiered_storage_are_read_by_both_clients(
         assert len([*configured.read("tiered", {0: OffsetRange(0, 3)}, seconds=3)]) == 3
         raw.materialise(bench.work(slice_, kafka=configured))
         assert advertised.empty == before, "what the configuration says is never undercut"
-
-
-def test_a_partition_of_which_a_group_committed_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client writes -1001 for it, which is no position; 0 is one."""
-    answers = [
-        SimpleNamespace(topic="orders", partition=p, offset=offset, error=None, metadata="")
-        for p, offset in enumerate((-1001, 0, -1, 7))
-    ]
-    consumer = SimpleNamespace(committed=lambda *_: answers, close=lambda: None)
-    kafka = Kafka("nowhere:1")
-    monkeypatch.setattr(kafka, "reader", lambda **_: consumer)
-    found = groups.group_offsets(kafka, "highwater.orders", [("orders", p) for p in range(4)])
-    assert {place: one.offset for place, one in found.items()} == {("orders", 1): 0, ("orders", 3): 7}
 
 
 class Slow:

@@ -13,7 +13,7 @@ import pytest
 
 from highwater.errors import DependencyAwayError, HighwaterError
 from highwater.resources.dlq_topics import Shape, _create
-from highwater.resources.groups import _ask
+from highwater.resources.groups import _description
 from highwater.resources.kafka import Kafka, Look
 from highwater.resources.permissions import permitted
 from highwater.resources.topic_facts import topic_settings
@@ -68,7 +68,7 @@ QUESTIONS: dict[str, Callable[[Kafka], Any]] = {
     "groups": lambda kafka: kafka.groups(),
     "create": lambda kafka: _create(kafka, "orders.dlq.1", Shape(1, 1, {})),
     "settings": lambda kafka: topic_settings(kafka, "orders"),
-    "members": lambda kafka: _ask(kafka, "g"),
+    "members": lambda kafka: _description(kafka, "g"),
     "permissions": lambda kafka: permitted(kafka, ["orders"]),
 }
 

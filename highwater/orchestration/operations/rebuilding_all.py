@@ -27,7 +27,7 @@ from highwater.orchestration.operations import rebuilding_accepted
 from highwater.orchestration.operations.rebuilding import highest
 from highwater.orchestration.operations.rebuilding_accepted import OnAccepted
 from highwater.plans import Generation, Loss
-from highwater.resources.groups import described, group_offsets
+from highwater.resources.groups import group_offsets
 from highwater.slices import OffsetRange, SliceKey
 
 if TYPE_CHECKING:
@@ -311,7 +311,6 @@ def ensure_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
 def _marked(kafka: Kafka, stream: Stream, topics: Mapping[str, Mapping[int, OffsetRange]]) -> list[str]:
     """The slices that Kafka's groups name: published ones, and the last position of the mirror."""
     published = [one.slice_key for one in parse_groups(kafka.groups()).values()]
-    described(kafka, stream.group)  # a coordinator that is just made is waited for
     mirrored = group_offsets(kafka, stream.group, [(topic, p) for topic, log in topics.items() for p in log])
     return [*published, *[one.mark.last for one in mirrored.values() if one.mark is not None]]
 

@@ -17,7 +17,7 @@ from highwater.orchestration.checking import slice_status
 from highwater.orchestration.dependencies import ensure_lake_there, kafka_guard, lake_guard
 from highwater.orchestration.sensing.stream_ticks import Tick
 from highwater.resources.divergence import look_back
-from highwater.resources.groups import commit, ensure_no_member, group_offsets
+from highwater.resources.groups import commit, group_offsets
 from highwater.resources.guards import guarded
 
 if TYPE_CHECKING:
@@ -88,14 +88,13 @@ def tick(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, now: datetime
     """Set the group of a stream to its finished prefix, if that changed or was committed a day ago.
 
     Raises:
-        ForeignMemberError: somebody consumes in the group; nothing was committed.
+        ForeignMemberError: somebody consumes in the group, so the broker refused the commit.
         ConfigurationError: the broker forbids it.
         DependencyAwayError: Kafka, the lake or the ledger is away.
         LeaseHeldError: another tick is under way.
     """
     # Of two ticks at once the slower one could set back what the other has just found in a new generation.
     with ledger.lease(stream.group, seconds=LEASE_SECONDS) as lease:
-        ensure_no_member(kafka, stream.group)
         lines: list[str] = []
         looked = _looks(ledger, kafka, stream, lines)
         found = group_offsets(kafka, stream.group, [(one.topic, p) for one in looked for p in one.state.partitions])

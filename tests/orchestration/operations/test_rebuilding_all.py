@@ -29,7 +29,7 @@ from highwater.orchestration.operations.rebuilding_all import Copies, begun, num
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.topic_planner import Planner, _ensure_never_published
 from highwater.plans import Discard
-from highwater.resources.groups import commit, ensure_no_member
+from highwater.resources.groups import commit
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.resources.topic_state import PartitionState, TopicState
@@ -115,7 +115,6 @@ def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_
     mark = MirrorMark(
         scene.kafka.topic_state(scene.topic).topic_id, f"{scene.topic}@0000006", "of the lost ledger", NOW
     )
-    ensure_no_member(scene.kafka, scene.stream.group)
     commit(scene.kafka, scene.stream.group, {(scene.topic, 0): (9, mark)})
     lost, erasure = (
         Ledger(f"sqlite:///{tmp_path / 'lost.sqlite'}"),
