@@ -11,6 +11,7 @@ from dev.processes import wait_until
 from highwater.assets import publication_log_writer, published, retraction_guard
 from highwater.errors import LeaseHeldError, SupersededAttemptError
 from highwater.plans import Publication
+from highwater.resources.ledger.publications import Publications
 from tests.accepted import Tables
 from tests.publish_child import FENCED, RECORDS, Dying
 
@@ -46,7 +47,7 @@ def main(task: dict[str, Any]) -> int:
     published.RECORDS_A_TRANSACTION = RECORDS
     vars(retraction_guard)["alone"] = partial(retraction_guard.alone, seconds=LEASE)
     tables = Tables(Path(task["folder"]), task["topic"], bootstrap=task["bootstrap"])
-    _arm(task["point"], signal.Signals(task["sign"]), tables)
+    _arm(task["point"], signal.Signals(task["sign"]))
     try:
         tables.publish(*tables.ledger.get(task["slices"]))
     except SupersededAttemptError:
@@ -56,15 +57,15 @@ def main(task: dict[str, Any]) -> int:
     return 0
 
 
-def _arm(point: str | None, sign: signal.Signals, tables: Tables) -> None:
+def _arm(point: str | None, sign: signal.Signals) -> None:
     Stopping.point, Stopping.sign = point, sign
     vars(published)["Transactions"] = Stopping
-    record, write_down = tables.ledger.record_publication, publication_log_writer.Book.write_down
+    record, write_down = Publications.record, publication_log_writer.Book.write_down
     settle, commit_settled = publication_log_writer.Book.settle, publication_log_writer.Book.commit_settled
 
-    def recording(stream: str, key: str, publication: Publication) -> None:
+    def recording(publications: Publications, stream: str, key: str, publication: Publication) -> None:
         Stopping.die("unrecorded")
-        record(stream, key, publication)
+        record(publications, stream, key, publication)
         Stopping.die("recorded")
 
     def writing(book: publication_log_writer.Book, *given: Any) -> None:
@@ -83,7 +84,7 @@ def _arm(point: str | None, sign: signal.Signals, tables: Tables) -> None:
         if anything:
             Stopping.die("settled")
 
-    vars(tables.ledger)["record_publication"] = recording
-    setattr(publication_log_writer.Book, "write_down", writing)  # noqa: B010 - a method, which an assignment may not replace
+    setattr(Publications, "record", recording)  # noqa: B010 - a method, which an assignment may not replace
+    setattr(publication_log_writer.Book, "write_down", writing)  # noqa: B010
     setattr(publication_log_writer.Book, "settle", settling)  # noqa: B010
     setattr(publication_log_writer.Book, "commit_settled", committing)  # noqa: B010

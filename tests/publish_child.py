@@ -18,6 +18,7 @@ from highwater.resources.dlq_topics import ensure
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.publications import Publications
 from highwater.resources.transactions import PublicationMark, Transactions
 from tests.support import make_stream
 
@@ -46,7 +47,7 @@ def main(task: dict[str, Any]) -> int:
         Kafka(task["bootstrap"]),
         print,
     )
-    _arm(point, sign, ledger)
+    _arm(point, sign)
     decided = work.lake.committed_at(work.stream.name, "rejects", work.keys)
     [slice_] = work.slices
     try:
@@ -100,16 +101,16 @@ class Dying(Transactions):
         return super()._trying(call, seconds)
 
 
-def _arm(point: str | None, sign: signal.Signals, ledger: Ledger) -> None:
+def _arm(point: str | None, sign: signal.Signals) -> None:
     Dying.point, Dying.sign = point, sign
     vars(dlq)["Transactions"] = Dying
-    record = ledger.record_publication
+    record = Publications.record
 
-    def recording(stream: str, key: str, publication: Publication) -> None:
+    def recording(publications: Publications, stream: str, key: str, publication: Publication) -> None:
         if publication.sent:
             Dying.die("unrecorded")
-        record(stream, key, publication)
+        record(publications, stream, key, publication)
         if publication.sent:
             Dying.die("recorded")
 
-    vars(ledger)["record_publication"] = recording
+    setattr(Publications, "record", recording)  # noqa: B010 - a method, which an assignment may not replace

@@ -165,7 +165,7 @@ class World:
         for one in self.copies:
             self._day = one.ordinal
             self._like_first(one, f".{one.ordinal}" if one.ordinal else "")
-            self.ledger.record_publication("orders", one.key, Publication(2, 2, NOON))
+            self.ledger.publications.record("orders", one.key, Publication(2, 2, NOON))
         self._day = 0
         self._second()
         self._day = copies

@@ -30,7 +30,7 @@ SEEN = "discards_seen"
 def seen_now(work: Work) -> dict[str, int]:
     """The time of the last discard, as a decision keeps it; from here on a ledger that is rebuilt knows it too."""
     discards_table.keep(work.ledger, work.lake, work.stream.name)
-    last = work.ledger.discarded_until(work.stream.name)
+    last = work.ledger.discards.until(work.stream.name)
     return {} if last is None else {SEEN: microseconds(last)}
 
 
@@ -75,7 +75,7 @@ def _exhausted(work: Work, rows: DataFrame, moments: Mapping[str, int]) -> list[
         return []
     ends = min(span["first"] for span in spans), max(span["last"] for span in spans)
     known: dict[tuple[str, int, int], list[tuple[Origin, datetime]]] = defaultdict(list)
-    for one in work.ledger.discards(work.stream.name, within=ends):
+    for one in work.ledger.discards.of(work.stream.name, within=ends):
         known[one.origin[:3]].append((one.origin, one.discarded_at))
     return [
         (span["slice"], *origin)

@@ -45,12 +45,12 @@ def keep(ledger: Ledger, lake: Lake, stream: str) -> int:
     Raises:
         DependencyAwayError: the ledger or the storage is away.
     """
-    if _stored_state(lake, stream) == ledger.discards_reported(stream):
+    if _stored_state(lake, stream) == ledger.discards.reported(stream):
         return 0  # both only grow: so a million of them are not read for each slice
     there = read(lake, stream)
-    ledger.discard(stream, there)
+    ledger.discards.add(stream, there)
     held = {one.origin for one in there}
-    rows = [_row(one) for one in ledger.discards(stream) if one.origin not in held]
+    rows = [_row(one) for one in ledger.discards.of(stream) if one.origin not in held]
     if rows:
         import pyarrow as pa
 

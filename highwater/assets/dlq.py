@@ -195,7 +195,7 @@ def _ensure_whole(slice_: Slice, decision: SliceCommit, found: int) -> None:
 def _record_sent(work: Work, slice_: Slice, decision: SliceCommit, sent: int) -> None:
     """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""
     publication = Publication(decision.attempt, sent, datetime.now(UTC))
-    work.ledger.record_publication(work.stream.name, slice_.key, publication)
+    work.ledger.publications.record(work.stream.name, slice_.key, publication)
 
 
 def _sent(work: Work, slice_: Slice, decision: SliceCommit, mark: PublicationMark | None) -> int:
@@ -213,7 +213,7 @@ def _sent(work: Work, slice_: Slice, decision: SliceCommit, mark: PublicationMar
             remedy="another ledger plans this topic, or the ledger was lost: restore it, or highwater rebuild-ledger "
             f"{slice_.stream}; with a lost lake, highwater rebuild-all {slice_.stream}. Both need an empty ledger",
         )
-    stored_mark = work.ledger.publications([slice_.key]).get(slice_.key)
+    stored_mark = work.ledger.publications.of([slice_.key]).get(slice_.key)
     known = [(m.attempt, m.sent) for m in (mark, stored_mark) if m is not None]
     latest = max((attempt for attempt, _ in known), default=0)
     if latest > decision.attempt:

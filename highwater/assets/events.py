@@ -205,7 +205,7 @@ def _unfinishable(
     """
     if not keys:
         return {}
-    begun = {key: one.attempt for key, one in work.ledger.publications(keys).items()}
+    begun = {key: one.attempt for key, one in work.ledger.publications.of(keys).items()}
     held, left = (work.lake.rows_of(work.stream.name, table, keys) for table in (TABLE, "rejects"))
     found = {}
     for key in keys:

@@ -152,7 +152,7 @@ class _Run:
     def _settle(self, book: publication_log_writer.Book, mark: PublicationMark | None) -> int:
         """Take over what was sent of the batch that a run before has written down; returns the last number given."""
         work, batch = self.work, book.sending.attempt
-        stored_mark = work.ledger.publications([book.sending.topic]).get(book.sending.topic)
+        stored_mark = work.ledger.publications.of([book.sending.topic]).get(book.sending.topic)
         _ensure_same_table(work, book, mark, stored_mark)
         book.ensure_sending_table()
         known = [(one.attempt, one.sent) for one in (mark, stored_mark) if one is not None]
@@ -256,7 +256,9 @@ class _Run:
 
     def _record_sent(self, topic: str, number: int, count: int) -> None:
         """Copy the mark at once: one that expires in Kafka while the rest waits must not be forgotten."""
-        self.work.ledger.record_publication(self.work.stream.name, topic, Publication(number, count, datetime.now(UTC)))
+        self.work.ledger.publications.record(
+            self.work.stream.name, topic, Publication(number, count, datetime.now(UTC))
+        )
 
     def reports(self, before: Mapping[str, SliceCommit]) -> list[SliceReport]:
         """A report for each slice, as the table is now; `before` holds the slice commits before the run."""

@@ -56,17 +56,17 @@ def lake(tmp_path: Path) -> Lake:
 def test_the_table_follows_the_ledger_and_only_grows(ledger: Ledger, lake: Lake, tmp_path: Path) -> None:
     assert (keep(ledger, lake, "orders"), read(lake, "orders")) == (0, [])
     assert not Path(lake.root).exists()
-    ledger.discard("orders", [a_discard(1), a_discard(2)])
-    ledger.discard("others", [a_discard(7)])
+    ledger.discards.add("orders", [a_discard(1), a_discard(2)])
+    ledger.discards.add("others", [a_discard(7)])
     assert (keep(ledger, lake, "orders"), keep(ledger, lake, "orders")) == (2, 0)
-    ledger.discard("orders", [a_discard(0, 1)])
+    ledger.discards.add("orders", [a_discard(0, 1)])
     assert (keep(ledger, lake, "orders"), keep(ledger, lake, "orders")) == (1, 0)
     assert sorted(read(lake, "orders"), key=lambda one: one.origin) == [a_discard(0, 1), a_discard(1), a_discard(2)]
 
     backup = Ledger(f"sqlite:///{tmp_path / 'backup.sqlite'}")
-    backup.discard("orders", [replace(a_discard(1), discarded_by="ann"), a_discard(9, 2)])
+    backup.discards.add("orders", [replace(a_discard(1), discarded_by="ann"), a_discard(9, 2)])
     assert keep(backup, lake, "orders") == 1, "a ledger that knows less takes nothing away"
-    assert {(one.origin.offset, one.discarded_by) for one in backup.discards("orders")} == {
+    assert {(one.origin.offset, one.discarded_by) for one in backup.discards.of("orders")} == {
         (0, "bob"),
         (1, "ann"),
         (2, "bob"),
@@ -79,7 +79,7 @@ def test_a_row_that_was_written_twice_counts_once(ledger: Ledger, lake: Lake) ->
     """Maintenance holds no lease."""
     import pyarrow as pa
 
-    ledger.discard("orders", [a_discard(1)])
+    ledger.discards.add("orders", [a_discard(1)])
     keep(ledger, lake, "orders")
     append(lake.path("orders", "discards"), pa.Table.from_pylist([discards_table._row(a_discard(1))]))
     assert read(lake, "orders") == [a_discard(1)]
@@ -115,7 +115,7 @@ def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
         Dies(patch, before="died" not in repaired_by)
         with pytest.raises(TemporaryError, match="killed"):
             _discard(world.ledger, world.lake, STREAM, parked(2), BY_ANN)
-    [known] = world.ledger.discards("orders")
+    [known] = world.ledger.discards.of("orders")
     if repaired_by == "a decision":
         assert discards.seen_now(work_of(world.ledger, world.lake)) == {
             discards.SEEN: microseconds(known.discarded_at)
@@ -128,9 +128,9 @@ def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
     rebuilt = Ledger(f"sqlite:///{tmp_path / 'rebuilt.sqlite'}")
     said: list[str] = []
     rebuilding.rebuild_from_lake(rebuilt, world.lake, KAFKA, STREAM, (), lambda line: said.append(str(line)), sure=True)
-    assert rebuilt.discards("orders") == [known]
+    assert rebuilt.discards.of("orders") == [known]
     assert "1 records were discarded" in said
-    assert rebuilt.discarded_until("orders") == known.discarded_at
+    assert rebuilt.discards.until("orders") == known.discarded_at
 
 
 def test_nothing_is_abandoned_in_a_lake_whose_folder_is_gone(tmp_path: Path) -> None:
@@ -141,5 +141,5 @@ def test_nothing_is_abandoned_in_a_lake_whose_folder_is_gone(tmp_path: Path) -> 
     gone = Lake(str(tmp_path / "elsewhere"))
     with pytest.raises(DependencyAwayError, match=r"folder .* is not there"):
         _discard(world.ledger, gone, STREAM, parked(2), BY_ANN)
-    assert world.ledger.discards("orders") == []
+    assert world.ledger.discards.of("orders") == []
     assert not Path(gone.root).exists()

@@ -112,7 +112,7 @@ def ensure_located(bench: Bench, main: Slice, retried: Slice) -> None:
     assert (late.row or {})["key"] == "o1"
     assert ends[parked, 1, 0].origin == ends[topic, 1, 0].origin == Origin(topic, 0, 1, 0)
     assert (ends[topic, 2, 9].end, "no such offset yet" in ends[topic, 2, 9].text) == ("unplanned", True)
-    bench.ledger.discard("orders", [Discard(Origin(topic, 0, 1, 0), "garbage", "ann", datetime.now(UTC))])
+    bench.ledger.discards.add("orders", [Discard(Origin(topic, 0, 1, 0), "garbage", "ann", datetime.now(UTC))])
     assert locate(bench.ledger, bench.kafka, bench.lake, bench.stream, parked, 1, 0)[0].end == "discarded"
 
 

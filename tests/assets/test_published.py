@@ -779,7 +779,7 @@ def test_another_table_an_older_one_and_another_topic_stop_the_run(tables: Table
     with pytest.raises(ConfigurationError, match="published to by another table"):
         tables.publish(slice_)
     log.marks[name] = mark
-    tables.ledger.record_publication("orders", "orders.accepted", Publication(9, 1, NOON))
+    tables.ledger.publications.record("orders", "orders.accepted", Publication(9, 1, NOON))
     with pytest.raises(ConfigurationError, match="older than what was sent"):
         tables.publish(slice_)
     tables.stream = replace(tables.stream, publishes=Accepted("elsewhere"))

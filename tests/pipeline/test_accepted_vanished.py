@@ -73,7 +73,7 @@ class Known:
         self.stream = self.tables.stream
 
     def send(self, topic: str = TARGET) -> None:
-        self.tables.ledger.record_publication("orders", topic, Publication(3, 40, NOW))
+        self.tables.ledger.publications.record("orders", topic, Publication(3, 40, NOW))
 
     def write(self) -> None:
         from deltalake import write_deltalake

@@ -221,17 +221,17 @@ def test_nothing_is_abandoned_that_has_another_end_by_now(tmp_path: Path) -> Non
     """The topic takes long to read; a retry may accept what was found, and a person may take it back."""
     ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
     later = datetime.now(UTC) + timedelta(minutes=1)  # by a clock that goes ahead
-    ledger.discard("orders", [Discard(an_envelope(3).origin, "first", "bob", later)])
+    ledger.discards.add("orders", [Discard(an_envelope(3).origin, "first", "bob", later)])
     waiting = {an_envelope(n).origin: Waiting(0, n, 0, "malformed", "orders@0000000", "why", "o1") for n in range(4)}
     accept(lake, [an_envelope(0).origin])
     ledger.reclaims.add("orders", [Reclaim(an_envelope(1).origin, "orders@0000000", 1, "fixed", "ann", NOW)])
     asked = ParkedRequest(sure=True, by="ann", because="a test")
     assert _discard(ledger, lake, STREAM, Parked(waiting, 0, 0, 0, {}), asked) == (1, 3)
-    found = {one.origin.offset: (one.reason, one.discarded_at) for one in ledger.discards("orders")}
+    found = {one.origin.offset: (one.reason, one.discarded_at) for one in ledger.discards.of("orders")}
     assert found == {3: ("first", later), 2: ("a test", later + timedelta(microseconds=1))}
-    assert ledger.discarded_until("orders") == later + timedelta(microseconds=1)
-    assert [one.origin.offset for one in ledger.discards("orders", within=(3, 9))] == [3]
-    assert ledger.discarded_until("payments") is None
+    assert ledger.discards.until("orders") == later + timedelta(microseconds=1)
+    assert [one.origin.offset for one in ledger.discards.of("orders", within=(3, 9))] == [3]
+    assert ledger.discards.until("payments") is None
 
 
 @pytest.mark.slow
@@ -241,7 +241,7 @@ def test_what_waits_is_what_was_neither_accepted_nor_abandoned(parking: Parking)
     send(parking.scene.bootstrap, parking.stream.parked_topic, [Message(b"k", b"no envelope")])
     parking.park(an_envelope(8, topic="of.another.stream"))
     parking.accepted(parking.origin(1), parking.origin(99))
-    parking.scene.ledger.discard(parking.stream.name, [Discard(parking.origin(2), "test data", "ann", NOW)])
+    parking.scene.ledger.discards.add(parking.stream.name, [Discard(parking.origin(2), "test data", "ann", NOW)])
     found = look(parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, Choice(reasons=["invalid"]))
     assert {origin.offset: one.reason for origin, one in found.waiting.items()} == {3: "invalid"}
     assert (found.others, found.settled, found.strange) == (2, 2, 2)
@@ -289,12 +289,12 @@ def test_what_is_abandoned_waits_no_more_and_the_first_reason_stays(parking: Par
     assert "2 discarded by ann: a test" in parking.log[-1]
     assert parking.waiting() == [0]
     ledger = parking.scene.ledger
-    assert ledger.discard("orders", [Discard(parking.origin(1), "other", "bob", NOW)]) == 0
-    assert {(d.origin.offset, d.reason, d.discarded_by) for d in ledger.discards("orders")} == {
+    assert ledger.discards.add("orders", [Discard(parking.origin(1), "other", "bob", NOW)]) == 0
+    assert {(d.origin.offset, d.reason, d.discarded_by) for d in ledger.discards.of("orders")} == {
         (1, "a test", "ann"),
         (2, "a test", "ann"),
     }
-    assert ledger.discards("payments") == []
+    assert ledger.discards.of("payments") == []
 
 
 @pytest.mark.slow
@@ -344,7 +344,7 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
     )
     assert run.success
     assert parking.waiting() == []
-    assert {d.discarded_by for d in scene.ledger.discards("orders")} == {"ann", "bob"}
+    assert {d.discarded_by for d in scene.ledger.discards.of("orders")} == {"ann", "bob"}
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def look(world: World) -> World:
 
 
 def test_sound_tables_turn_nothing_red_and_are_asked_of_kafka_once(looked: World) -> None:
-    reported = {key: stored.counts for key, stored in looked.ledger.gaps(looked.keys).items()}
+    reported = {key: stored.counts for key, stored in looked.ledger.gaps.of(looked.keys).items()}
     nothing = dict.fromkeys(("aborted", "markers", "markers_or_compacted", "lost", "unseen"), 0)
     assert reported == {
         FIRST.key: {**nothing, "aborted": 1, "markers": 1},
@@ -167,7 +167,7 @@ def prove_another_topic(table: str) -> Plant:
 
 
 def publish(attempt: int, sent: int) -> Plant:
-    return lambda world, of: world.ledger.record_publication("orders", of.key, Publication(attempt, sent, NOON))
+    return lambda world, of: world.ledger.publications.record("orders", of.key, Publication(attempt, sent, NOON))
 
 
 def forget(table: str) -> Plant:
@@ -504,7 +504,7 @@ def test_what_superseded_a_copy_may_be_rejected_later(looked: World) -> None:
 
 def seen(world: World) -> Gaps:
     world.results()
-    return world.ledger.gaps([FIRST.key])[FIRST.key]
+    return world.ledger.gaps.of([FIRST.key])[FIRST.key]
 
 
 def test_on_a_topic_that_is_compacted_a_marker_is_not_distinguished_from_what_was_compacted(world: World) -> None:
@@ -532,7 +532,7 @@ def test_what_kafka_serves_and_raw_lacks_is_red_at_the_first_look_and_at_every_o
         assert not found.passed
         assert not found.warning
         assert [*found.samples] == [{"partition": 0, "start": 1, "end": 2}]
-    assert FIRST.key not in world.ledger.gaps([FIRST.key]), "nothing is explained as long as a record is lacking"
+    assert FIRST.key not in world.ledger.gaps.of([FIRST.key]), "nothing is explained as long as a record is lacking"
 
 
 def test_a_row_that_went_after_kafka_forgot_it_is_red(looked: World) -> None:
@@ -556,7 +556,7 @@ def test_gaps_that_nobody_saw_in_time_are_a_warning(world: World) -> None:
     found = world.results()[GAPS][FIRST.key]
     assert (found.passed, found.warning, found.numbers["unseen"]) == (False, True, 2)
     world.topics.log_start, world.topics.topic_id = 0, "B" * 22
-    assert world.ledger.gaps([FIRST.key])[FIRST.key].unseen == 2, "what was seen first stays"
+    assert world.ledger.gaps.of([FIRST.key])[FIRST.key].unseen == 2, "what was seen first stays"
 
 
 def test_what_was_accepted_as_lost_before_it_was_read_is_no_gap_to_explain(world: World) -> None:

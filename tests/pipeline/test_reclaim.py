@@ -135,7 +135,7 @@ def test_a_choice_is_by_reason_slice_key_and_time_of_publication(taking: Reclaim
 
 
 def test_what_was_abandoned_or_reclaimed_is_not_reclaimed(taking: Reclaiming, tmp_path: Path) -> None:
-    taking.world.ledger.discard("orders", [Discard(X, "test data", "bob", NOW)])
+    taking.world.ledger.discards.add("orders", [Discard(X, "test data", "bob", NOW)])
     assert (taking.reclaim().meant, taking.reclaim().discarded) == ({}, 1)
     other = Reclaiming(tmp_path / "other")
     assert other.reclaim(**BY_ANN).slices == [FIRST.key]
@@ -344,7 +344,7 @@ def test_a_copy_in_a_tier_of_what_was_abandoned_is_superseded(taking: Reclaiming
         return offsets_accounted_for(world.ledger, world.lake, STREAM, [RETRIED.key])[RETRIED.key]
 
     assert [row["problem"] for row in result().samples] == ["in no place"]
-    world.ledger.discard("orders", [Discard(X, "test data", "bob", NOW)])
+    world.ledger.discards.add("orders", [Discard(X, "test data", "bob", NOW)])
     assert result().passed, result().text
 
 

@@ -63,7 +63,7 @@ def test_a_split_that_no_rejects_can_follow_is_reprocessed(
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_what_began_to_be_published_is_not_reprocessed(world: World, attempt: int) -> None:
     """Other records might be rejected, beside those that were sent; what an earlier decision sent is known."""
-    world.ledger.record_publication("orders", world.second.key, Publication(attempt, 0, NOON))
+    world.ledger.publications.record("orders", world.second.key, Publication(attempt, 0, NOON))
     lose_an_event(world, world.second)
     assert (taken_over(world, world.second) is None) == (attempt == 1)
 

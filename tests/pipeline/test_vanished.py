@@ -185,11 +185,11 @@ def test_topics_that_nothing_was_published_to_are_no_error(tmp_path: Path) -> No
 def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledger, tmp_path: Path) -> None:
     kafka: Any = FakeTopics({name: one for name, one in WHOLE.items() if name != PARKED})
     lake = Lake(str(tmp_path / "lake"))
-    ledger.record_publication("orders", "orders@0000000", Publication(1, 0, NOW))
-    ledger.record_publication("orders", "orders.accepted", Publication(1, 9, NOW))  # accepted events, and no rejects
+    ledger.publications.record("orders", "orders@0000000", Publication(1, 0, NOW))
+    ledger.publications.record("orders", "orders.accepted", Publication(1, 9, NOW))  # accepted events, and no rejects
     assert vanished(ledger, STREAM, PARKED) is None, "nothing of it was sent"
     assert look(ledger, kafka, lake, STREAM, Choice()).waiting == {}
-    ledger.record_publication("orders", "orders@0000000", Publication(1, 2, NOW))
+    ledger.publications.record("orders", "orders@0000000", Publication(1, 2, NOW))
     with pytest.raises(TopicVanishedError, match=f"topic {PARKED} of stream orders is gone") as caught:
         look(ledger, kafka, lake, STREAM, Choice())
     assert f"highwater reclaim orders --on {PARKED}" in caught.value.remedy
@@ -365,7 +365,7 @@ class SlowToHear(FakeTopics):
 @pytest.mark.parametrize("topic", [TIER, PARKED])
 def test_a_topic_that_one_look_misses_is_not_called_gone(ledger: Ledger, tmp_path: Path, topic: str) -> None:
     """Status and alerts named the remedy for a topic that was deleted: to make it again, without what waits there."""
-    ledger.record_publication("orders", MAIN.key, Publication(1, 3, NOW))
+    ledger.publications.record("orders", MAIN.key, Publication(1, 3, NOW))
     kafka, lake = SlowToHear(WHOLE), Lake(str(tmp_path / "lake"))
     kafka.missing = topic
     asked = alert_inputs.StreamInputs(ledger, cast("Any", kafka), lake, STREAM)
@@ -454,7 +454,7 @@ def test_the_alert_reports_that_the_parked_topic_lost_some(
 
 def test_the_alert_reports_that_the_parked_topic_is_gone(tmp_path: Path) -> None:
     written, nowhere = some_parked(tmp_path, STREAM), FakeTopics()
-    written.ledger.record_publication("orders", MAIN.key, Publication(1, 3, NOW))
+    written.ledger.publications.record("orders", MAIN.key, Publication(1, 3, NOW))
     kafka: Any = nowhere
     found = alert_measures._parked_topic(alert_inputs.StreamInputs(written.ledger, kafka, written.lake, STREAM))
     assert found is not None

@@ -43,7 +43,7 @@ def rejects_published(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequence
         return dict.fromkeys(keys, CheckResult(passed=False, text="the slice is not in rejects"))
     slices = {slice_.key: slice_ for slice_ in ledger.get(keys)}
     decided, slice_commits = slice_commits_in(rejects, keys), {} if dlq is None else slice_commits_in(dlq, keys)
-    sent = ledger.publications(keys)
+    sent = ledger.publications.of(keys)
     wrong: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
     if dlq is not None:
         numbers = {"rejected": count_in(rejects, NUMBER), "sent": count_in(dlq, NUMBER)}

@@ -72,7 +72,7 @@ def gaps_explained(ledger: Ledger, kafka: Kafka, found: InRaw) -> dict[str, Chec
     Raises:
         DependencyAwayError: the ledger or, where gaps are met for the first time, Kafka could not be read.
     """
-    recorded, erased = ledger.gaps([*found.slice_commits]), ledger.erasures.slices([*found.slice_commits])
+    recorded, erased = ledger.gaps.of([*found.slice_commits]), ledger.erasures.slices([*found.slice_commits])
     return {
         slice_.key: _but_erased(
             ledger,
@@ -166,7 +166,7 @@ def _explained(
     if seen.lacking:
         return _lacking(slice_, gaps, seen), seen.lacking
     first = _first(ledger, kafka, slice_, gaps, offsets_in(lost), seen)
-    ledger.record_gaps(slice_, first)
+    ledger.gaps.record(slice_, first)
     return _by_record(slice_, gaps, first, seen.why), ()
 
 
@@ -199,7 +199,7 @@ def _first(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges, lost: int,
     """The result of the first look; compaction is recognised by the topic's settings, now and before."""
     nobody = offsets_in(gaps) - lost - seen.aborted - seen.unseen
     policy = _cleanup_policy(kafka, slice_.topic) if nobody else None
-    unclear = nobody and any(compacts(value) for value in {policy, *ledger.cleanup_policies(slice_.topic_id)})
+    unclear = nobody and any(compacts(value) for value in {policy, *ledger.gaps.cleanup_policies(slice_.topic_id)})
     return Gaps(
         digest=digest_of(gaps),
         aborted=seen.aborted,

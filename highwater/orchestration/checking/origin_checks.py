@@ -45,7 +45,7 @@ def offsets_accounted_for(ledger: Ledger, lake: Lake, stream: Stream, keys: Sequ
     if len(tables) < len(CONSERVED):
         return counted
     slices = {slice_.key: slice_ for slice_ in ledger.get(keys)}
-    discarded_origins = {discard.origin for discard in ledger.discards(stream.name)}
+    discarded_origins = {discard.origin for discard in ledger.discards.of(stream.name)}
     wrong = _misplaced(
         tables, stream, slices, slice_commits, numbers(ledger.reclaims.of(stream.name)), discarded_origins
     )

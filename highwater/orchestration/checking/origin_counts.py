@@ -121,7 +121,7 @@ def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
     open_slices = [slice_commit.slice_ for key, slice_commit in decided["events"].items() if key not in settled]
     counted = _Counted(tables, stream, open_slices, ledger.losses(stream.name, stream.topic))
     rows, accepted = counted.accepted()
-    discarded_origins = {discard.origin for discard in ledger.discards(stream.name)}
+    discarded_origins = {discard.origin for discard in ledger.discards.of(stream.name)}
     reclaim_numbers = numbers(ledger.reclaims.of(stream.name))
     reclaimed = counted.reclaimed(reclaim_numbers, discarded_origins)
     discarded = counted.discarded(discarded_origins)
@@ -162,7 +162,7 @@ def count_parked(ledger: Ledger, lake: Lake, stream: Stream, *, published: bool 
     """
     tables = _opened(lake, stream, "dlq", "rejects", "events")
     counted = _Counted(tables, stream, [], ledger.losses(stream.name, stream.topic))
-    discarded_origins = {discard.origin for discard in ledger.discards(stream.name)}
+    discarded_origins = {discard.origin for discard in ledger.discards.of(stream.name)}
     found = Counter(counted.left_over())
     found.subtract(counted.reclaimed(numbers(ledger.reclaims.of(stream.name)), discarded_origins))
     found.subtract(counted.discarded(discarded_origins))

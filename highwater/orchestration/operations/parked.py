@@ -274,7 +274,7 @@ def _settled(ledger: Ledger, lake: Lake, stream: Stream, origins: Collection[Ori
     """The origins that are in events, or that a person discarded."""
     if not origins:
         return set()
-    found = {discard.origin for discard in ledger.discards(stream.name)}
+    found = {discard.origin for discard in ledger.discards.of(stream.name)}
     events = lake.table(stream.name, "events")
     if events is not None:
         ensure_all_rows_seen(events)  # a missed event would be sent back, or discarded
@@ -300,10 +300,10 @@ def _discard(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, request
             o for o, one in parked.waiting.items() if o not in ended and not stale(reclaim_numbers, o, one.reclaims)
         ]
         # Decisions record by time which acts they saw.
-        last, now = ledger.discarded_until(stream.name), datetime.now(UTC)
+        last, now = ledger.discards.until(stream.name), datetime.now(UTC)
         now = now if last is None else max(now, last + timedelta(microseconds=1))
         lease.check()
-        count = ledger.discard(
+        count = ledger.discards.add(
             stream.name, [Discard(origin, request.because or "", request.by, now) for origin in meant]
         )
         discards_table.keep(ledger, lake, stream.name)

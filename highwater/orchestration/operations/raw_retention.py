@@ -182,7 +182,7 @@ def in_dlq(ledger: Ledger, lake: Lake, stream: Stream) -> set[str]:
         f"{left_over(opened, mine)} SELECT DISTINCT r.slice, {origin} "
         f"FROM (SELECT * FROM rejects WHERE {mine}) r JOIN left_over l ON {same('r', 'l')}",
     )
-    discarded_origins = {discard.origin for discard in ledger.discards(stream.name)}
+    discarded_origins = {discard.origin for discard in ledger.discards.of(stream.name)}
     return {row["slice"] for row in rows if Origin.of_row(row) not in discarded_origins}
 
 

@@ -235,7 +235,7 @@ def look(
     """
     in_dlq = _in_dlq(lake, stream)
     _ensure_published_to(stream, on, {one.next_topic for one in in_dlq.values()})
-    discarded = {discard.origin for discard in ledger.discards(stream.name)}
+    discarded = {discard.origin for discard in ledger.discards.of(stream.name)}
 
     def takes(one: DlqRecord) -> bool:
         # A header may name any number: beyond the greatest no copy could be believed.

@@ -79,11 +79,11 @@ def tick(
         due = [stream for stream in streams_from(streams, begin) if stream.name not in resting]
         measures, calm, left = _measure_each(ledger, kafka, lake, due, lines)
         measures += [*_dependencies(ledger, streams), *sensors()]
-        known = ledger.alerts()
+        known = ledger.alerts.open()
         measures += _gone(ledger, streams, known.values(), now)
         open_ = after(known, measures, now)
         if open_ != known:
-            ledger.record_alerts(open_)
+            ledger.alerts.record(open_)
         for alert in [alert for alert in open_.values() if alert.is_unreported]:
             try:
                 report(alert)
@@ -94,7 +94,7 @@ def tick(
                 lines.append(f"not sent: {alert.stream} {alert.what}: {error}")
                 continue
             open_ = mark_reported(open_, alert)
-            ledger.record_alerts(open_)
+            ledger.alerts.record(open_)
             lines.append(f"sent: {alert.to_plain()['kind']} {alert.stream} {alert.what}: {alert.value}")
     if left:
         lines.append(f"{len(left)} streams are measured by the next tick, from {left[0].name} on")
@@ -169,9 +169,9 @@ def _gone(ledger: Ledger, streams: Sequence[Stream], alerts: Iterable[Alert], no
     """Ends the alerts of streams and reference tables that no code location declares any more."""
     about = {alert: alert.what if alert.stream == DEPLOYMENT else alert.stream for alert in alerts}
     breakers = [f"circuit breaker of {name}"[:100] for name in _asked_by(streams)]
-    found = watch([*about.values()], [*(stream.name for stream in streams), *breakers], ledger.watched(), now)
+    found = watch([*about.values()], [*(stream.name for stream in streams), *breakers], ledger.alerts.watched(), now)
     if found.added:
-        ledger.watch(sorted(found.added), now)
+        ledger.alerts.watch(sorted(found.added), now)
     why = "nothing declares it any more: it was not measured for a day"
     return [Measure.of_nothing(one.stream, one.what, why) for one, name in about.items() if name in found.gone]
 

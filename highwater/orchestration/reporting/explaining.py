@@ -279,7 +279,7 @@ def explain(ledger: Ledger, lake: Lake, stream: Stream, key: str, dagster: Opene
         slice_=slice_,
         lost=lost,
         commits=[*commits, *_of_current(attempts, key), *_of_metrics(attempts, key)],
-        publication=ledger.publications([key]).get(key),
+        publication=ledger.publications.of([key]).get(key),
         undone=attempts.lacking(key),
         rejects=_rejects(lake, stream, key),
         hold=ledger.holds.of([key]).get(key),

@@ -79,7 +79,7 @@ def examine(ledger: Callable[[], Ledger], dagster: Opened, now: datetime) -> Hea
 
 def _ledger(ledger: Callable[[], Ledger]) -> Finding:
     try:
-        ledger().alerts()
+        ledger().alerts.open()
     except HighwaterError as error:
         return Finding("ledger", ok=False, reason=f"{error.problem}; {error.remedy}")
     return Finding("ledger", ok=True, reason="it answers")

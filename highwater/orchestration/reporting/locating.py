@@ -273,7 +273,7 @@ def _end(
 ) -> tuple[str, str]:
     for found in _rows_of(lake, stream, "events", origin):
         return "accepted", f"in events of {found['slice']}, attempt {found['attempt']}, retries {found['retries']}"
-    for discard in ledger.discards(stream.name):
+    for discard in ledger.discards.of(stream.name):
         if discard.origin == origin:
             return "discarded", f"by {discard.discarded_by} at {discard.discarded_at}: {discard.reason}"
     if not rejects:

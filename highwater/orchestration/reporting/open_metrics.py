@@ -293,7 +293,7 @@ def _holds(found: Metrics, ledger: Ledger, stream: Stream) -> None:
 
 
 def _alerts(found: Metrics, ledger: Ledger, stream: str) -> None:
-    alerts = found.ask("ledger", ledger.alerts)
+    alerts = found.ask("ledger", ledger.alerts.open)
     if alerts is None:
         return
     open_ = [alert for alert in alerts.values() if alert.stream == stream and alert.ended is None]

@@ -96,7 +96,7 @@ def _accepted(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Highw
         return None
     topic = stream.publishes.topic
     try:
-        if not ledger.publications([topic]):
+        if not ledger.publications.of([topic]):
             return None
         with suppress(TopicAbsentError):
             kafka.description(topic)
@@ -128,7 +128,7 @@ def _stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping
     return replace(
         found,
         slices=sum(count for (name, _), count in counts.items() if name == stream.name),
-        alerts=[one for one in ledger.alerts().values() if one.stream == stream.name and one.ended is None],
+        alerts=[one for one in ledger.alerts.open().values() if one.stream == stream.name and one.ended is None],
         breaker=ledger.breakers.circuit(stream.name),
         refused=refused,
         accepted_reasons=[*ledger.breakers.accepted_reasons(stream.name).values()],
@@ -138,7 +138,7 @@ def _stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping
         exhausted_slices=ledger.exhausted_slices.open(stream.name),
         instances=ledger.instances.live_together(stream.name, datetime.now(UTC)),
         workers=_workers(ledger, stream),
-        measured_at=ledger.watched().get(stream.name),
+        measured_at=ledger.alerts.watched().get(stream.name),
         faults=[one for one in ledger.sensor_faults.all() if one.stream == stream.name],
         paused=ledger.paused.parts(stream.name).get(stream.name, {}),
         # A broker that is away is waited for once.

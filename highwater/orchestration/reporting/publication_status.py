@@ -147,7 +147,7 @@ def accepted_vanished(ledger: Ledger, lake: Lake, stream: Stream, topic: str) ->
     """
     if stream.publishes is None or topic != stream.publishes.topic:
         return None
-    mark = ledger.publications([topic]).get(topic)
+    mark = ledger.publications.of([topic]).get(topic)
     if mark is None or lake.table(stream.name, publication_log.TABLE) is None:
         return None
     return TopicVanishedError(
@@ -336,7 +336,7 @@ def of_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice) -> Publi
         states=states,
         at=at,
         batch=batch.attempt if batch is not None and mine else None,
-        mark=ledger.publications([topic]).get(topic),
+        mark=ledger.publications.of([topic]).get(topic),
         why_not="" if settled else _why_not(ledger, lake, stream, slice_, decided, batch=mine),
     )
 

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, and_, cast, delete, func, insert, literal, select, tuple_, update
+from sqlalchemy import BigInteger, and_, cast, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
-from highwater.alerting import Alert
 from highwater.batching import batched
 from highwater.errors import HighwaterError, LeaseHeldError, UnknownSliceError
-from highwater.plans import Discard, Generation, Loss, Planned, Publication, ensure_recordable
+from highwater.plans import Generation, Loss, Planned, ensure_recordable
 from highwater.resources.ledger import schema
+from highwater.resources.ledger.alerts import Alerts
 from highwater.resources.ledger.breakers import Breakers
 from highwater.resources.ledger.database import Database
 from highwater.resources.ledger.decisions import Decisions
+from highwater.resources.ledger.discards import Discards
 from highwater.resources.ledger.engine import KEYS_A_STATEMENT, rows_of
 from highwater.resources.ledger.erasures import Erasures, restore
 from highwater.resources.ledger.exhausted_slices import ExhaustedSlices
+from highwater.resources.ledger.gaps import RecordedGaps
 from highwater.resources.ledger.holds import Holds
 from highwater.resources.ledger.instances import Instances
 from highwater.resources.ledger.intents import Intents
 from highwater.resources.ledger.leases import Heartbeat, Lease, current_leases, forget, leased
 from highwater.resources.ledger.pauses import PausedTopics
+from highwater.resources.ledger.publications import Publications
 from highwater.resources.ledger.reclaims import Reclaims, reclaim_row
 from highwater.resources.ledger.retired_keys import RetiredKeys
 from highwater.resources.ledger.rows import (
-    discard_of,
-    discard_row,
-    gaps_of,
-    gaps_row,
     generation_of,
     generation_row,
     loss_of,
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
     from highwater.erasing import Recorded
-    from highwater.gaps import Gaps
+    from highwater.plans import Publication
     from highwater.reclaims import Reclaim
 
 # A sensor tick shall answer within seconds whatever is away.
@@ -396,82 +395,6 @@ class Ledger:
         with self.database.reading() as connection:
             return [loss_of(row) for row in connection.execute(query)]
 
-    # Publications
-
-    def publications(self, keys: Sequence[str]) -> dict[str, Publication]:
-        """The publications of these slices' rejects; slices without any are left out."""
-        with self.database.reading() as connection:
-            rows = rows_of(connection, schema.publications, keys)
-            return {row.slice_key: Publication(row.attempt, row.sent, row.published_at) for row in rows}
-
-    def ever_published(self, stream: str) -> bool:
-        """Whether any reject of a stream was ever published."""
-        table = schema.publications
-        # What was sent to the topic of accepted events is kept under that topic's name, which has no @.
-        of_slice = table.c.slice_key.contains("@", autoescape=True)
-        query = select(table.c.slice_key).where(table.c.stream == stream, of_slice, table.c.sent > 0).limit(1)
-        with self.database.reading() as connection:
-            return connection.execute(query).first() is not None
-
-    def record_publication(self, stream: str, key: str, publication: Publication) -> None:
-        """Record the committed offset of a slice's rejects; an older or lower one never replaces it."""
-        table = schema.publications
-        values = {
-            "stream": stream,
-            "attempt": publication.attempt,
-            "sent": publication.sent,
-            "published_at": publication.published_at,
-        }
-        less = tuple_(table.c.attempt, table.c.sent) <= tuple_(literal(publication.attempt), literal(publication.sent))
-        older = and_(table.c.slice_key == key, less)
-        with self.database.writing() as connection:
-            if connection.execute(update(table).where(older).values(values)).rowcount:
-                return
-            if connection.execute(select(table.c.attempt).where(table.c.slice_key == key)).first() is None:
-                connection.execute(insert(table).values(slice_key=key, **values))
-
-    # Discards
-
-    def discard(self, stream: str, discards: Sequence[Discard]) -> int:
-        """Record that a person discarded records; returns how many are new. A record keeps its first reason."""
-        table = schema.discards
-        known = {discard.origin for discard in self.discards(stream)}
-        fresh = {discard.origin: discard for discard in discards if discard.origin not in known}
-        if fresh:
-            with self.database.writing() as connection:
-                connection.execute(insert(table), [discard_row(stream, discard) for discard in fresh.values()])
-        return len(fresh)
-
-    def discarded_until(self, stream: str) -> datetime | None:
-        """The last time at which a record of a stream was discarded, in UTC; None if none ever was."""
-        table = schema.discards
-        with self.database.reading() as connection:
-            return connection.execute(
-                select(func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
-            ).scalar()
-
-    def discards_reported(self, stream: str) -> tuple[int, datetime | None]:
-        """The number of discarded records of a stream, and when the last was, in UTC."""
-        table = schema.discards
-        totals = select(func.count(), func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
-        with self.database.reading() as connection:
-            many, last = connection.execute(totals).one()
-            return many, last
-
-    def discards(self, stream: str, within: tuple[int, int] | None = None) -> list[Discard]:
-        """The discards of a stream, oldest first.
-
-        Args:
-            stream: the stream's name.
-            within: the first and the last offset of the origins; all if None.
-        """
-        table = schema.discards
-        query = select(table).where(table.c.stream == stream).order_by(table.c.discarded_at)
-        if within is not None:
-            query = query.where(table.c.origin_offset.between(*within))
-        with self.database.reading() as connection:
-            return [discard_of(row) for row in connection.execute(query)]
-
     def restore(
         self,
         generations: Sequence[Generation],
@@ -526,74 +449,37 @@ class Ledger:
                 remedy="stop the planner's sensor, empty the ledger and try again",
             ) from None
 
-    # Gaps
+    # Parts
 
-    def gaps(self, keys: Sequence[str]) -> dict[str, Gaps]:
-        """The explanation of the gaps of these slices at the first look; slices never looked at are absent."""
-        with self.database.reading() as connection:
-            return {row.slice_key: gaps_of(row) for row in rows_of(connection, schema.gaps, keys)}
+    @property
+    def publications(self) -> Publications:
+        """The publications of all streams."""
+        return Publications(self.database)
 
-    def record_gaps(self, slice_: Slice, gaps: Gaps) -> bool:
-        """Record the explanation of a slice's gaps; False if one is recorded already: evidence vanishes."""
-        try:
-            with self.database.writing() as connection:
-                connection.execute(insert(schema.gaps).values(gaps_row(slice_, gaps)))
-                return True
-        except IntegrityError:
-            return False
+    @property
+    def discards(self) -> Discards:
+        """The discarded records of all streams."""
+        return Discards(self.database)
 
-    def cleanup_policies(self, topic_id: str) -> set[str | None]:
-        """The values of `cleanup.policy` that the topic was seen with when gaps of its slices were looked at."""
-        table = schema.gaps
-        query = select(table.c.cleanup_policy).where(table.c.topic_id == topic_id).distinct()
-        with self.database.reading() as connection:
-            return set(connection.execute(query).scalars())
+    @property
+    def gaps(self) -> RecordedGaps:
+        """The explained gaps of all slices."""
+        return RecordedGaps(self.database)
 
-    # Alerts
-
-    def alerts(self) -> dict[tuple[str, str], Alert]:
-        """The open alerts of all streams by stream and condition, the oldest first."""
-        table = schema.alerts
-        with self.database.reading() as connection:
-            found = [Alert(**row._mapping) for row in connection.execute(select(table).order_by(table.c.since))]  # noqa: SLF001 - SQLAlchemy's public name
-        return {(alert.stream, alert.what): alert for alert in found}
-
-    def record_alerts(self, open_: Mapping[tuple[str, str], Alert]) -> None:
-        """Store these alerts, and no others."""
-        table = schema.alerts
-        with self.database.writing() as connection:
-            connection.execute(delete(table))
-            if open_:
-                connection.execute(insert(table), [vars(alert) for alert in open_.values()])
-
-    def watched(self) -> dict[str, datetime]:
-        """The watched names of alerts, and when somebody last watched over each, in UTC."""
-        with self.database.reading() as connection:
-            return {row.name: row.at for row in connection.execute(select(schema.watched))}
-
-    def watch(self, names: Collection[str], now: datetime) -> None:
-        """Record that these are watched over now."""
-        table = schema.watched
-        with self.database.writing() as connection:
-            for name in names:
-                if connection.execute(update(table).where(table.c.name == name).values(at=now)).rowcount == 0:
-                    connection.execute(insert(table).values(name=name, at=now))
-
-    # Breakers
+    @property
+    def alerts(self) -> Alerts:
+        """The open alerts of all streams."""
+        return Alerts(self.database)
 
     @property
     def breakers(self) -> Breakers:
         """The breakers of all streams."""
         return Breakers(self.database)
 
-    # Holds
-
     @property
     def holds(self) -> Holds:
         """The slices of all streams that are held."""
         return Holds(self.database)
-
-    # Slices with exhausted retries
 
     @property
     def exhausted_slices(self) -> ExhaustedSlices:
@@ -605,56 +491,40 @@ class Ledger:
         """The slices of all streams that runs leave undone again and again, and that are requested on."""
         return StalledSlices(self.database)
 
-    # Dagster instances
-
     @property
     def instances(self) -> Instances:
         """The Dagster instances that work on the streams."""
         return Instances(self.database)
-
-    # Decisions
 
     @property
     def decisions(self) -> Decisions:
         """The decisions of operators: who, when and why."""
         return Decisions(self.database)
 
-    # Pauses
-
     @property
     def paused(self) -> PausedTopics:
         """The pauses of all streams: sensors, and topics whose records are retried."""
         return PausedTopics(self.database)
-
-    # Faults of sensors
 
     @property
     def sensor_faults(self) -> SensorFaults:
         """The reasons why sensors skip streams until a person acts."""
         return SensorFaults(self.database)
 
-    # Reclaims
-
     @property
     def reclaims(self) -> Reclaims:
         """The reclaims of all streams."""
         return Reclaims(self.database)
-
-    # Retired keys
 
     @property
     def retired(self) -> RetiredKeys:
         """The keys that maintenance took from Dagster."""
         return RetiredKeys(self.database)
 
-    # Intents
-
     @property
     def intents(self) -> Intents:
         """The numbered commits of all streams that were begun and are not known to have ended."""
         return Intents(self.database)
-
-    # Erasures
 
     @property
     def erasures(self) -> Erasures:

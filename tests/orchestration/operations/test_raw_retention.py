@@ -223,7 +223,7 @@ def step(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Step]:
 
 def give_up(world: World) -> None:
     """The one record of the world that is parked is discarded by a person."""
-    world.ledger.discard("orders", [Discard(Origin("orders", 0, 0, 2), "no use", "ann", NOON)])
+    world.ledger.discards.add("orders", [Discard(Origin("orders", 0, 0, 2), "no use", "ann", NOON)])
 
 
 def held(world: World) -> set[str]:

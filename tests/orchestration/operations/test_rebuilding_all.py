@@ -123,7 +123,7 @@ def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_
     number = lost.erasures.add(erasure)
     lost.erasures.begin(number, [Erased(f"{scene.topic}@0000008", {0: [OffsetRange(0, 1)]})])
     discarded = Discard(Origin(scene.topic, 0, 0, 5), "test data", "bob", NOW)
-    lost.discard("orders", [discarded])
+    lost.discards.add("orders", [discarded])
     for follow in (keep, discards_table.keep):
         follow(lost, Lake(str(tmp_path / "lake")), "orders")  # these tables alone were restored from a copy
     dry = scene.run("rebuild-all", "orders")
@@ -138,7 +138,7 @@ def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_
     assert done.exit_code == 0, done.output
     assert [(loss.offsets, loss.accepted_by) for loss in scene.ledger.losses("orders")] == [(OffsetRange(0, 4), "ann")]
     assert [replace(one, number=0) for one in scene.ledger.erasures.of("orders")] == [erasure]
-    assert scene.ledger.discards("orders") == [discarded]
+    assert scene.ledger.discards.of("orders") == [discarded]
     assert scene.ledger.erasures.of_key("orders", "e" * 64) == {}, "of slices that are gone nothing is left to do"
     scene.tick()
     scene.ensure_each_once(offsets(0, 4, 10))

@@ -140,7 +140,7 @@ def test_the_alerts_of_what_nothing_declares_any_more_end(tmp_path: Path, monkey
         assert tick(number, mine if number % 2 else other) == []
     ended = {number: found for number in range(7, 40) if (found := tick(number, mine))}
     assert ended == {6 + 27: sorted(("recovery", *one) for one in names)}, "a day after the last tick of the other"
-    assert [one.stream for one in ledger.alerts().values()] == ["orders"]
+    assert [one.stream for one in ledger.alerts.open().values()] == ["orders"]
 
 
 def test_streams_without_time_or_change_keep_their_alerts(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_streams_without_time_or_change_keep_their_alerts(ledger: Ledger, monkey
         seen.clear()
         outputs = alerts.tick(ledger, unused, unused, streams, lambda _: None, begin=begin, resting=resting)
         found.append(
-            ("".join(seen), outputs.begin, "".join(outputs.calm), [one.stream for one in ledger.alerts().values()])
+            ("".join(seen), outputs.begin, "".join(outputs.calm), [one.stream for one in ledger.alerts.open().values()])
         )
         begin = outputs.begin
     assert found == [("ab", "c", "a", ["b"]), ("cd", "a", "cd", ["b"]), ("ac", "d", "ac", ["b"])]

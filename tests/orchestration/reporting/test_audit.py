@@ -41,7 +41,7 @@ def written(tmp_path: Path) -> Written:
     made.add("dlq", MAIN, [6, 7, 8, 9])
     made.prove(RETRIED, {"raw": 2, "events": 1, "rejects": 0, "current": 1})
     made.add("events", RETRIED, [6], retries=1)
-    made.ledger.discard("orders", [Discard(Origin("orders", 0, 0, 9), "garbage", "ann", NOW)])
+    made.ledger.discards.add("orders", [Discard(Origin("orders", 0, 0, 9), "garbage", "ann", NOW)])
     return made
 
 
@@ -55,7 +55,7 @@ def test_every_origin_has_one_end(written: Written) -> None:
 
 def test_what_was_abandoned_while_a_copy_of_it_was_under_way_has_that_end(written: Written) -> None:
     """The tier that it was sent back to supersedes the copy; it was reported as waiting there for ever."""
-    written.ledger.discard(
+    written.ledger.discards.add(
         "orders", [Discard(Origin("orders", 0, 0, offset), "garbage", "ann", NOW) for offset in (6, 7)]
     )
     ends = written.ends()

@@ -26,6 +26,7 @@ from highwater.orchestration.reporting.open_metrics import FAMILIES, Metrics, me
 from highwater.plans import Generation, Loss
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.database import Database
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 from tests.orchestration.reporting.open_metrics_text import read
@@ -100,7 +101,7 @@ def written(tmp_path: Path) -> Written:
     made.add("events", RETRIED, [8], retries=1)
     made.write()
     made.ledger.record_loss([Loss("orders", "orders", 0, 1, OffsetRange(0, 5), "expired", "ann", NOW)])
-    made.ledger.record_alerts(
+    made.ledger.alerts.record(
         {
             ("orders", "parked records"): Alert("orders", "parked records", "7", "5", "look", since=NOW),
             (DEPLOYMENT, "c"): Alert(DEPLOYMENT, "circuit breaker of Kafka", "open", "closed", "start it", since=NOW),
@@ -268,8 +269,7 @@ def test_without_the_ledger_nobody_knows_what_is_unread(written: Written, monkey
     def away(*_: object) -> None:
         raise DependencyAwayError("the ledger does not answer", remedy="start it")
 
-    for question in ("slices", "planned", "losses", "alerts", "discards"):
-        monkeypatch.setattr(Ledger, question, away)
+    monkeypatch.setattr(Database, "reading", away)
     numbers = read(asked(written.ledger, broker(), written.lake).text)
     assert numbers["highwater_up"] == {("ledger",): 0, ("kafka",): 1, ("lake",): 1}
     known = {"highwater_up", "highwater_last_stable_offset", "highwater_stream_measured"}

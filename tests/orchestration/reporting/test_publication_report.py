@@ -220,7 +220,7 @@ def test_explain_reports_what_became_of_a_slice(scene: PublishingScene) -> None:
     scene.log.breaks = f"committed {scene.log.commits + 1}"
     with pytest.raises(Broken):
         tables.publish(second)
-    tables.ledger.record_publication("orders", "orders.accepted", Publication(2, 2, NOON))
+    tables.ledger.publications.record("orders", "orders.accepted", Publication(2, 2, NOON))
     why, mark = reported(second)
     assert why == "not sent: it is in the batch that is being sent, or that broke off"
     assert mark.startswith(

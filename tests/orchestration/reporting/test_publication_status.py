@@ -74,7 +74,7 @@ def test_killed_at_every_point_each_reject_is_published_once(bench: Bench) -> No
         publishing.forget()
     assert publishing.children.end() == 0
     publishing.ensure_each_once()
-    published = bench.ledger.publications([publishing.slice_.key])[publishing.slice_.key]
+    published = bench.ledger.publications.of([publishing.slice_.key])[publishing.slice_.key]
     assert published.sent == RECORDS
 
 

@@ -293,9 +293,9 @@ def test_status_reports_that_nobody_measures_alerts(bootstrap: str, topic: Topic
     scene = Scene(bootstrap, topic(), tmp_path)
     text = "no alert was measured since"
     assert text not in scene.run("status", "orders").output, "nobody ever did"
-    scene.ledger.watch(["orders"], datetime.now(UTC) - timedelta(minutes=29))
+    scene.ledger.alerts.watch(["orders"], datetime.now(UTC) - timedelta(minutes=29))
     assert text not in scene.run("status", "orders").output
-    scene.ledger.watch(["orders"], datetime.now(UTC) - timedelta(minutes=31))
+    scene.ledger.alerts.watch(["orders"], datetime.now(UTC) - timedelta(minutes=31))
     shown = scene.run("status", "orders")
     assert (shown.exit_code, text in shown.output) == (0, True)
     assert json.loads(scene.run("status", "orders", "--json").output)[0]["alerts_measured_at"] is not None

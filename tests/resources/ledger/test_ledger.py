@@ -457,19 +457,19 @@ def test_a_holder_that_hung_learns_that_its_lease_is_gone(url: str) -> None:
 
 def test_what_was_published_never_goes_back(ledger: Ledger) -> None:
     for attempt, sent in ((1, 5), (1, 3), (2, 1), (1, 9)):
-        ledger.record_publication("orders", "orders@0000000", Publication(attempt, sent, NOON))
-    assert ledger.publications(["orders@0000000", "orders@0000001"]) == {"orders@0000000": Publication(2, 1, NOON)}
+        ledger.publications.record("orders", "orders@0000000", Publication(attempt, sent, NOON))
+    assert ledger.publications.of(["orders@0000000", "orders@0000001"]) == {"orders@0000000": Publication(2, 1, NOON)}
 
 
 def test_what_was_seen_of_gaps_first_stays(ledger: Ledger) -> None:
     first = Gaps("d" * 64, 5, 2, 0, 0, 1, "delete", NOON)
     later = replace(first, digest="e" * 64, unseen=8, cleanup_policy="compact")
-    assert ledger.record_gaps(slice_(0), first)
-    assert not ledger.record_gaps(slice_(0), later)
-    assert ledger.record_gaps(slice_(1), replace(later, cleanup_policy=None))
-    assert ledger.gaps([slice_(0).key, slice_(7).key]) == {slice_(0).key: first}
-    assert ledger.cleanup_policies(slice_(0).topic_id) == {"delete", None}
-    assert ledger.cleanup_policies("another topic") == set()
+    assert ledger.gaps.record(slice_(0), first)
+    assert not ledger.gaps.record(slice_(0), later)
+    assert ledger.gaps.record(slice_(1), replace(later, cleanup_policy=None))
+    assert ledger.gaps.of([slice_(0).key, slice_(7).key]) == {slice_(0).key: first}
+    assert ledger.gaps.cleanup_policies(slice_(0).topic_id) == {"delete", None}
+    assert ledger.gaps.cleanup_policies("another topic") == set()
 
 
 def test_the_slice_before_is_of_the_same_topic_and_generation(ledger: Ledger) -> None:

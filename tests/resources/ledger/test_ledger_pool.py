@@ -151,7 +151,7 @@ def test_the_grants_of_the_page_are_enough_for_work_and_too_few_for_the_schema(p
             assert ledger.record_loss([Loss("orders", "orders", 0, 0, OffsetRange(9, 12), "expired", "ann", NOON)])
             with ledger.lease("commit", seconds=30) as lease:
                 lease.check()
-            ledger.record_alerts({})
+            ledger.alerts.record({})
             with pytest.raises(sa.exc.ProgrammingError, match="must be owner"):
                 ask(writer, "ALTER TABLE slices ADD COLUMN note TEXT")
             made.unchecked.dispose()

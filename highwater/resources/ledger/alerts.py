@@ -1,0 +1,47 @@
+"""Alerts: the open ones, and what somebody watches over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from sqlalchemy import delete, insert, select, update
+
+from highwater.alerting import Alert
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import LedgerPart
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+class Alerts(LedgerPart):
+    """The alerts of a ledger."""
+
+    def open(self) -> dict[tuple[str, str], Alert]:
+        """The open alerts of all streams by stream and condition, the oldest first."""
+        table = schema.alerts
+        with self._database.reading() as connection:
+            found = [Alert(**row._mapping) for row in connection.execute(select(table).order_by(table.c.since))]  # noqa: SLF001 - SQLAlchemy's public name
+        return {(alert.stream, alert.what): alert for alert in found}
+
+    def record(self, open_: Mapping[tuple[str, str], Alert]) -> None:
+        """Store these alerts, and no others."""
+        table = schema.alerts
+        with self._database.writing() as connection:
+            connection.execute(delete(table))
+            if open_:
+                connection.execute(insert(table), [vars(alert) for alert in open_.values()])
+
+    def watched(self) -> dict[str, datetime]:
+        """The watched names of alerts, and when somebody last watched over each, in UTC."""
+        with self._database.reading() as connection:
+            return {row.name: row.at for row in connection.execute(select(schema.watched))}
+
+    def watch(self, names: Collection[str], now: datetime) -> None:
+        """Record that these are watched over now."""
+        table = schema.watched
+        with self._database.writing() as connection:
+            for name in names:
+                if connection.execute(update(table).where(table.c.name == name).values(at=now)).rowcount == 0:
+                    connection.execute(insert(table).values(name=name, at=now))

@@ -1,0 +1,60 @@
+"""Discards: records that a person decided to drop from the DLQ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sqlalchemy import func, insert, select
+
+from highwater.plans import Discard
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import LedgerPart
+from highwater.resources.ledger.rows import discard_of, discard_row
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+class Discards(LedgerPart):
+    """The discards of a ledger."""
+
+    def add(self, stream: str, discards: Sequence[Discard]) -> int:
+        """Record that a person discarded records; returns how many are new. A record keeps its first reason."""
+        table = schema.discards
+        known = {discard.origin for discard in self.of(stream)}
+        fresh = {discard.origin: discard for discard in discards if discard.origin not in known}
+        if fresh:
+            with self._database.writing() as connection:
+                connection.execute(insert(table), [discard_row(stream, discard) for discard in fresh.values()])
+        return len(fresh)
+
+    def until(self, stream: str) -> datetime | None:
+        """The last time at which a record of a stream was discarded, in UTC; None if none ever was."""
+        table = schema.discards
+        with self._database.reading() as connection:
+            return connection.execute(
+                select(func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
+            ).scalar()
+
+    def reported(self, stream: str) -> tuple[int, datetime | None]:
+        """The number of discarded records of a stream, and when the last was, in UTC."""
+        table = schema.discards
+        totals = select(func.count(), func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
+        with self._database.reading() as connection:
+            many, last = connection.execute(totals).one()
+            return many, last
+
+    def of(self, stream: str, within: tuple[int, int] | None = None) -> list[Discard]:
+        """The discards of a stream, oldest first.
+
+        Args:
+            stream: the stream's name.
+            within: the first and the last offset of the origins; all if None.
+        """
+        table = schema.discards
+        query = select(table).where(table.c.stream == stream).order_by(table.c.discarded_at)
+        if within is not None:
+            query = query.where(table.c.origin_offset.between(*within))
+        with self._database.reading() as connection:
+            return [discard_of(row) for row in connection.execute(query)]

@@ -1,0 +1,43 @@
+"""Gaps: why offsets of a slice have no record, as it was seen at the first look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sqlalchemy import insert, select
+from sqlalchemy.exc import IntegrityError
+
+from highwater.resources.ledger import schema
+from highwater.resources.ledger.database import LedgerPart
+from highwater.resources.ledger.engine import rows_of
+from highwater.resources.ledger.rows import gaps_of, gaps_row
+
+if TYPE_CHECKING:
+    from highwater.gaps import Gaps
+    from highwater.slices import Slice
+
+
+class RecordedGaps(LedgerPart):
+    """The explained gaps of a ledger."""
+
+    def of(self, keys: Sequence[str]) -> dict[str, Gaps]:
+        """The explanation of the gaps of these slices at the first look; slices never looked at are absent."""
+        with self._database.reading() as connection:
+            return {row.slice_key: gaps_of(row) for row in rows_of(connection, schema.gaps, keys)}
+
+    def record(self, slice_: Slice, gaps: Gaps) -> bool:
+        """Record the explanation of a slice's gaps; False if one is recorded already: evidence vanishes."""
+        try:
+            with self._database.writing() as connection:
+                connection.execute(insert(schema.gaps).values(gaps_row(slice_, gaps)))
+                return True
+        except IntegrityError:
+            return False
+
+    def cleanup_policies(self, topic_id: str) -> set[str | None]:
+        """The values of `cleanup.policy` that the topic was seen with when gaps of its slices were looked at."""
+        table = schema.gaps
+        query = select(table.c.cleanup_policy).where(table.c.topic_id == topic_id).distinct()
+        with self._database.reading() as connection:
+            return set(connection.execute(query).scalars())
