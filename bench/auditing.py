@@ -154,7 +154,7 @@ def _audit(world: World, records: int) -> tuple[Ended, Row]:
     bed = world.fresh(stream)
     maker = Maker(stream, bed.lake, bed.ledger, topic_id, records, WIDTH)
     maker.write()
-    _reach(world, stream.topic, bed.ledger.planned_end(stream.name, stream.topic))
+    _reach(world, stream.topic, bed.ledger.topics.planned_end(stream.name, stream.topic))
     ended = _run(world, bed, "audit", "--versions", "--keys")
     print(f"  audit: {ended.seconds:.1f} s, {ended.gigabytes:.2f} GB, errors {ended.page['errors']}", flush=True)
     if ended.page["ends"]["produced"] != maker.records:

@@ -181,7 +181,9 @@ class Maker:
     def write(self) -> None:
         """Write plans and tables."""
         starts: dict[int, int | None] = dict.fromkeys(range(PARTITIONS), 0)
-        self.ledger.open_generation(Generation(self.stream.name, self.stream.topic, self.topic_id, 0, starts, BEGIN))
+        self.ledger.topics.open_generation(
+            Generation(self.stream.name, self.stream.topic, self.topic_id, 0, starts, BEGIN)
+        )
         batch: list[Chunk] = []
         for chunk in self.chunks():
             self.records += len(chunk.content)

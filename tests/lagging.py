@@ -48,7 +48,7 @@ class Deployed:
         self.lake = Lake(str(folder / "lake"))
         self.topic = topic
         self.kafka: Any = FakeCluster()
-        self.ledger.open_generation(Generation("orders", topic, "A", 0, {0: 0, 1: 0}, NOW))
+        self.ledger.topics.open_generation(Generation("orders", topic, "A", 0, {0: 0, 1: 0}, NOW))
         at = [OffsetRange(10 * n, 10 * n + 10) for n in range(slices)]
         self.slices = [Slice("orders", topic, "A", 0, n, {0: r, 1: r}, NOW) for n, r in enumerate(at)]
         self.ledger.add(self.slices)

@@ -160,7 +160,7 @@ class World:
         self.slice_commits: dict[str, dict[str, SliceCommit]] = {table: {} for table in tables}
         starts = dict.fromkeys(range(max([2, *widths])), 0)
         for topic in ("orders", TIER):
-            self.ledger.open_generation(Generation("orders", topic, ID, 0, starts, NOON))
+            self.ledger.topics.open_generation(Generation("orders", topic, ID, 0, starts, NOON))
         self.ledger.add(self.slices)
         for one in self.copies:
             self._day = one.ordinal

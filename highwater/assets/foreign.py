@@ -41,14 +41,14 @@ def seen_now(work: Work) -> dict[str, int]:
     where = (work.stream.name, work.stream.topic)
     return {
         DLQ_SEEN: -1 if published is None else published.version(),
-        GENERATIONS_SEEN: len(work.ledger.generations(*where)),
+        GENERATIONS_SEEN: len(work.ledger.topics.generations(*where)),
         LOSSES_SEEN: len(work.ledger.losses(*where)),
     }
 
 
 def main_log(ledger: Ledger, stream: Stream, seen: Mapping[str, int] | None = None) -> foreign.MainLog:
     """The main topic's log, with the generations and losses that were seen; all of today if that is None."""
-    generations = ledger.generations(stream.name, stream.topic)
+    generations = ledger.topics.generations(stream.name, stream.topic)
     losses = ledger.losses(stream.name, stream.topic)
     if seen is not None:
         generations, losses = generations[: seen[GENERATIONS_SEEN]], losses[: seen[LOSSES_SEEN]]

@@ -124,7 +124,7 @@ def _record_expired(work: Work, left: Mapping[str, Slice], committed: CommittedS
     never_read = [slice_ for key, slice_ in left.items() if key not in committed.slice_commits and slice_.offsets]
     found = False
     for topic in sorted({slice_.topic for slice_ in never_read}):
-        planned = work.ledger.planned(work.stream.name, topic)
+        planned = work.ledger.topics.planned(work.stream.name, topic)
         try:
             expired = expired_slices(work.kafka, topic, [slice_ for slice_ in never_read if slice_.topic == topic])
         except TopicAbsentError:

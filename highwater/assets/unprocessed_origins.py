@@ -39,7 +39,7 @@ def _undecided(work: Work, seen: Mapping[str, int]) -> Undecided | None:
         DependencyAwayError: the ledger or the lake could not be read.
     """
     where = (work.stream.name, work.stream.topic)
-    generations, losses = work.ledger.generations(*where), work.ledger.losses(*where)
+    generations, losses = work.ledger.topics.generations(*where), work.ledger.losses(*where)
     known, lost = generations[: seen.get(GENERATIONS_SEEN, 0)], losses[: seen.get(LOSSES_SEEN, 0)]
     if not known:
         return None

@@ -36,7 +36,9 @@ def unreadable_slices(work: Work, left: Mapping[str, Slice], committed: Committe
 
     The remedy of a slice that was never read destroys something: two looks agree on its problem, with all leaders.
     """
-    generations = {topic: work.ledger.generations(work.stream.name, topic) for topic in {s.topic for s in work.slices}}
+    generations = {
+        topic: work.ledger.topics.generations(work.stream.name, topic) for topic in {s.topic for s in work.slices}
+    }
     wanted = [slice_ for slice_ in left.values() if slice_.offsets]
     overtaken_ = {s.key: problem for s in wanted if (problem := _overtaken(work.stream, s, generations[s.topic]))}
     sound = [slice_ for slice_ in wanted if slice_.key not in overtaken_]

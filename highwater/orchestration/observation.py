@@ -91,7 +91,9 @@ def look(kafka: "Kafka", ledger: "Ledger", stream: "Stream") -> list[Position]:
         TopicVanishedError, TopicAbsentError: the topic is not there any more, or never was.
         DependencyAwayError: "Kafka" or the ledger does not answer.
     """
-    return positions(state_of(ledger, kafka, stream, stream.topic), ledger.planned_end(stream.name, stream.topic))
+    return positions(
+        state_of(ledger, kafka, stream, stream.topic), ledger.topics.planned_end(stream.name, stream.topic)
+    )
 
 
 def topic_asset(stream: "Stream") -> dg.AssetsDefinition:

@@ -74,7 +74,7 @@ def vanished(
     """
     if topic == stream.parked_topic:
         return _parked(stream) if ledger.publications.ever(stream.name) else None
-    planned = ledger.planned(stream.name, topic)
+    planned = ledger.topics.planned(stream.name, topic)
     return None if planned is None else planned_topic_gone(stream, planned, absent)
 
 

@@ -346,7 +346,9 @@ def test_a_copy_of_what_is_not_decided_yet_is_none(retried: Bench) -> None:
     topic, tier = bench.stream.topic, bench.stream.tier_topics[0]
     bench.send(order_message("o1", 1, customer_id="late"), order_message("o2", 1), order_message("o3", 1))
     slice_ = bench.plan(0, p0=(0, 1))
-    bench.ledger.open_generation(Generation("orders", topic, slice_.topic_id, 0, {0: 0, 1: 0, 2: 0}, datetime.now(UTC)))
+    bench.ledger.topics.open_generation(
+        Generation("orders", topic, slice_.topic_id, 0, {0: 0, 1: 0, 2: 0}, datetime.now(UTC))
+    )
     bench.materialise(slice_)
     waiting = bench.plan(1, p0=(1, 2), p1=(0, 0), p2=(0, 0))
     [(_, _, _, headers)] = published(bench.bootstrap, tier)

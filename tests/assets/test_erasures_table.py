@@ -24,6 +24,7 @@ from highwater.orchestration.operations.erasing import ErasureRequest
 from highwater.orchestration.operations.rebuilding import Rebuilt
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
+from highwater.resources.ledger.restoring import restore_plans
 from highwater.slices import OffsetRange
 from tests.erasure_commits import Committed
 from tests.world import FIRST, NOON, RETRIED, STREAM, World, slice_
@@ -79,7 +80,7 @@ def test_the_table_follows_the_ledger_and_only_grows(tmp_path: Path) -> None:
     assert keep(other, lake, "orders") == 1, "a ledger that knows less takes nothing away"
     assert [one.erasure.erased_by for one in read(lake, "orders")] == ["ann", "bob"]
     for _ in range(2):
-        other.restore([], [], {}, [], {}, erasures=read(lake, "orders"))
+        restore_plans(other.database, [], [], {}, [], {}, erasures=read(lake, "orders"))
     assert [(one.digest, one.erased_by) for one in other.erasures.of("orders")] == [
         (digest_of(b"o6"), "bob"),
         (O5, "ann"),

@@ -138,7 +138,7 @@ def test_a_stream_under_another_name_is_reported_whose_the_topic_is(
         return Planner(ledger, kafka).tick(view, NOW)
 
     def opened(stream: Stream) -> None:
-        assert ledger.open_generation(Generation(stream.name, topic, "A", 0, {0: 0}, NOW))
+        assert ledger.topics.open_generation(Generation(stream.name, topic, "A", 0, {0: 0}, NOW))
 
     opened(EAGER)
     assert tick(EAGER).slices

@@ -302,12 +302,14 @@ def test_what_the_main_topic_never_reads_has_a_namespace_of_its_own(found: Named
 def test_the_ledger_says_what_its_slices_read_and_an_older_look_can_be_had_again(tmp_path: Path) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     first = replace(generation(0, p0=0), stream=STREAM.name)
-    ledger.open_generation(first)
+    ledger.topics.open_generation(first)
     slice_ = Slice(STREAM.name, "orders", "a", 0, 0, {0: OffsetRange(0, 8), 1: OffsetRange(0, 5)}, NOW)
     assert ledger.add([slice_], [lost(0, 0, 8, 12)])
-    assert main_log(ledger, STREAM) == MainLog([*ledger.generations("orders", "orders")], [lost(0, 0, 8, 12)], {})
-    [moved] = ledger.generations("orders", "orders")
-    assert ledger.open_generation(replace(generation(1, 10, "b", p0=0), first_ordinal=1), seen=moved)
+    assert main_log(ledger, STREAM) == MainLog(
+        [*ledger.topics.generations("orders", "orders")], [lost(0, 0, 8, 12)], {}
+    )
+    [moved] = ledger.topics.generations("orders", "orders")
+    assert ledger.topics.open_generation(replace(generation(1, 10, "b", p0=0), first_ordinal=1), seen=moved)
     assert main_log(ledger, STREAM).ends == {0: {0: 12, 1: 5}}
     before = main_log(ledger, STREAM, {"generations_seen": 1, "losses_seen": 0})
     assert (len(before.generations), before.losses, before.ends) == (1, [], {})

@@ -113,7 +113,7 @@ class Watched:
             self.errors.append(error)
 
     def planned(self) -> dict[int, int]:
-        found = self.ledger.planned(self.stream.name, TOPIC)
+        found = self.ledger.topics.planned(self.stream.name, TOPIC)
         return {} if found is None else dict(found.ends)
 
 
@@ -138,7 +138,7 @@ def test_leaders_that_are_away_are_no_loss(
         return len(watched.planned()) == PARTITIONS
 
     wait_until(begun, 60, "the first plan")
-    [before] = watched.ledger.generations("orders", TOPIC)
+    [before] = watched.ledger.topics.generations("orders", TOPIC)
     watched.errors.clear()
     began, round_ = time.monotonic(), 0
     # On a busy machine a look may take as long as brokers are away: rounds go on until one has seen it.
@@ -159,8 +159,8 @@ def test_leaders_that_are_away_are_no_loss(
     assert [error for error in watched.errors if not isinstance(error, TemporaryError)] == []
     offered = [text for text in [*watched.texts, *map(str, watched.errors)] if any(d in text for d in DESTRUCTIVE)]
     assert offered == []
-    assert watched.ledger.generations("orders", TOPIC)[0].starts == before.starts
-    assert len(watched.ledger.generations("orders", TOPIC)) == 1
+    assert watched.ledger.topics.generations("orders", TOPIC)[0].starts == before.starts
+    assert len(watched.ledger.topics.generations("orders", TOPIC)) == 1
     assert watched.ledger.losses() == []
 
     def all_planned() -> bool:
@@ -169,7 +169,7 @@ def test_leaders_that_are_away_are_no_loss(
         return not state.unled and watched.planned() == {p: seen.last_stable for p, seen in state.partitions.items()}
 
     wait_until(all_planned, 120, "the whole topic to be planned")
-    assert len(watched.ledger.generations("orders", TOPIC)) == 1
+    assert len(watched.ledger.topics.generations("orders", TOPIC)) == 1
 
 
 def stop(broker: EmbeddedBroker, sign: signal.Signals) -> None:

@@ -160,11 +160,11 @@ def test_a_slice_is_not_read_again_where_a_later_generation_counts_its_offsets_a
     send(bench, 1, 2, 3)
     slice_ = tick(bench)
     raw.materialise(bench.work(slice_))
-    planned = bench.ledger.planned(bench.stream.name, bench.stream.topic)
+    planned = bench.ledger.topics.planned(bench.stream.name, bench.stream.topic)
     assert planned is not None
     before = planned.generation
     later = Generation(before.stream, before.topic, before.topic_id, 1, {0: 1, 1: 0, 2: 0}, datetime.now(UTC), "ann")
-    assert bench.ledger.open_generation(later, seen=before)
+    assert bench.ledger.topics.open_generation(later, seen=before)
     [report] = raw.materialise(bench.work(slice_))
     assert "rows kept as they are" in (report.note or "")
     assert "generation 1 begins at 1" in (report.note or "")

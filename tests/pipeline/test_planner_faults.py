@@ -401,7 +401,7 @@ def test_a_plan_is_not_stored_over_a_loss_that_was_accepted_meanwhile(scene: Sce
     """A planner that looked before a loss was accepted must not store a plan over it."""
     scene.write(4)
     scene.tick()
-    seen = scene.ledger.planned("orders", scene.topic)
+    seen = scene.ledger.topics.planned("orders", scene.topic)
     assert seen is not None
     scene.recreate()
     accept_loss(scene.ledger, scene.kafka, scene.stream, list, by="ann", now=datetime.now(UTC), dry=False)
@@ -436,7 +436,7 @@ def test_what_a_hanging_transaction_holds_back_is_reported_before_and_after_rete
         return alert_inputs.StreamInputs(scene.ledger, scene.kafka, Lake(str(tmp_path / "lake")), scene.stream)
 
     assert scene.tick().slices == ()
-    status = topic_status(scene.kafka, scene.stream, scene.ledger.planned("orders", scene.topic))
+    status = topic_status(scene.kafka, scene.stream, scene.ledger.topics.planned("orders", scene.topic))
     assert (status.lag, status.held_back) == (100, 100)
     assert "lag 100, 100 of it held back by open transactions" in status.lines[0]
     look = observation.of_topic(observation.look(scene.kafka, scene.ledger, scene.stream))

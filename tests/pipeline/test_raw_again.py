@@ -32,7 +32,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     import pyarrow as pa
 
     ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
-    ledger.open_generation(Generation("orders", "orders", "A", 0, {0: 0}, NOW))
+    ledger.topics.open_generation(Generation("orders", "orders", "A", 0, {0: 0}, NOW))
     runs = [(MINE, "this"), (OTHER, "another"), (OLD, "")]
     ledger.add([slice_ for slice_, _ in runs])
     ledger.next_attempts([slice_.key for slice_, _ in runs])

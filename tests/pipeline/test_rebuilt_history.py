@@ -146,7 +146,7 @@ def test_a_partition_without_a_leader_is_not_read_and_holds_up_no_other(tmp_path
     both, other = a_slice(0, {0: (10, 20), 1: (0, 10)}), a_slice(1, {0: (20, 30), 1: (10, 10)})
     expired = a_slice(2, {0: (0, 9), 1: (10, 20)})
     deployed = Deployed(tmp_path, Unled("nowhere:1"))
-    deployed.ledger.open_generation(Generation("orders", "orders", "id", 0, {0: 0, 1: 0}, NOON))
+    deployed.ledger.topics.open_generation(Generation("orders", "orders", "id", 0, {0: 0, 1: 0}, NOON))
     with pytest.raises(DependencyAwayError, match="partitions 1 of orders have no leader") as caught:
         deployed.materialise(both)
     assert both.key in str(caught.value)

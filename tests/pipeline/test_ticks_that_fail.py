@@ -55,7 +55,7 @@ class Cluster:
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     made = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    made.open_generation(Generation("orders", "orders", "A", 0, dict.fromkeys(range(5), 0), NOW))
+    made.topics.open_generation(Generation("orders", "orders", "A", 0, dict.fromkeys(range(5), 0), NOW))
     made.add([Slice("orders", "orders", "A", 0, 0, {p: OffsetRange(0, 5) for p in range(5)}, NOW)])
     made.breakers.settle("orders", (), lambda *_: (OPEN, ()))
     return made
@@ -125,7 +125,7 @@ def test_tiers_that_stopped_are_reported_together_and_behind_what_is_paused(
 
     stream = replace(STREAM, tiers=tuple(timedelta(seconds=n) for n in (10, 20, 30)))
     for topic in stream.tier_topics:
-        ledger.open_generation(Generation("orders", topic, "A", 0, {0: 0}, NOW))
+        ledger.topics.open_generation(Generation("orders", topic, "A", 0, {0: 0}, NOW))
     ledger.paused.pause("orders", Pause(stream.tier_topics[2], NOW, "ann", "a test"))
     tick = stream_ticks.plan_retries(instance, SimpleNamespace(**opened(ledger=ledger, kafka=FakeTopics())), stream)
     assert isinstance(tick.error, TopicVanishedError)

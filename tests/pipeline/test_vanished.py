@@ -67,7 +67,7 @@ def ledger(tmp_path: Path) -> Ledger:
     """The main topic, the tier and the topic of another system were planned to offset 5."""
     made = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     for topic in ("orders", TIER, OTHERS):
-        made.open_generation(Generation("orders", topic, "A", 0, {0: 0}, NOW))
+        made.topics.open_generation(Generation("orders", topic, "A", 0, {0: 0}, NOW))
         made.add([Slice("orders", topic, "A", 0, 0, {0: OffsetRange(0, 5)}, NOW)])
     return made
 
@@ -146,7 +146,7 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_recreated_at_once(
         unreadable_slices.unreadable_slices(work, {slice_.key: slice_}, SimpleNamespace(slice_commits={}))  # type: ignore[arg-type]
 
     def status() -> None:
-        [error] = topic_status(kafka, STREAM, ledger.planned("orders", "orders")).errors
+        [error] = topic_status(kafka, STREAM, ledger.topics.planned("orders", "orders")).errors
         raise error
 
     ways: dict[str, Callable[[], object]] = {
@@ -275,7 +275,7 @@ def waits(tmp_path: Path) -> Written:
     made.add("rejects", MAIN, range(4, 10), next_topic=TIER_TOPIC)
     made.add("dlq", MAIN, range(4, 10), published_at=NOW)
     made.ledger.add([MAIN])
-    made.ledger.open_generation(Generation("orders", TIER_TOPIC, "A", 0, {0: 0}, NOW))
+    made.ledger.topics.open_generation(Generation("orders", TIER_TOPIC, "A", 0, {0: 0}, NOW))
     return made
 
 
@@ -287,20 +287,20 @@ def test_what_waited_on_a_topic_that_was_recreated_is_reported_as_lost(waits: Wr
     """It was counted as waiting for ever."""
     ends = waits.ends()
     assert (ends.waiting[TIER_TOPIC], ends.stranded) == (6, {})
-    waits.ledger.open_generation(Generation("orders", TIER_TOPIC, "B", 1, {0: 0}, NOW + timedelta(hours=1)))
+    waits.ledger.topics.open_generation(Generation("orders", TIER_TOPIC, "B", 1, {0: 0}, NOW + timedelta(hours=1)))
     ends = waits.ends()
     assert (ends.waiting[TIER_TOPIC], ends.stranded, ends.error) == (0, {TIER_TOPIC: 6}, None)
     assert [f"lost with {TIER_TOPIC}, to be reclaimed", "6"] in ends.rows
 
 
 def test_what_was_published_to_the_new_topic_waits(waits: Written) -> None:
-    waits.ledger.open_generation(Generation("orders", TIER_TOPIC, "B", 1, {0: 0}, NOW))
+    waits.ledger.topics.open_generation(Generation("orders", TIER_TOPIC, "B", 1, {0: 0}, NOW))
     assert waits.ends().waiting[TIER_TOPIC] == 6
 
 
 def test_while_a_slice_of_before_is_not_decided_what_waits_may_be_in_it(waits: Written) -> None:
     waits.ledger.add([a_retry(NOW)])
-    waits.ledger.open_generation(Generation("orders", TIER_TOPIC, "B", 1, {0: 0}, NOW + timedelta(hours=1)))
+    waits.ledger.topics.open_generation(Generation("orders", TIER_TOPIC, "B", 1, {0: 0}, NOW + timedelta(hours=1)))
     assert waits.ends().stranded == {}
     waits.prove(a_retry(NOW), {"raw": 2, "events": 2, "rejects": 0})
     waits.add("events", a_retry(NOW), [4, 5], retries=1)
@@ -317,7 +317,7 @@ def test_behind_a_loss_the_rest_of_the_tier_is_read_first(waits: Written, tmp_pa
     hole = replace(hole, recorded_at=long_ago)
     earlier = Written(tmp_path / "earlier")
     earlier.rows, earlier.slice_commits = waits.rows, waits.slice_commits
-    earlier.ledger.open_generation(Generation("orders", TIER_TOPIC, "A", 0, {0: 0}, NOW))
+    earlier.ledger.topics.open_generation(Generation("orders", TIER_TOPIC, "A", 0, {0: 0}, NOW))
     earlier.ledger.record_loss([hole])
     assert earlier.ends().stranded == {TIER_TOPIC: 6}
 
@@ -339,8 +339,8 @@ def test_what_is_lost_is_reclaimed_by_the_topic_that_it_was_published_to(tmp_pat
         *where, ReclaimRequest(sure=True, by="ann", because="the tier was deleted", on=[second]), reported.append
     )
     assert ([*found.meant], found.slices) == ([X], [FIRST.key])
-    late.open_generation(Generation("orders", second, "A" * 22, 0, {0: 0}, NOW))
-    late.open_generation(Generation("orders", second, "B" * 22, 1, {0: 0}, datetime.now(UTC)))
+    late.topics.open_generation(Generation("orders", second, "A" * 22, 0, {0: 0}, NOW))
+    late.topics.open_generation(Generation("orders", second, "B" * 22, 1, {0: 0}, datetime.now(UTC)))
     ends = count_ends(*where)
     assert (ends.stranded, ends.reclaimed, ends.error) == ({}, 1, None)
 

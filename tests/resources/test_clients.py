@@ -254,7 +254,7 @@ def test_after_slices_no_group_but_marks_and_the_mirror_has_an_offset(bench: Ben
     topic, admin = bench.stream.topic, AdminClient({"bootstrap.servers": bench.bootstrap})
     bench.send(*[order_message("o1", n + 1, customer_id="c1" if n else "late") for n in range(3)])
     topic_id = bench.kafka.topic_state(topic).topic_id
-    bench.ledger.open_generation(Generation("reported", topic, topic_id, 0, {0: 0}, datetime.now(UTC)))
+    bench.ledger.topics.open_generation(Generation("reported", topic, topic_id, 0, {0: 0}, datetime.now(UTC)))
     slice_ = bench.plan(0, p0=(0, 3))
     for stage in STAGES[:-2]:
         stage.materialise(bench.work(slice_))

@@ -78,7 +78,9 @@ def compare_with_topic(
     """
     wanted = list(slices)
     slice_commits = lake.committed(stream.name, "raw", [slice_.key for slice_ in wanted])
-    generations = {topic: ledger.generations(stream.name, topic) for topic in {slice_.topic for slice_ in wanted}}
+    generations = {
+        topic: ledger.topics.generations(stream.name, topic) for topic in {slice_.topic for slice_ in wanted}
+    }
     erased = ledger.erasures.slices([slice_.key for slice_ in wanted])
     # What went by its age is there again where it is compared.
     places = {

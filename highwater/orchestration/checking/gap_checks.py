@@ -225,7 +225,7 @@ def _look(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges) -> Look:
     """
     if not gaps:
         return Look()
-    if overtaken(slice_, ledger.generations(slice_.stream, slice_.topic)):
+    if overtaken(slice_, ledger.topics.generations(slice_.stream, slice_.topic)):
         return Look(unseen=offsets_in(gaps), why="other records occupy its offsets now, which was accepted")
     try:
         state = kafka.topic_state(slice_.topic)

@@ -58,7 +58,7 @@ def _generations(ledger: Ledger, stream: Stream, slices: Iterable[Slice]) -> dic
     found = {
         (topic, generation.number): generation
         for topic in {slice_.topic for slice_ in slices}
-        for generation in ledger.generations(stream.name, topic)
+        for generation in ledger.topics.generations(stream.name, topic)
     }
     unknown = {
         (slice_.topic, slice_.generation): Generation(

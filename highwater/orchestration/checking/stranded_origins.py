@@ -35,7 +35,7 @@ def lost_until(ledger: Ledger, stream: Stream, decided: Collection[str], now: da
     losses = ledger.losses(stream.name)
     for topic, delay in zip(stream.tier_topics, stream.tiers, strict=True):
         mine = [loss for loss in losses if loss.topic == topic]
-        accepted = _accepted(ledger.generations(stream.name, topic), mine, delay)
+        accepted = _accepted(ledger.topics.generations(stream.name, topic), mine, delay)
         if accepted is None or accepted[1] > now:
             continue
         moment, until = accepted

@@ -301,7 +301,7 @@ def accept_loss(
             do not agree on the loss; nothing was recorded.
         TemporaryError: the topic was planned on in the meantime; nothing was recorded.
     """
-    planned = ledger.planned(stream.name, stream.topic)
+    planned = ledger.topics.planned(stream.name, stream.topic)
     if planned is None:
         raise ConfigurationError(
             f"topic {stream.topic} of stream {stream.name} was never planned, so nothing of it can be lost",
@@ -395,7 +395,7 @@ def _record(ledger: Ledger, stream: Stream, found: Acceptance) -> None:
     if found.opened is None:
         stored = ledger.record_loss(found.losses, seen=found.seen)
     else:
-        stored = ledger.open_generation(found.opened, found.losses, seen=found.seen)
+        stored = ledger.topics.open_generation(found.opened, found.losses, seen=found.seen)
     if not stored:
         raise TemporaryError(
             f"topic {stream.topic} was planned on while its loss was worked out",

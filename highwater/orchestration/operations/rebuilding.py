@@ -30,6 +30,7 @@ from highwater.plans import Generation, Loss, Publication
 from highwater.reclaims import Reclaim
 from highwater.resources.commit_log import ensure_all_records_seen, ensure_all_rows_seen
 from highwater.resources.delta import count_in, query
+from highwater.resources.ledger.restoring import restore_plans
 from highwater.slices import OffsetRange, Slice, SliceKey
 
 if TYPE_CHECKING:
@@ -340,7 +341,8 @@ def rebuild_from_lake(
         log(line)
     if sure:
         discards_table.keep(ledger, lake, stream.name)
-        ledger.restore(
+        restore_plans(
+            ledger.database,
             found.generations,
             found.slices,
             found.attempts,

@@ -28,6 +28,7 @@ from highwater.orchestration.operations.rebuilding import highest
 from highwater.orchestration.operations.rebuilding_accepted import OnAccepted
 from highwater.plans import Generation, Loss
 from highwater.resources.groups import group_offsets
+from highwater.resources.ledger.restoring import restore_plans
 from highwater.slices import OffsetRange, SliceKey
 
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ def rebuild_from_kafka(
         log(f"{discarded:,} records that were discarded are known from the table {discards_table.TABLE}")
     if sure:
         discards_table.keep(ledger, lake, stream.name)
-        ledger.restore(generations, [], {}, losses, {}, erasures=erasures)
+        restore_plans(ledger.database, generations, [], {}, losses, {}, erasures=erasures)
     log("restarted: start the sensors" if sure else "a dry run: nothing was written")
     return found
 
@@ -287,7 +288,7 @@ def ensure_nothing_there(ledger: Ledger, lake: Lake, stream: Stream) -> None:
     Raises:
         ConfigurationError: one of them does.
     """
-    planned = [topic for topic in (stream.topic, *stream.delays) if ledger.generations(stream.name, topic)]
+    planned = [topic for topic in (stream.topic, *stream.delays) if ledger.topics.generations(stream.name, topic)]
     slices = sum(count for (name, _), count in ledger.counts().items() if name == stream.name)
     if planned or slices:
         raise ConfigurationError(

@@ -94,9 +94,10 @@ def audit(
     losses = ledger.losses(stream.name)
     lost = _lost(losses, stream.topic)
     waiting = _waiting([slice_ for slice_ in slices if slice_.key not in in_tables.raw], status, losses)
-    committed = committed_ends(ledger.planned(stream.name, stream.topic), slices, in_tables)
+    committed = committed_ends(ledger.topics.planned(stream.name, stream.topic), slices, in_tables)
     found_eras = eras(
-        [slice_ for slice_ in slices if slice_.topic == stream.topic], ledger.generations(stream.name, stream.topic)
+        [slice_ for slice_ in slices if slice_.topic == stream.topic],
+        ledger.topics.generations(stream.name, stream.topic),
     )
     producers, refused = check_producers(kafka, stream, others, facts)
     return Audit(

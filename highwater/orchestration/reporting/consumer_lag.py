@@ -106,7 +106,7 @@ def unread_ages(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, read: 
         TopicAbsentError: there is no such topic.
         DependencyAwayError: Kafka or the ledger is away.
     """
-    state, planned = kafka.topic_state(topic), ledger.planned(stream.name, topic)
+    state, planned = kafka.topic_state(topic), ledger.topics.planned(stream.name, topic)
     # Planned ends of another topic under the same name say nothing of this one.
     same = planned if planned is not None and planned.generation.topic_id == state.topic_id else None
     unread, last = unread_slices(ledger, same, read) if same else ([], None)

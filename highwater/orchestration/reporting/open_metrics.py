@@ -212,7 +212,7 @@ def _slices(found: Metrics, view: Stream, slices: Sequence[Slice] | None, commit
 
 
 def _planned(found: Metrics, ledger: Ledger, view: Stream) -> Planned | None:
-    return found.ask("ledger", lambda: ledger.planned(view.name, view.topic))
+    return found.ask("ledger", lambda: ledger.topics.planned(view.name, view.topic))
 
 
 def _plans(

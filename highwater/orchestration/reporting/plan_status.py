@@ -123,7 +123,7 @@ def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> Waiting | Exception:
 
 
 def _stream_status(ledger: Ledger, kafka: Kafka, stream: Stream, counts: Mapping[tuple[str, str], int]) -> StreamStatus:
-    found = topic_status(kafka, stream, ledger.planned(stream.name, stream.topic))
+    found = topic_status(kafka, stream, ledger.topics.planned(stream.name, stream.topic))
     refused = ledger.breakers.refused(stream.name)
     return replace(
         found,

@@ -56,7 +56,7 @@ def retries_stopped(inputs: StreamInputs) -> Measure:
     if inputs.ledger.paused.parts(stream.name).get(stream.name, {}).keys() & {RETRIES, ALL}:
         return Measure.of_nothing(stream.name, "planning of retries", "a person paused it")
     paused = inputs.ledger.paused.of(stream.name)
-    begun = inputs.ledger.planned(stream.name, stream.topic) is not None
+    begun = inputs.ledger.topics.planned(stream.name, stream.topic) is not None
     for topic in stream.delays if begun else stream.tier_topics:
         if topic in paused:
             continue
@@ -120,7 +120,7 @@ def expired_errors(
     """
     found = []
     for topic in (stream.topic, *stream.delays) if stream.on_expired == "stop" else ():
-        planned = ledger.planned(stream.name, topic)
+        planned = ledger.topics.planned(stream.name, topic)
         unread, _ = unread_slices(ledger, planned, read) if planned is not None else ([], None)
         try:
             expired = expired_slices(kafka, topic, unread)
@@ -164,7 +164,7 @@ def slices_waiting(inputs: StreamInputs) -> Measure | None:
         return None
     unread: list[Slice] = []
     for topic in (stream.topic, *stream.delays):
-        planned = inputs.ledger.planned(stream.name, topic)
+        planned = inputs.ledger.topics.planned(stream.name, topic)
         unread += unread_slices(inputs.ledger, planned, inputs.in_raw)[0][:1] if planned is not None else []
     first = min(unread, key=lambda slice_: slice_.planned_at, default=None)
     age = now - first.planned_at if first is not None else timedelta(0)

@@ -53,7 +53,7 @@ def due_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: Plann
         topic: the tier, or another system's topic.
         tick: what would be planned of it now.
     """
-    planned = ledger.planned(stream.name, topic)
+    planned = ledger.topics.planned(stream.name, topic)
     starts = {p: r.start for p, r in tick.slices[0].ranges.items()} if tick.slices else tick.ends
     waits = {
         p: OffsetRange(start, seen.last_stable)

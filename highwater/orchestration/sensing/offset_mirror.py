@@ -124,7 +124,7 @@ def _looks(ledger: Ledger, kafka: Kafka, stream: Stream, lines: list[str]) -> li
     """The planned topics that exist; the others are reported in `lines`."""
     found = []
     for topic in (stream.topic, *stream.delays):
-        planned = ledger.planned(stream.name, topic)
+        planned = ledger.topics.planned(stream.name, topic)
         if planned is None:
             lines.append(f"{topic}: nothing is planned yet")
             continue
@@ -148,7 +148,7 @@ def _progress(ledger: Ledger, lake: Lake, stream: Stream, one: Looked, has: Offs
         topic_id=one.state.topic_id,
     )
     done = leading(lake, stream, behind[:MOST_A_TICK])
-    generations = ledger.generations(stream.name, one.topic)
+    generations = ledger.topics.generations(stream.name, one.topic)
     last = behind[done - 1] if done else known
     offsets = prefix(behind, {slice_.key for slice_ in behind[:done]}, one.planned, generations)
     return Progress(

@@ -48,7 +48,7 @@ class _Looks:
         self._id = id_of(context.instance)
         self._ledger, kafka = context.resources.ledger.open(), context.resources.kafka.open()
         # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
-        self._plans: dict[tuple[str, str], Planned] = self._ledger.all_planned()
+        self._plans: dict[tuple[str, str], Planned] = self._ledger.topics.all_planned()
         with guarded(kafka_guard(self._ledger, kafka)):
             self._states: dict[str, TopicState] = kafka.topic_states({one for some in topics.values() for one in some})
         self._changed = {

@@ -75,7 +75,7 @@ class Rests:
 
     def __init__(self, context: RoundContext) -> None:
         self._now = context.now
-        self._revisions = context.resources.ledger.open().revisions()
+        self._revisions = context.resources.ledger.open().topics.revisions()
         rests = {name: rest for name, cursor in context.cursors.items() if (rest := Rest.parse(cursor)) is not None}
         ran = _last_changes(context.instance, min((one.since for one in rests.values()), default=None))
         self._at_rest = {

@@ -295,7 +295,7 @@ def tiers_to_plan(stream: Stream, *, begun: bool) -> list[str]:
 
 
 def _is_begun(ledger: Ledger, stream: Stream) -> bool:
-    return not stream.foreign or ledger.planned(stream.name, stream.topic) is not None
+    return not stream.foreign or ledger.topics.planned(stream.name, stream.topic) is not None
 
 
 def _queued(instance: dg.DagsterInstance, stream: Stream) -> int:

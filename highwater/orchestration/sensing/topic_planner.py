@@ -176,7 +176,7 @@ class Planner:
 
     def _look(self, stream: Stream) -> Look:
         # The ledger first: a plan made after a look at Kafka could lie beyond what that look saw.
-        planned = self._ledger.planned(stream.name, stream.topic)
+        planned = self._ledger.topics.planned(stream.name, stream.topic)
         return planned, state_of(self._ledger, self._kafka, stream, stream.topic)
 
     def _is_endangered(self, stream: Stream, planned: Planned, state: TopicState) -> bool:
@@ -229,8 +229,8 @@ class Planner:
             _ensure_own(self._ledger, stream)
             _ensure_never_published(self._kafka, stream)
             first = _first_generation(stream, state, found, now)
-            return Planned.of(first, None, []) if dry or self._ledger.open_generation(first) else None
-        if not dry and not self._ledger.decide_starts(planned.generation, found):
+            return Planned.of(first, None, []) if dry or self._ledger.topics.open_generation(first) else None
+        if not dry and not self._ledger.topics.decide_starts(planned.generation, found):
             return None
         moved = replace(planned.generation, revision=planned.generation.revision + 1)
         return replace(planned, generation=moved, ends={**planned.ends, **found})

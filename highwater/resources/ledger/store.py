@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, and_, cast, func, insert, literal, select, tuple_, update
+from sqlalchemy import BigInteger, cast, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
 from highwater.batching import batched
-from highwater.errors import HighwaterError, LeaseHeldError, UnknownSliceError
-from highwater.plans import Generation, Loss, Planned, ensure_recordable
+from highwater.errors import HighwaterError, UnknownSliceError
+from highwater.plans import Generation, Loss, ensure_recordable
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.alerts import Alerts
 from highwater.resources.ledger.breakers import Breakers
@@ -20,7 +19,7 @@ from highwater.resources.ledger.database import Database
 from highwater.resources.ledger.decisions import Decisions
 from highwater.resources.ledger.discards import Discards
 from highwater.resources.ledger.engine import KEYS_A_STATEMENT, rows_of
-from highwater.resources.ledger.erasures import Erasures, restore
+from highwater.resources.ledger.erasures import Erasures
 from highwater.resources.ledger.exhausted_slices import ExhaustedSlices
 from highwater.resources.ledger.gaps import RecordedGaps
 from highwater.resources.ledger.holds import Holds
@@ -29,30 +28,23 @@ from highwater.resources.ledger.intents import Intents
 from highwater.resources.ledger.leases import Heartbeat, Lease, current_leases, forget, leased
 from highwater.resources.ledger.pauses import PausedTopics
 from highwater.resources.ledger.publications import Publications
-from highwater.resources.ledger.reclaims import Reclaims, reclaim_row
+from highwater.resources.ledger.reclaims import Reclaims
 from highwater.resources.ledger.retired_keys import RetiredKeys
 from highwater.resources.ledger.rows import (
-    generation_of,
-    generation_row,
     loss_of,
-    loss_row,
     slice_of,
     slice_row,
-    starts_plain,
 )
 from highwater.resources.ledger.sensor_faults import SensorFaults
 from highwater.resources.ledger.stalled_slices import StalledSlices
+from highwater.resources.ledger.topics import PlannedTopics, insert_losses, last_slice, move_on
 from highwater.slices import Slice, SliceKey
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from sqlalchemy import Select
-    from sqlalchemy.engine import Connection
 
-    from highwater.erasing import Recorded
-    from highwater.plans import Publication
-    from highwater.reclaims import Reclaim
 
 # A sensor tick shall answer within seconds whatever is away.
 WAIT_SECONDS = 5.0
@@ -97,11 +89,11 @@ class Ledger:
         ensure_recordable([], losses, seen)
         try:
             with self.database.writing() as connection:
-                if seen is not None and not _move_on(connection, seen):
+                if seen is not None and not move_on(connection, seen):
                     return False
                 if slices:
                     connection.execute(insert(schema.slices), [slice_row(slice_) for slice_ in slices])
-                _insert_losses(connection, losses)
+                insert_losses(connection, losses)
                 return True
         except IntegrityError:
             return False
@@ -214,7 +206,7 @@ class Ledger:
     def last(self, stream: str, topic: str) -> Slice | None:
         """The newest slice of a topic, of whatever generation; found by index."""
         with self.database.reading() as connection:
-            return _last(connection, stream, topic)
+            return last_slice(connection, stream, topic)
 
     def last_of_other(self, stream: str, topic: str) -> Slice | None:
         """The newest slice of a topic that another stream planned; the same key cannot be planned a second time."""
@@ -295,89 +287,6 @@ class Ledger:
         with self.database.reading() as connection:
             return {(stream, topic): count for stream, topic, count in connection.execute(query)}
 
-    # Topics
-
-    def planned(self, stream: str, topic: str) -> Planned | None:
-        """The end of a topic's plans, or None if it was never planned; costs the same after any number of slices."""
-        with self.database.reading() as connection:
-            generation = _generation(connection, stream, topic)
-            if generation is None:
-                return None
-            last = _last(connection, stream, topic)
-            table = schema.losses
-            query = select(table).where(
-                table.c.stream == stream, table.c.topic == topic, table.c.generation == generation.number
-            )
-            return Planned.of(generation, last, [loss_of(row) for row in connection.execute(query)])
-
-    def all_planned(self) -> dict[tuple[str, str], Planned]:
-        """The end of the plans of each planned topic of each stream, by stream and topic, by three queries for all."""
-        with self.database.reading() as connection:
-            newest = {(one.stream, one.topic): one for one in _newest_generations(connection)}
-            last = {(slice_.stream, slice_.topic): slice_ for slice_ in _newest_slices(connection)}
-            losses: dict[tuple[str, str], list[Loss]] = {}
-            for row in connection.execute(select(schema.losses)):
-                losses.setdefault((row.stream, row.topic), []).append(loss_of(row))
-        return {of: Planned.of(one, last.get(of), losses.get(of, ())) for of, one in newest.items()}
-
-    def revisions(self) -> dict[str, str]:
-        """For each stream a text that changes with everything that is planned or accepted of its topics."""
-        with self.database.reading() as connection:
-            found: dict[str, list[str]] = {}
-            for one in _newest_generations(connection):
-                found.setdefault(one.stream, []).append(f"{one.topic} {one.number}.{one.revision}")
-        return {stream: ",".join(sorted(topics)) for stream, topics in found.items()}
-
-    def planned_end(self, stream: str, topic: str) -> dict[int, int]:
-        """For each partition the end of the offsets that are planned or recorded as lost."""
-        found = self.planned(stream, topic)
-        if found is not None:
-            return dict(found.ends)
-        last = self.last(stream, topic)
-        return {} if last is None else {partition: offsets.end for partition, offsets in last.ranges.items()}
-
-    def generations(self, stream: str, topic: str) -> list[Generation]:
-        """All generations of a topic, oldest first."""
-        table = schema.topics
-        query = select(table).where(table.c.stream == stream, table.c.topic == topic).order_by(table.c.generation)
-        with self.database.reading() as connection:
-            return [generation_of(row) for row in connection.execute(query)]
-
-    def open_generation(
-        self, generation: Generation, losses: Sequence[Loss] = (), seen: Generation | None = None
-    ) -> bool:
-        """Pin a topic's identity; False if somebody else was first.
-
-        Args:
-            generation: the new one.
-            losses: the losses to record with it.
-            seen: the generation before; if it was planned on since, nothing is stored.
-
-        Raises:
-            InconsistentRecordError: no topic can be like that.
-        """
-        ensure_recordable([generation], losses, seen)
-        try:
-            with self.database.writing() as connection:
-                if seen is not None and not _move_on(connection, seen):
-                    return False
-                connection.execute(insert(schema.topics).values(generation_row(generation)))
-                _insert_losses(connection, losses)
-                return True
-        except IntegrityError:
-            return False
-
-    def decide_starts(self, seen: Generation, starts: dict[int, int]) -> bool:
-        """Settle where partitions begin that had no leader when the generation was opened; False if not the first."""
-        table = schema.topics
-        with self.database.writing() as connection:
-            if not _move_on(connection, seen):
-                return False
-            merged = {**seen.starts, **starts}
-            ensure_recordable([replace(seen, starts=merged)], [], None)
-            connection.execute(update(table).where(_is(seen)).values(starts=starts_plain(merged)))
-            return True
-
     # Losses
 
     def record_loss(self, losses: Sequence[Loss], seen: Generation | None = None) -> bool:
@@ -395,61 +304,12 @@ class Ledger:
         with self.database.reading() as connection:
             return [loss_of(row) for row in connection.execute(query)]
 
-    def restore(
-        self,
-        generations: Sequence[Generation],
-        slices: Sequence[Slice],
-        attempts: Mapping[str, int],
-        losses: Sequence[Loss],
-        publications: Mapping[str, Publication],
-        reclaims: Sequence[Reclaim] = (),
-        erasures: Sequence[Recorded] = (),
-        retired: Mapping[str, datetime] | None = None,
-    ) -> None:
-        """Write the plans of a stream that the ledger does not hold, all or none.
-
-        Args:
-            generations: of its topics.
-            slices: its slices.
-            attempts: by slice the highest that was seen.
-            losses: recorded ones.
-            publications: by slice.
-            reclaims: what was reclaimed from the DLQ.
-            erasures: with what they took from these slices.
-            retired: slices whose keys are retired, and since when.
-
-        Raises:
-            LeaseHeldError: somebody planned the stream meanwhile; nothing was written.
-            InconsistentRecordError: no topic can be like that.
-        """
-        ensure_recordable(generations, losses, None)
-        streams = {slice_.key: slice_.stream for slice_ in slices}
-        try:
-            with self.database.writing() as connection:
-                for table, rows in (
-                    (schema.topics, [generation_row(one) for one in generations]),
-                    (schema.slices, [{**slice_row(p), "attempt": attempts.get(p.key, 0)} for p in slices]),
-                    (schema.losses, [loss_row(loss) for loss in losses]),
-                    (
-                        schema.publications,
-                        [{"slice_key": k, "stream": streams[k], **vars(p)} for k, p in publications.items()],
-                    ),
-                    (schema.reclaims, [reclaim_row(slices[0].stream, 1, one) for one in reclaims]),
-                    (
-                        schema.retired_keys,
-                        [{"slice_key": k, "stream": streams[k], "retired_at": at} for k, at in (retired or {}).items()],
-                    ),
-                ):
-                    if rows:
-                        connection.execute(insert(table), rows)
-                restore(connection, erasures)
-        except IntegrityError:
-            raise LeaseHeldError(
-                "somebody planned the stream meanwhile; nothing was written",
-                remedy="stop the planner's sensor, empty the ledger and try again",
-            ) from None
-
     # Parts
+
+    @property
+    def topics(self) -> PlannedTopics:
+        """The planned topics of all streams."""
+        return PlannedTopics(self.database)
 
     @property
     def publications(self) -> Publications:
@@ -566,58 +426,3 @@ class Ledger:
         """Delete leases that expired this many seconds ago."""
         with self.database.writing() as connection:
             forget(connection, over_for)
-
-
-def _is(generation: Generation) -> Any:
-    table = schema.topics
-    return and_(
-        table.c.stream == generation.stream,
-        table.c.topic == generation.topic,
-        table.c.generation == generation.number,
-    )
-
-
-def _move_on(connection: Connection, seen: Generation) -> bool:
-    """Compare and set the revision. It also locks the row, so that writers of one topic follow each other."""
-    table = schema.topics
-    newest = select(func.max(table.c.generation)).where(table.c.stream == seen.stream, table.c.topic == seen.topic)
-    counted = update(table).where(_is(seen), table.c.revision == seen.revision).values(revision=seen.revision + 1)
-    return connection.execute(counted).rowcount == 1 and connection.execute(newest).scalar() == seen.number
-
-
-def _last(connection: Connection, stream: str, topic: str) -> Slice | None:
-    table = schema.slices
-    query = select(table).where(table.c.stream == stream, table.c.topic == topic)
-    row = connection.execute(query.order_by(table.c.ordinal.desc()).limit(1)).first()
-    return None if row is None else slice_of(row)
-
-
-def _generation(connection: Connection, stream: str, topic: str) -> Generation | None:
-    table = schema.topics
-    query = select(table).where(table.c.stream == stream, table.c.topic == topic)
-    row = connection.execute(query.order_by(table.c.generation.desc()).limit(1)).first()
-    return None if row is None else generation_of(row)
-
-
-def _newest_generations(connection: Connection) -> list[Generation]:
-    """The newest generation of each topic of each stream."""
-    table = schema.topics
-    found = [generation_of(row) for row in connection.execute(select(table).order_by(table.c.generation))]
-    return [*{(one.stream, one.topic): one for one in found}.values()]
-
-
-def _newest_slices(connection: Connection) -> list[Slice]:
-    """The newest slice of each topic of each stream; one look into an index for each topic."""
-    table, topics = schema.slices, schema.topics
-    of_topic = (table.c.stream == topics.c.stream) & (table.c.topic == topics.c.topic)
-    ordinal = select(func.max(table.c.ordinal)).where(of_topic).scalar_subquery()
-    newest = select(topics.c.stream, topics.c.topic, ordinal.label("ordinal")).distinct().subquery()
-    joined = (
-        (table.c.stream == newest.c.stream) & (table.c.topic == newest.c.topic) & (table.c.ordinal == newest.c.ordinal)
-    )
-    return [slice_of(row) for row in connection.execute(select(table).join(newest, joined))]
-
-
-def _insert_losses(connection: Connection, losses: Sequence[Loss]) -> None:
-    if losses:
-        connection.execute(insert(schema.losses), [loss_row(loss) for loss in losses])

@@ -131,7 +131,7 @@ def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_
     assert "6 offsets are planned again, from ordinal 9 on" in dry.output
     assert "partition 0: [0, 4) is recorded as lost" in dry.output
     assert "a dry run" in dry.output
-    assert scene.ledger.generations("orders", scene.topic) == []
+    assert scene.ledger.topics.generations("orders", scene.topic) == []
     nobody = scene.run("rebuild-all", "orders", "--yes", "--by", "")
     assert (nobody.exit_code, "--by NAME" in nobody.output) == (PERMANENT, True)
     done = scene.run("rebuild-all", "orders", "--yes", "--by", "ann")

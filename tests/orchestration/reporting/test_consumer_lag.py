@@ -338,7 +338,7 @@ def test_what_an_open_transaction_holds_back_has_an_age_and_a_number(deployed: D
     assert (minutes(ages), ages.sure) == ({0: 40, 1: 40}, True)
     look = observation.of_topic(observation.look(deployed.kafka, deployed.ledger, STREAM))
     assert (look["lag"].value, look["held_back"].value, look["largest_lag"].value) == (80, 40, 40)
-    status = topic_status(deployed.kafka, STREAM, deployed.ledger.planned("orders", "orders"))
+    status = topic_status(deployed.kafka, STREAM, deployed.ledger.topics.planned("orders", "orders"))
     assert [(one.lag, one.held_back) for one in status.partitions] == [(40, 40), (40, 0)]
     assert "lag 80, 40 of it held back by open transactions" in status.lines[0]
     plain = status.to_plain()
@@ -372,7 +372,7 @@ def test_an_open_transaction_is_an_alert_that_names_its_place(
         topic_measures, "topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 60_000), "x")}
     )
     deployed.kafka = Holding(**first)
-    deployed.ledger.open_generation(Generation("orders", TIER, "A", 0, {0: 0, 1: 0}, NOW))
+    deployed.ledger.topics.open_generation(Generation("orders", TIER, "A", 0, {0: 0, 1: 0}, NOW))
     found = topic_measures.measure_open_transaction(
         alert_inputs.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, STREAM)
     )

@@ -86,9 +86,9 @@ def written(tmp_path: Path) -> Written:
     """Three slices, the first and the third of them whole; of their records one was retried, one is parked."""
     made = Written(tmp_path)
     for topic, starts in {"orders": {0: 0, 1: 0}, TIER: {0: 0}}.items():
-        made.ledger.open_generation(Generation("orders", topic, TOPIC_ID, 0, {**starts}, NOW))
+        made.ledger.topics.open_generation(Generation("orders", topic, TOPIC_ID, 0, {**starts}, NOW))
     for slice_ in (FIRST, SECOND, THIRD, RETRIED):
-        assert made.ledger.add([slice_], seen=made.ledger.planned("orders", slice_.topic).generation)
+        assert made.ledger.add([slice_], seen=made.ledger.topics.planned("orders", slice_.topic).generation)
     made.prove(FIRST, {"raw": 10, "events": 7, "rejects": 2, "dlq": 2, "current": 7}, tombstones=1)
     made.add("events", FIRST, range(7))
     made.add("rejects", FIRST, [8], next_topic=TIER)

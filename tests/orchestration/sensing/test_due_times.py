@@ -77,7 +77,7 @@ class Tier:
 def ledger(tmp_path: Path) -> Ledger:
     """The tier is planned to offset 5 of partition 0, and not at all in partition 1."""
     made = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    made.open_generation(Generation("orders", TIER, "A", 0, {0: 0, 1: 0}, BEGUN))
+    made.topics.open_generation(Generation("orders", TIER, "A", 0, {0: 0, 1: 0}, BEGUN))
     made.add([Slice("orders", TIER, "A", 0, 0, {0: OffsetRange(0, 5), 1: OffsetRange(0, 0)}, BEGUN)])
     return made
 

@@ -183,7 +183,7 @@ def test_what_retention_takes_within_the_margin_is_planned_at_once(
     """Six records of 98 to 100 hours wait for four more: of a topic that keeps 120 h they have less than a day."""
     monkeypatch.setattr(module, "topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 3_600_000), "x")})
     now = datetime.now(UTC)
-    ledger.open_generation(Generation("orders", "orders", "A", 0, {0: 0, 1: 0}, now))
+    ledger.topics.open_generation(Generation("orders", "orders", "A", 0, {0: 0, 1: 0}, now))
     limits = Limits(most_records=100, fewest_records=10, longest_wait=2 * HOUR, retention_margin=24 * HOUR)
     kafka: Any = Small()
     tick = Planner(ledger, kafka).tick(replace(STREAM, limits=limits), now)

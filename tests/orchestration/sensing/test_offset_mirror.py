@@ -106,7 +106,7 @@ class Played:
 
     def open(self, number: int = 0, *, name: str = "orders", topic_id: str = "a", **starts: int) -> None:
         found = {int(p[1:]): start for p, start in starts.items()} or {0: 0, 1: 0}
-        assert self.ledger.open_generation(Generation("orders", name, topic_id, number, found, NOW))
+        assert self.ledger.topics.open_generation(Generation("orders", name, topic_id, number, found, NOW))
 
     def plan(self, *ordinals: int, name: str = "orders", topic_id: str = "a", generation: int = 0) -> list[Slice]:
         """Slices of ten offsets in each of two partitions, the first from offset 0 on."""

@@ -571,7 +571,7 @@ def test_only_groups_that_nothing_needs_any_more_are_deleted(tmp_path: Path) -> 
     """
     published_, reprocessed, open_, unknown = (a_slice(n, 10, "orders") for n in range(4))
     written = Written(tmp_path)
-    written.ledger.open_generation(Generation("orders", "orders", published_.topic_id, 0, {0: 0}, NOON))
+    written.ledger.topics.open_generation(Generation("orders", "orders", published_.topic_id, 0, {0: 0}, NOON))
     written.ledger.add([published_, reprocessed, open_])
     for slice_, rejects, dlq in ((published_, 2, 2), (reprocessed, 3, 1), (open_, 1, None), (unknown, 1, 1)):
         written.prove(slice_, {"rejects": 1}, attempt=rejects)

@@ -192,7 +192,7 @@ def test_the_jobs_do_what_the_commands_do(ledger: Ledger, url: str, monkeypatch:
     """One accepts that records were replaced, the other that they expired, and neither what is the other's."""
     monkeypatch.setenv("HIGHWATER_LEDGER_URL", url)
     monkeypatch.setenv("HIGHWATER_LAKE", str(Path(url.removeprefix("sqlite:///")).parent / "lake"))
-    ledger.open_generation(generation(0, {0: 0}))
+    ledger.topics.open_generation(generation(0, {0: 0}))
     ledger.add([Slice("orders", "orders", "id", 0, 0, {0: OffsetRange(0, 200)}, NOON, epochs={0: 1})])
     defs = build_defs(streams=[make_stream("orders")], resources={"kafka": Played()})
     with dg.DagsterInstance.ephemeral() as instance:
@@ -210,7 +210,7 @@ def test_the_jobs_do_what_the_commands_do(ledger: Ledger, url: str, monkeypatch:
         assert lost() == []
         assert done("accept_divergence", record=True, by="ann", partitions=[0])
         assert lost() == [(0, 100, 200, "ann")]
-        assert ledger.generations("orders", "orders")[-1].starts == {0: 100}
+        assert ledger.topics.generations("orders", "orders")[-1].starts == {0: 100}
         monkeypatch.setattr(PLAYED, "log_start", 230)
         assert done("accept_divergence", record=True, by="bob")
         assert done("accept_loss", by="bob")
@@ -240,7 +240,7 @@ def test_a_log_parts_behind_the_newest_mark_that_agrees(marks: list[tuple[int, s
 
 
 def test_what_is_accepted_begins_where_older_plans_still_agree(ledger: Ledger) -> None:
-    ledger.open_generation(generation(0, {0: 0}))
+    ledger.topics.open_generation(generation(0, {0: 0}))
     for ordinal, end, text in ((0, 40, MADE[39]), (1, 90, "other"), (2, 200, "other")):
         slice_ = Slice("orders", "orders", "id", 0, ordinal, {0: OffsetRange(end - 40, end)}, NOON, epochs={0: 1})
         ledger.add([replace(slice_, marks={0: Fingerprint(end - 1, text)})])

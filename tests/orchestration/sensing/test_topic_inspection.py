@@ -89,7 +89,7 @@ def planned(ledger: Ledger) -> Ledger:
     """Both partitions are planned to offset 40, and nothing is read yet."""
     generation = Generation("orders", "orders", "A", 0, {0: 0, 1: 0}, NOON)
     slice_ = Slice("orders", "orders", "A", 0, 0, {0: OffsetRange(0, 40), 1: OffsetRange(0, 40)}, NOON)
-    assert ledger.open_generation(generation)
+    assert ledger.topics.open_generation(generation)
     assert ledger.add([slice_], seen=generation)
     return ledger
 
@@ -101,7 +101,7 @@ def errors_of(ledger: Ledger, *shown: TopicState | None) -> list[HighwaterError]
         found: list[HighwaterError] = [*tick.errors.values()]
     except HighwaterError as error:
         found = [error]
-    status = topic_status(Looks(*shown), STREAM, ledger.planned("orders", "orders"))
+    status = topic_status(Looks(*shown), STREAM, ledger.topics.planned("orders", "orders"))
     assert [type(error) for error in status.errors] == [type(error) for error in found]
     return found
 
@@ -132,7 +132,7 @@ def test_a_topic_that_the_second_look_misses_is_not_gone(planned: Ledger, name: 
     shown = Looks(FAULTS[name], None), Looks(FAULTS[name], None), Looks(FAULTS[name], None)
     with pytest.raises(DependencyAwayError):
         Planner(planned, shown[0]).tick(STREAM, NOON, dry=True)
-    [error] = topic_status(shown[1], STREAM, planned.planned("orders", "orders")).errors
+    [error] = topic_status(shown[1], STREAM, planned.topics.planned("orders", "orders")).errors
     assert isinstance(error, DependencyAwayError)
     with pytest.raises(DependencyAwayError):
         accept(planned, shown[2], dry=False)
@@ -159,16 +159,16 @@ def test_nothing_is_accepted_by_one_look(planned: Ledger, name: str, dry: bool) 
     for shown in ((fault, WHOLE), (unled, unled), (fault, unled), (unled, fault)):
         with pytest.raises(DependencyAwayError):
             accept(planned, Looks(*shown), dry=dry)
-    assert (len(planned.generations("orders", "orders")), planned.losses()) == (1, [])
+    assert (len(planned.topics.generations("orders", "orders")), planned.losses()) == (1, [])
     assert accept(planned, Looks(fault, fault), dry=dry)
-    assert bool(planned.losses() or len(planned.generations("orders", "orders")) > 1) is not dry
+    assert bool(planned.losses() or len(planned.topics.generations("orders", "orders")) > 1) is not dry
 
 
 def test_looks_that_go_back_accept_nothing(planned: Ledger) -> None:
     """Both looks showed a partition cut off; the second one at a lower offset, so that one of them was wrong."""
     with pytest.raises(DependencyAwayError, match="do not agree"):
         accept(planned, Looks(topic(led(0, 30), led(0, 50)), topic(led(0, 20), led(0, 50))), dry=False)
-    assert (len(planned.generations("orders", "orders")), planned.losses()) == (1, [])
+    assert (len(planned.topics.generations("orders", "orders")), planned.losses()) == (1, [])
 
 
 def test_an_expired_slice_is_not_lost_by_one_look(planned: Ledger) -> None:
@@ -182,7 +182,7 @@ def test_an_expired_slice_is_not_lost_by_one_look(planned: Ledger) -> None:
 
 def test_what_producers_write_between_the_looks_hinders_no_acceptance(planned: Ledger) -> None:
     accept(planned, Looks(topic(led(0, 20), led(0, 50)), topic(led(0, 30), led(0, 60))), dry=False)
-    assert planned.generations("orders", "orders")[-1].starts == {0: 30, 1: 40}
+    assert planned.topics.generations("orders", "orders")[-1].starts == {0: 30, 1: 40}
     assert [(one.partition, one.offsets) for one in planned.losses()] == [(0, OffsetRange(30, 40))]
 
 
@@ -264,7 +264,7 @@ def test_a_tier_that_is_absent_once_is_not_recreated(
     [tier] = STREAM.tier_topics[:1]
     generation = Generation("orders", tier, "A", 0, {0: 0}, NOON)
     slice_ = Slice("orders", tier, "A", 0, 0, {0: OffsetRange(0, 40)}, NOON)
-    assert ledger.open_generation(generation)
+    assert ledger.topics.open_generation(generation)
     assert ledger.add([slice_], seen=generation)
     held = replace(topic(led(0, 50)), topic=tier)
     made: list[str] = []
@@ -275,7 +275,7 @@ def test_a_tier_that_is_absent_once_is_not_recreated(
         return accepting_losses.accept_losses(ledger, Looks(*shown), lake, STREAM, asked, NOON)[0]
 
     assert accept_tier(None, held).nothing
-    assert (made, ledger.losses(), len(ledger.generations("orders", tier))) == ([], [], 1)
+    assert (made, ledger.losses(), len(ledger.topics.generations("orders", tier))) == ([], [], 1)
     accept_tier(None, None, replace(held, topic_id="B"))
     assert (made, [one.offsets for one in ledger.losses()]) == ([tier], [OffsetRange(0, 40)])
 

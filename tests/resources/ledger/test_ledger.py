@@ -159,13 +159,13 @@ def test_the_slices_that_hold_an_offset(ledger: Ledger) -> None:
 
 def test_the_last_slice_and_the_planned_ends(ledger: Ledger) -> None:
     assert ledger.last("orders", "orders") is None
-    assert ledger.planned("orders", "orders") is None
-    assert ledger.planned_end("orders", "orders") == {}
-    ledger.open_generation(generation({0: 2, 1: None, 2: 5}))
+    assert ledger.topics.planned("orders", "orders") is None
+    assert ledger.topics.planned_end("orders", "orders") == {}
+    ledger.topics.open_generation(generation({0: 2, 1: None, 2: 5}))
     ledger.add([slice_(0, p0=(2, 4), p2=(5, 6)), slice_(1, p0=(4, 9), p2=(6, 6))])
     assert str(ledger.last("orders", "orders")) == str(slice_(1, p0=(4, 9), p2=(6, 6)))
-    assert ledger.planned_end("orders", "orders") == {0: 9, 2: 6}
-    found = ledger.planned("orders", "orders")
+    assert ledger.topics.planned_end("orders", "orders") == {0: 9, 2: 6}
+    found = ledger.topics.planned("orders", "orders")
     assert found is not None
     assert (found.next_ordinal, set(found.undecided)) == (2, {1})
 
@@ -178,14 +178,14 @@ def test_the_last_slice_and_the_planned_ends(ledger: Ledger) -> None:
 def test_a_generation_that_no_topic_can_have_is_refused(ledger: Ledger, changes: dict[str, object]) -> None:
     """One that began at -1001 ended all planning, and the next acceptance crashed."""
     first = Generation("orders", "orders", "A", 0, {0: 5}, NOON)
-    assert ledger.open_generation(first)
+    assert ledger.topics.open_generation(first)
     second = replace(first, **{"number": 1, "starts": {0: 3}, "topic_id": "B", **changes})  # type: ignore[arg-type]
     with pytest.raises(InconsistentRecordError):
-        ledger.open_generation(second, seen=first)
-    assert ledger.generations("orders", "orders") == [first]
+        ledger.topics.open_generation(second, seen=first)
+    assert ledger.topics.generations("orders", "orders") == [first]
     with pytest.raises(InconsistentRecordError):
-        ledger.decide_starts(first, {1: -1})
-    assert ledger.generations("orders", "orders") == [first]
+        ledger.topics.decide_starts(first, {1: -1})
+    assert ledger.topics.generations("orders", "orders") == [first]
 
 
 @pytest.mark.parametrize(
@@ -193,17 +193,17 @@ def test_a_generation_that_no_topic_can_have_is_refused(ledger: Ledger, changes:
 )
 def test_a_loss_that_no_topic_can_have_is_refused(ledger: Ledger, changes: dict[str, object]) -> None:
     first = Generation("orders", "orders", "A", 0, {0: 5}, NOON)
-    assert ledger.open_generation(first)
+    assert ledger.topics.open_generation(first)
     with pytest.raises(InconsistentRecordError):
         ledger.record_loss([replace(loss(0, 5, 9), **changes)], seen=first)  # type: ignore[arg-type]
     assert ledger.losses() == []
 
 
 def test_a_loss_moves_the_planned_end(ledger: Ledger) -> None:
-    ledger.open_generation(generation({0: 0}))
+    ledger.topics.open_generation(generation({0: 0}))
     ledger.add([slice_(0, p0=(0, 4))])
     assert ledger.record_loss([loss(0, 4, 9)])
-    assert ledger.planned_end("orders", "orders") == {0: 9}
+    assert ledger.topics.planned_end("orders", "orders") == {0: 9}
     assert ledger.losses("orders", "orders") == [loss(0, 4, 9)]
     assert ledger.losses("payments") == []
     assert not ledger.record_loss([loss(0, 4, 9)])  # a hole is recorded once
@@ -211,35 +211,35 @@ def test_a_loss_moves_the_planned_end(ledger: Ledger) -> None:
 
 def test_nothing_is_stored_over_a_plan_that_was_not_seen(ledger: Ledger) -> None:
     seen = generation({0: 0})
-    assert ledger.open_generation(seen)
-    assert not ledger.open_generation(seen)
+    assert ledger.topics.open_generation(seen)
+    assert not ledger.topics.open_generation(seen)
     assert ledger.add([slice_(0)], seen=seen)
     assert not ledger.add([slice_(1)], seen=seen)
     assert not ledger.record_loss([loss(0, 5, 6)], seen=seen)
-    assert not ledger.open_generation(generation({0: 0}, 1), seen=seen)
-    assert not ledger.decide_starts(seen, {1: 4})
+    assert not ledger.topics.open_generation(generation({0: 0}, 1), seen=seen)
+    assert not ledger.topics.decide_starts(seen, {1: 4})
     assert ledger.counts() == {("orders", "orders"): 1}
     assert ledger.losses() == []
-    assert [g.number for g in ledger.generations("orders", "orders")] == [0]
+    assert [g.number for g in ledger.topics.generations("orders", "orders")] == [0]
 
 
 def test_a_new_generation_ends_planning_in_the_old_one(ledger: Ledger) -> None:
-    ledger.open_generation(generation({0: 0}))
-    old = ledger.generations("orders", "orders")[0]
-    assert ledger.open_generation(replace(generation({0: 3}, 1), first_ordinal=4), seen=old)
-    moved = ledger.generations("orders", "orders")[0]
+    ledger.topics.open_generation(generation({0: 0}))
+    old = ledger.topics.generations("orders", "orders")[0]
+    assert ledger.topics.open_generation(replace(generation({0: 3}, 1), first_ordinal=4), seen=old)
+    moved = ledger.topics.generations("orders", "orders")[0]
     assert not ledger.add([slice_(0)], seen=moved)
-    found = ledger.planned("orders", "orders")
+    found = ledger.topics.planned("orders", "orders")
     assert found is not None
     assert (found.generation.number, found.ends, found.next_ordinal) == (1, {0: 3}, 4)
 
 
 def test_starts_are_decided_once(ledger: Ledger) -> None:
     seen = generation({0: 0, 1: None})
-    ledger.open_generation(seen)
-    assert ledger.decide_starts(seen, {1: 8})
-    assert not ledger.decide_starts(seen, {1: 9})
-    assert ledger.planned_end("orders", "orders") == {0: 0, 1: 8}
+    ledger.topics.open_generation(seen)
+    assert ledger.topics.decide_starts(seen, {1: 8})
+    assert not ledger.topics.decide_starts(seen, {1: 9})
+    assert ledger.topics.planned_end("orders", "orders") == {0: 0, 1: 8}
 
 
 COUNT_UP = """
