@@ -63,7 +63,7 @@ def _partitions(world: World, partitions: int, rounds: int) -> Row:
     topic = f"bench-e-{partitions}"
     create_topic(world.bootstrap, topic, partitions, {})
     # What came is planned at once: a tick that waits for more stores nothing.
-    stream = replace(ORDERS, topic=topic, limits=replace(ORDERS.limits, fewest_records=1))
+    stream = replace(ORDERS, topic=topic, limits=replace(ORDERS.limits, min_offsets=1))
     bed = world.fresh(stream)
     planner = Planner(bed.ledger, world.kafka())
     seconds = [_tick(world, planner, stream, partitions) for _ in range(rounds + 1)]

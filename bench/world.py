@@ -136,7 +136,7 @@ def fill(world: World, topic: str, records: int, *, skewed: bool = False) -> Str
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
     add_orders(world, topic, records, skewed=skewed)
     # Ticks plan what there is: a few records are waited for otherwise.
-    return replace(ORDERS, topic=topic, limits=replace(ORDERS.limits, fewest_records=1))
+    return replace(ORDERS, topic=topic, limits=replace(ORDERS.limits, min_offsets=1))
 
 
 def add_orders(world: World, topic: str, records: int, *, prefix: str = "o", skewed: bool = False) -> None:

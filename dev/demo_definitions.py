@@ -26,17 +26,17 @@ FIRST_TIER_WAITS = timedelta(seconds=5)
 PACE = 0.25
 
 
-def declared(most_records: int, *, registry: bool = False) -> "list[Stream]":
+def declared(max_offsets: int, *, registry: bool = False) -> "list[Stream]":
     """The shipped streams with shorter waits and other limits, and `shipments` where there is a schema registry.
 
-    Slices of orders have `most_records`. Payments have one slice of the burst and one of the records after it.
+    Slices of orders have `max_offsets`. Payments have one slice of the burst and one of the records after it.
     """
     streams = load_streams()
     orders, payments = streams["orders"], streams[demo_burst.STREAM]
-    fewest = min(orders.limits.fewest_records, most_records)
-    limits = replace(orders.limits, most_records=most_records, fewest_records=fewest)
+    fewest = min(orders.limits.min_offsets, max_offsets)
+    limits = replace(orders.limits, max_offsets=max_offsets, min_offsets=fewest)
     streams["orders"] = replace(orders, limits=limits, tiers=(FIRST_TIER_WAITS, *orders.tiers[1:]))
-    limits = replace(payments.limits, fewest_records=demo_burst.RECORDS)
+    limits = replace(payments.limits, min_offsets=demo_burst.RECORDS)
     streams[demo_burst.STREAM] = replace(payments, limits=limits)
     for name, stream in streams.items():
         streams[name] = replace(stream, breaker=replace(stream.breaker, cool_down=COOL_DOWN))

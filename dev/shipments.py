@@ -34,7 +34,7 @@ STREAM = Stream(
     value=Avro(),
     unknown_fields=UnknownFields("add"),
     # Each batch is one slice: every run costs processor time that goes into starting it.
-    limits=Limits(fewest_records=BATCH),
+    limits=Limits(min_offsets=BATCH),
     answers=Answers(
         does_order_matter="Only within a shipment: the highest revision is the one that counts.",
         what_about_duplicates="The same revision twice counts once.",

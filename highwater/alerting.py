@@ -1,4 +1,4 @@
-"""The begin and end of alerts: pure functions over measurements."""
+"""When an alert begins and ends: pure functions over conditions that were just evaluated."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ DEPLOYMENT = "the deployment"
 
 
 @dataclass(frozen=True)
-class Measure:
-    """One condition as it was just measured.
+class Condition:
+    """The condition of an alert, as it was just evaluated.
 
     Args:
         stream: whose.
         what: names the condition; with the stream it is the alert's identity.
         value: what was measured, in words with its unit.
-        threshold: beyond what it matters, likewise.
-        over: whether it is beyond.
+        threshold: the value above which the alert begins, in words with its unit.
+        over: whether the value is above it.
         remedy: what the operator does.
     """
 
@@ -32,7 +32,7 @@ class Measure:
     remedy: str
 
     @classmethod
-    def of_nothing(cls, stream: str, what: str, why: str) -> Measure:
+    def of_nothing(cls, stream: str, what: str, why: str) -> Condition:
         """The measure that ends an alert whose subject was removed; nothing else would end it."""
         return cls(stream, what, why, "none", over=False, remedy="nothing is to be done")
 
@@ -115,7 +115,7 @@ def watch(watched: Collection[str], declared: Collection[str], seen: Mapping[str
     return Watch(gone, due | gone | (others - seen.keys()))
 
 
-def after(open_: Open, measures: Iterable[Measure], now: datetime) -> dict[tuple[str, str], Alert]:
+def after(open_: Open, measures: Iterable[Condition], now: datetime) -> dict[tuple[str, str], Alert]:
     """The alerts after some measurements.
 
     A condition that was not measured stays unchanged. A lasting condition takes the text of its last measure, since the

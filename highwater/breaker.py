@@ -159,7 +159,7 @@ def judge(
         counted = circuit.closed and case.key in first and why is None
         if counted:
             window = (*window, case)[-_longest(rules) :]
-        over = beyond(window if counted else (case,), rules, 1 if case.key == circuit.probe else rules.least_records)
+        over = beyond(window if counted else (case,), rules, 1 if case.key == circuit.probe else rules.min_records)
         if not over:
             continue
         refused.append(case.key)

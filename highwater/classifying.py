@@ -1,4 +1,4 @@
-"""Classification of a record in Python alone: an event, a delete, a tombstone or a reject."""
+"""Classification without Spark, for the second reader, `try` and `infer`; `assets/parsing.py` is the one in Spark."""
 
 from __future__ import annotations
 

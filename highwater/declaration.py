@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 from highwater.declaration_parts import (
-    CHECKS,
+    CHECK_SEVERITIES,
     ON_REJECT,
     TOPIC_NAME,
     Accepted,
@@ -80,12 +80,12 @@ class Stream:
         tiers: how long a rejected record waits before its first, second, ... retry: each is a DLQ topic,
             `<topic>.dlq.1` and so on. Between a second and seven days, each longer than the one before.
         on_reject: for each reason whether such a record is retried, parked at once for a person, or holds its slice.
-        alerts: beyond what somebody is reported.
+        alerts: the thresholds above which an alert is sent.
         foreign: DLQ topics of other systems whose records are retried as if they came from the first tier.
         metrics: the measures of each minute of event time; without it the stream has no table `metrics`.
         first_version: the number of a key's first version, where each version is one more than the one before it: one
             that is missing is reported then. None where versions may have gaps, or are times.
-        checks: for each check that shall have another severity than in `CHECKS` which one.
+        checks: for each check that shall have another severity than in `CHECK_SEVERITIES` which one.
         breaker: when slices are no longer decided.
         publishes: where accepted events are sent to; None if nowhere.
         maintenance: what maintenance keeps.
@@ -128,7 +128,7 @@ class Stream:
     foreign: tuple[Foreign, ...] = ()
     metrics: Metrics | None = None
     first_version: int | None = None
-    checks: Mapping[str, Severity] = field(default_factory=lambda: CHECKS)
+    checks: Mapping[str, Severity] = field(default_factory=lambda: CHECK_SEVERITIES)
     breaker: Breaker = field(default_factory=Breaker)
     publishes: Accepted | None = None
     maintenance: Maintenance = field(default_factory=Maintenance)
@@ -158,7 +158,7 @@ class Stream:
 
     def severity(self, check: str) -> Severity:
         """The effect of a failure of the check."""
-        return self.checks.get(check, CHECKS.get(check, Severity.ERROR))
+        return self.checks.get(check, CHECK_SEVERITIES.get(check, Severity.ERROR))
 
     @property
     def blocks(self) -> bool:

@@ -215,21 +215,21 @@ class Limits:
     """The limits by which a backlog is cut.
 
     Args:
-        most_records: offsets in one slice at the most, over all partitions.
-        fewest_records: a slice is cut at once when this many offsets wait ...
-        longest_wait: ... or when the oldest of fewer has waited so long since the last plan.
-        slices_a_tick: slices that one tick of the planner cuts at the most.
-        slices_a_run: slices that one requested run takes at the most.
+        max_offsets: offsets in one slice at the most, over all partitions.
+        min_offsets: a slice is cut at once when this many offsets wait ...
+        max_wait: ... or when the oldest of fewer has waited so long since the last plan.
+        slices_per_tick: slices that one tick of the planner cuts at the most.
+        slices_per_run: slices that one requested run takes at the most.
         retention_margin: records that are not read so long before retention takes them are planned at once, and read
             before all others; of a topic that keeps less, after a quarter of that time. Never less than
             `Alerts.retention_left`.
     """
 
-    most_records: int = 200_000
-    fewest_records: int = 1
-    longest_wait: timedelta = timedelta(minutes=1)
-    slices_a_tick: int = 100
-    slices_a_run: int = 20
+    max_offsets: int = 200_000
+    min_offsets: int = 1
+    max_wait: timedelta = timedelta(minutes=1)
+    slices_per_tick: int = 100
+    slices_per_run: int = 20
     retention_margin: timedelta = timedelta(hours=24)
 
 
@@ -262,7 +262,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Alerts:
-    """Beyond what somebody is to be reported.
+    """The thresholds above which an alert is sent.
 
     Args:
         reject_ratio: rejects among the records of the newest 20 slices, 0 to 1.
@@ -315,14 +315,14 @@ class Breaker:
 
     Args:
         reject_ratio: rejects among the records of the newest slices from which on it opens, above 0 and up to 1.
-        least_records: fewer records than this are not judged.
+        min_records: fewer records than this are not judged.
         slices: first attempts that are looked back at, at the most.
         failures: first attempts in a row that end in an error before it opens; a run of several slices is one.
         cool_down: how long it stays open before one slice is tried.
     """
 
     reject_ratio: float = 0.5
-    least_records: int = 100
+    min_records: int = 100
     slices: int = 5
     failures: int = 3
     cool_down: timedelta = timedelta(minutes=5)
@@ -407,7 +407,7 @@ class Severity(str, Enum):
 
 
 # Of `highwater.orchestration.checking.checks`. A conflict and a transition are the producer's: the tables are right.
-CHECKS: Mapping[str, Severity] = MappingProxyType(
+CHECK_SEVERITIES: Mapping[str, Severity] = MappingProxyType(
     {
         "slices_tile": Severity.ERROR,
         "offsets_as_planned": Severity.ERROR,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from highwater.declaration_parts import (
     CAN_BLOCK,
-    CHECKS,
+    CHECK_SEVERITIES,
     HOUR,
     LEAST_RUNS_FOR,
     LONGEST_DELAY,
@@ -301,14 +301,14 @@ def _tombstone_problems(stream: Stream) -> list[str]:
 
 
 def _limit_problems(limits: Limits) -> list[str]:
-    times = {"longest_wait": limits.longest_wait, "retention_margin": limits.retention_margin}
+    times = {"max_wait": limits.max_wait, "retention_margin": limits.retention_margin}
     counts = {name: value for name, value in vars(limits).items() if name not in times}
     found = [f"limits: {name} is {value}, and must be 1 or more" for name, value in counts.items() if value < 1]
     found += [
         f"limits: {name} is {value}, and cannot be negative" for name, value in times.items() if value < timedelta(0)
     ]
-    if limits.fewest_records > limits.most_records:
-        found.append(f"limits: fewest_records is {limits.fewest_records}, above most_records {limits.most_records}")
+    if limits.min_offsets > limits.max_offsets:
+        found.append(f"limits: min_offsets is {limits.min_offsets}, above max_offsets {limits.max_offsets}")
     return found
 
 
@@ -325,8 +325,8 @@ def _breaker_problems(breaker: Breaker) -> list[str]:
     found = []
     if not 0 < breaker.reject_ratio <= 1:
         found.append("breaker: the reject ratio must be above 0 and at most 1")
-    if min(breaker.least_records, breaker.slices, breaker.failures) < 1:
-        found.append("breaker: least_records, slices and failures must be 1 or more")
+    if min(breaker.min_records, breaker.slices, breaker.failures) < 1:
+        found.append("breaker: min_records, slices and failures must be 1 or more")
     if breaker.cool_down < timedelta(0):
         found.append("breaker: the cool-down cannot be negative")
     return found
@@ -419,14 +419,14 @@ def _reject_problems(stream: Stream) -> list[str]:
 
 def _check_problems(stream: Stream) -> list[str]:
     unknown = [
-        f"checks speaks of {name!r}, which is no check; there are {', '.join(CHECKS)}"
+        f"checks speaks of {name!r}, which is no check; there are {', '.join(CHECK_SEVERITIES)}"
         for name in stream.checks
-        if name not in CHECKS
+        if name not in CHECK_SEVERITIES
     ]
     late = [
         f"{name} cannot block, since it needs downstream tables; {', '.join(sorted(CAN_BLOCK))} can"
         for name, severity in stream.checks.items()
-        if severity == Severity.BLOCK and name in CHECKS and name not in CAN_BLOCK
+        if severity == Severity.BLOCK and name in CHECK_SEVERITIES and name not in CAN_BLOCK
     ]
     return unknown + late
 

@@ -14,9 +14,9 @@ from hashlib import sha256
 from highwater.errors import ConfigurationError, UnbalancedError
 from highwater.gaps import Ranges
 
-# The digest of an erasure that is none of a key: rows of raw that went by their age (`highwater.retention`).
+# The digest of an erasure that is none of a key: rows of raw that expired (`highwater.retention`).
 BY_AGE = ""
-# Among the counts of a slice: rows of raw that went by their age.
+# Among the counts of a slice: rows of raw that expired.
 AGED = "aged"
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _END = datetime.max.replace(tzinfo=UTC)
@@ -32,7 +32,7 @@ class Erasure:
     Args:
         number: given by the ledger; 0 before it is recorded.
         stream: the stream.
-        digest: SHA-256 of the key's bytes, in hexadecimal; `BY_AGE` of rows that went by their age.
+        digest: SHA-256 of the key's bytes, in hexadecimal; `BY_AGE` of rows that expired.
         reason: why.
         erased_by: who.
         erased_at: when, in UTC; records of the key that are older are never read again.
@@ -58,7 +58,7 @@ class Erased:
     Args:
         slice_key: the slice.
         places: the offsets of the records in its topic, which raw held or, where they were never read, would have held.
-        rows: how many rows of each table; of rows that went by their age how many these are, as `AGED`.
+        rows: how many rows of each table; of rows that expired how many these are, as `AGED`.
         done_at: when all of them were gone, in UTC; None while that is under way.
         number: the number of the erasure; 0 before it is recorded.
     """
@@ -71,7 +71,7 @@ class Erased:
 
     @property
     def by_age(self) -> bool:
-        """Whether these are rows of raw that went by their age."""
+        """Whether these are rows of raw that expired."""
         return AGED in self.rows
 
 
@@ -104,7 +104,7 @@ def ensure_digest(text: str) -> str:
 
 
 def until(erasures: Sequence[Erasure]) -> dict[str, datetime]:
-    """For each erased key the moment up to which its records are erased; what went by its age may be read again."""
+    """For each erased key the moment up to which its records are erased; expired rows may be read again."""
     found: dict[str, datetime] = {}
     for one in (one for one in erasures if not one.by_age):
         found[one.digest] = max(found.get(one.digest, one.erased_at), one.erased_at)

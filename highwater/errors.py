@@ -115,7 +115,7 @@ class RejectsOverLimitError(PermanentError):
 
 
 class RetractionError(PermanentError):
-    """An event that was sent to the topic of accepted events would be retracted, and nobody allows that (I6)."""
+    """An event that was sent to the topic of accepted events would be retracted, and nobody allows that."""
 
 
 class TopicDriftError(PermanentError):

@@ -13,19 +13,19 @@ from datetime import datetime, timedelta
 from highwater.erasing import AGED, microseconds
 from highwater.slice_commits import SliceCommit
 
-# In the slice commit of raw: the version of the table that holds the rows which went by their age.
+# In the slice commit of raw: the version of the table that holds the rows which expired.
 AGED_FROM = "aged_from"
 # One maintenance takes at most this many slices, oldest first: a backlog takes some nights.
 MOST_SLICES = 2_000
 
 
 def aged(slice_commit: SliceCommit) -> int:
-    """The number of rows of a slice's records in raw that went by their age; 0 where they are there."""
+    """The number of rows of a slice's records in raw that expired; 0 where they are there."""
     return slice_commit.counts.get(AGED, 0)
 
 
 def records(slice_commit: SliceCommit) -> int:
-    """The number of records of a slice in raw: rows that are there, and those that went by their age."""
+    """The number of records of a slice in raw: rows that are there, and those that expired."""
     return (slice_commit.rows or 0) + aged(slice_commit)
 
 

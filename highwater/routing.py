@@ -1,4 +1,4 @@
-"""The destination of a rejected record, and the due times of a tier: pure functions."""
+"""The topic of a rejected record, and the delay and jitter until its retry: pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 # Slices that failed together do not come back together: each waits up to this part of its delay longer.
-JITTER = 0.2
+RETRY_JITTER = 0.2
 _TIER = re.compile(r"\.dlq\.[0-9]+$")
 
 
@@ -86,7 +86,7 @@ def on_tier(stream: Stream, topic: str) -> Stream:
 
     It publishes nothing: that events were accepted before the first retry is planned is no sign of a lost ledger.
     """
-    limits = replace(stream.limits, fewest_records=1)
+    limits = replace(stream.limits, min_offsets=1)
     return replace(stream, topic=topic, start=Start.EARLIEST, limits=limits, publishes=None)
 
 
@@ -96,7 +96,7 @@ def due_after(delay: timedelta, slice_key: str) -> timedelta:
     All records of a slice wait alike, so the records that are due are one range of offsets, found by one question to
     the broker.
     """
-    return delay * (1 + JITTER * _share(slice_key))
+    return delay * (1 + RETRY_JITTER * _share(slice_key))
 
 
 def _share(slice_key: str) -> float:

@@ -39,7 +39,7 @@ Place = tuple[int, int]
 def stream_on(topic: str) -> Stream:
     """The stream `orders` on another topic, in small slices."""
     stream = make_stream(topic)
-    return replace(stream, limits=Limits(most_records=120, slices_a_run=5))
+    return replace(stream, limits=Limits(max_offsets=120, slices_per_run=5))
 
 
 def faulty(number: int) -> tuple[Message, str]:

@@ -15,9 +15,9 @@ from highwater.assets import metrics
 from highwater.assets.work import SliceReport, Work
 from highwater.orchestration.checking.slice_status import attempts
 from highwater.resources.commit_log_writer import replace_slices
+from highwater.resources.delta_rs_writes import create
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.small_tables import create
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
 from tests.plain_minutes import minutes_of

@@ -41,5 +41,5 @@ class FakeReplacedTopic(Kafka):
 
 
 def planned(bench: Bench) -> tuple[Slice, ...]:
-    stream = replace(bench.stream, limits=Limits(fewest_records=1))
+    stream = replace(bench.stream, limits=Limits(min_offsets=1))
     return Planner(bench.ledger, bench.kafka).tick(stream, datetime.now(UTC)).slices

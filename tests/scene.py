@@ -32,7 +32,7 @@ class Scene:
         self.bootstrap = bootstrap
         self.folder = folder
         self.url = f"sqlite:///{folder / 'ledger.sqlite'}"
-        self.stream = replace(ORDERS, topic=topic, limits=Limits(most_records=10))
+        self.stream = replace(ORDERS, topic=topic, limits=Limits(max_offsets=10))
         self.ledger = Ledger(self.url)
         self.kafka = Kafka(bootstrap)
 

@@ -37,7 +37,7 @@ from highwater.errors import (
 from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
-from highwater.orchestration.reporting import alert_inputs, alert_measures
+from highwater.orchestration.reporting import alert_conditions, alert_inputs
 from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing import stream_ticks
 from highwater.orchestration.sensing.run_requests import PastRun, forgiven, last_tries, stop
@@ -671,14 +671,14 @@ def test_the_planner_and_retries_ask_for_raw_alone_while_it_is_open() -> None:
 
 def test_the_breaker_is_an_alert_while_it_is_not_closed(ledger: Ledger) -> None:
     nothing: Any = None
-    closed = alert_measures._breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
+    closed = alert_conditions._breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
     opened(ledger)
-    open_ = alert_measures._breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
+    open_ = alert_conditions._breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
     assert closed is not None
     assert open_ is not None
     assert (closed.over, open_.over) == (False, True)
     assert "open since 2026-03-01 12:00:00 UTC: poison" in open_.value
-    assert alert_measures._breaker in alert_measures.MEASURES
+    assert alert_conditions._breaker in alert_conditions.CONDITIONS
 
 
 @pytest.mark.usefixtures("impatient")
@@ -709,7 +709,7 @@ def test_a_person_lets_a_slice_through_under_a_name(ledger: Ledger, url: str, wo
     assert "refused" in dry.output
     assert "60 of 100 records" in dry.output
     assert ledger.breakers.accepted([ONE.key]) == {}
-    assert "nobody is named" in run(ONE.key, "--yes", "--by", "").output
+    assert "needs the name of the person" in run(ONE.key, "--yes", "--by", "").output
     assert run("orders@0000099", "--yes", "--by", "ann").exit_code == 2
     done_ = run(ONE.key, TWO.key, "--yes", "--by", "ann", "--because", "test data")
     assert done_.exit_code == 0, done_.output
@@ -784,7 +784,7 @@ def test_many_refused_slices_are_one_alert_with_one_command(ledger: Ledger, work
     command = "highwater accept-rejects orders --reason malformed --from orders@0000001"
 
     def breaker() -> Any:
-        return alert_measures._breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
+        return alert_conditions._breaker(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
 
     for slice_ in slices:
         with pytest.raises(RejectsOverLimitError):
@@ -840,7 +840,7 @@ def test_a_slice_that_was_abandoned_is_requested_when_its_reason_is_accepted(rep
         (["malformed"], {"from_slice": ""}, "no first slice is named"),
         (["malformed"], {"from_slice": RETRIED.key}, "is no slice of orders"),
         (["malformed"], {"from_slice": "orders@0000099"}, "orders@0000099"),
-        (["malformed"], {"by": ""}, "nobody is named"),
+        (["malformed"], {"by": ""}, "needs the name of the person"),
     ],
 )
 def test_a_reason_that_cannot_be_accepted_is_refused(
@@ -917,7 +917,7 @@ def test_what_cannot_be_accepted_is_reported(ledger: Ledger) -> None:
     [
         {"reject_ratio": 0.0},
         {"reject_ratio": 1.1},
-        {"least_records": 0},
+        {"min_records": 0},
         {"slices": 0},
         {"failures": 0},
         {"cool_down": minutes(-1)},

@@ -141,7 +141,7 @@ class Real:
 
     def plan(self) -> Slice:
         """All that is not planned yet, as one slice."""
-        [slice_] = self.scene.tick(limits=replace(self.scene.stream.limits, most_records=10_000)).slices
+        [slice_] = self.scene.tick(limits=replace(self.scene.stream.limits, max_offsets=10_000)).slices
         return slice_
 
     def read(self, slice_: Slice, *, without: int | None = None) -> list[int]:

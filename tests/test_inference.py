@@ -852,7 +852,7 @@ def declarations(draw: st.DrawFn) -> Stream:
         at = st.datetimes(datetime(2000, 1, 1), datetime(2030, 1, 1))  # noqa: DTZ001 - the zone is written beside it
         more["start"] = draw(st.one_of(st.just(Start.LATEST), at.map(lambda one: f"{one.isoformat()}Z")))
     if draw(st.booleans()):
-        more["limits"] = Limits(longest_wait=draw(st.timedeltas(timedelta(0), timedelta(days=3))))
+        more["limits"] = Limits(max_wait=draw(st.timedeltas(timedelta(0), timedelta(days=3))))
         more["tiers"] = (timedelta(seconds=draw(st.integers(1, 9))), timedelta(minutes=5))
         more["on_reject"] = {**ON_REJECT, "malformed": OnReject.RETRY}
     deep = any(one.source == Key("payload.id") for one in fields)

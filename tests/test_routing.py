@@ -15,7 +15,7 @@ from highwater.declaration import OnReject, Start
 from highwater.declaration_parts import ON_REJECT
 from highwater.envelope import MOST_BYTES, PREFIX, Envelope, unwrapped, wrapped
 from highwater.errors import DeclarationError
-from highwater.routing import JITTER, destination, due_after, on_tier, option_for, stream_of_topic, tier_of
+from highwater.routing import RETRY_JITTER, destination, due_after, on_tier, option_for, stream_of_topic, tier_of
 
 
 @pytest.mark.parametrize(
@@ -88,19 +88,19 @@ def test_a_declaration_that_contradicts_itself_is_refused(changes: dict[str, obj
 
 @given(st.timedeltas(timedelta(seconds=1), timedelta(days=7)), st.text(min_size=1))
 def test_nothing_is_due_before_its_delay_nor_a_fifth_after_it(delay: timedelta, key: str) -> None:
-    assert delay <= due_after(delay, key) <= delay * (1 + JITTER)
+    assert delay <= due_after(delay, key) <= delay * (1 + RETRY_JITTER)
     assert due_after(delay, key) == due_after(delay, key)
 
 
 def test_slices_of_a_tier_do_not_come_back_together() -> None:
     waits = {due_after(DAY, f"orders.dlq.1@{n:07d}") for n in range(100)}
     assert len(waits) == 100
-    assert max(waits) - min(waits) > DAY * JITTER * 0.8
+    assert max(waits) - min(waits) > DAY * RETRY_JITTER * 0.8
 
 
 def test_a_tier_is_planned_from_its_beginning_and_at_once() -> None:
     tier = on_tier(replace(ORDERS, start=Start.LATEST), "orders.dlq.2")
-    assert (tier.topic, tier.start, tier.limits.fewest_records) == ("orders.dlq.2", Start.EARLIEST, 1)
+    assert (tier.topic, tier.start, tier.limits.min_offsets) == ("orders.dlq.2", Start.EARLIEST, 1)
     assert tier.publishes is None, "what the stream has published is no sign that the tier was planned before"
     assert [tier_of(ORDERS, topic) for topic in ("orders", *ORDERS.tier_topics)] == [0, 1, 2, 3]
     assert stream_of_topic(ORDERS, "orders.dlq.2").topic == "orders.dlq.2"

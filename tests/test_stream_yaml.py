@@ -41,7 +41,7 @@ attributes:
     first: placed
     allowed: {placed: [paid, canceled], paid: [refunded]}
   lookup: {field: customer_id, table: reference/customers, column: customer_id}
-  limits: {most_records: 200000, fewest_records: 1000, longest_wait: 20s}
+  limits: {max_offsets: 200000, min_offsets: 1000, max_wait: 20s}
   tiers: [10s, 5m, PT1H]
   metrics: {status: status, amount: amount, mean_of: [paid]}
   publishes: {topic: orders.accepted}
@@ -128,7 +128,7 @@ def test_sources_formats_and_nested_fields_are_read() -> None:
             r"attributes\.fields\[0\]\.source\.header\.name: Field required",
         ),
         ({"value": "jsn"}, r"attributes\.value: write one of json, avro, protobuf, csv, lines, raw"),
-        ({"limits": {"longest_wait": "soon"}}, r"attributes\.limits\.longest_wait: .*'soon'"),
+        ({"limits": {"max_wait": "soon"}}, r"attributes\.limits\.max_wait: .*'soon'"),
         ({"fields": [{"name": "id", "type": "strng"}]}, r"field 'id': unknown type 'strng'"),
     ],
 )

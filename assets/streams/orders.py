@@ -27,7 +27,7 @@ STREAM = Stream(
         allowed={"placed": ("paid", "canceled"), "paid": ("refunded",)},
     ),
     lookup=Lookup(field="customer_id", table="reference/customers", column="customer_id"),
-    limits=Limits(most_records=200_000, fewest_records=1_000, longest_wait=timedelta(seconds=20)),
+    limits=Limits(max_offsets=200_000, min_offsets=1_000, max_wait=timedelta(seconds=20)),
     tiers=(timedelta(seconds=10), timedelta(minutes=5), timedelta(hours=1)),
     metrics=Metrics(status="status", amount="amount", mean_of=("paid",)),
     publishes=Accepted(topic="orders.accepted"),

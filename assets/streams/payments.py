@@ -19,7 +19,7 @@ STREAM = Stream(
     version="booked_at",
     event_time="booked_at",
     record_key="strict",
-    limits=Limits(most_records=100_000, fewest_records=1_000, longest_wait=timedelta(seconds=20)),
+    limits=Limits(max_offsets=100_000, min_offsets=1_000, max_wait=timedelta(seconds=20)),
     answers=Answers(
         does_order_matter="Only within one payment: the booking with the latest time is the one that counts.",
         what_about_duplicates="The same booking twice counts once.",

@@ -33,7 +33,7 @@ from highwater.envelope import (
 from highwater.erasing import moment_of
 from highwater.publishing import Known, Late, State
 from highwater.resources.delta import query, query_all
-from highwater.resources.small_tables import rewrite_table, storage
+from highwater.resources.delta_rs_writes import rewrite_table, storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -206,7 +206,7 @@ def _known(row: Mapping[str, Any]) -> Known:
 
 
 def refused(work: Work, keys: Sequence[str], rejected: DataFrame) -> list[Row]:
-    """Events that had been sent and are rejected now by slices: the slice, the origin, and when it was sent (I6).
+    """Events that had been sent and are rejected now by slices: the slice, the origin, and when it was sent.
 
     Args:
         work: the connections.

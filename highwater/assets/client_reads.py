@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from highwater.resources.small_tables import folders_with_files, remove_folder, rewrite_table
+from highwater.resources.delta_rs_writes import folders_with_files, remove_folder, rewrite_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Committing slices exactly once: who was first, what a run takes over, what it tries again."""
+"""What every stage shares: create its table, commit slices or take over another run's commit, report (I4)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from highwater.resources.delta import add_actions, query, slice_is_one_of
 from highwater.resources.numbered_commits import close_intents, commit_slices
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import rows_at
-from highwater.resources.table_maintenance import files_of, slices_of
+from highwater.resources.table_maintenance import files_of, slice_keys_in
 from highwater.tables import BY_SLICE
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _movable(opened: DeltaTable, group: Group) -> list[str]:
     mine = {file.path for file in group.files}
     first, last = min(file.first for file in group.files), max(file.last for file in group.files)
     beside = [file for file in there.values() if file.path not in mine and file.first <= last and file.last >= first]
-    return sorted(slices_of(opened, group.files) - slices_of(opened, beside))
+    return sorted(slice_keys_in(opened, group.files) - slice_keys_in(opened, beside))
 
 
 def ensure_same_rows(work: Work, table: str, rewrite: str, before: int, version: int) -> None:

@@ -1,4 +1,4 @@
-"""Current: one row per key, the event with the highest version, whatever the order of arrival (I6)."""
+"""The stage `current`: one row per key, its highest version in any order of arrival; a delete removes the row (I6)."""
 
 # A slice that is new here is one MERGE of its winners. A slice whose events changed recomputes its keys: those of the
 # rows that it had brought, and those of its events now. Merges of one stream take turns; each is a numbered commit, so
@@ -76,7 +76,7 @@ def has_deletes(work: Work, events_version: int) -> bool:
     return "deleted" in {field.name for field in table.schema().fields}
 
 
-def with_deleted(events: DataFrame) -> DataFrame:
+def with_deleted_as_boolean(events: DataFrame) -> DataFrame:
     """Events with `deleted`, never null: those from before the stream declared deletes have none."""
     from pyspark.sql import functions as F
 
@@ -294,7 +294,7 @@ def _event_rows(work: Work, events_version: int, names: Sequence[str]) -> DataFr
     """The events of one version of their table, with `slice` beside the columns of `current`."""
     rows = rows_at(work.spark, work.lake.path(work.stream.name, events.TABLE), events_version)
     deleted = ["deleted"] if "deleted" in rows.columns else []
-    rows = with_deleted(rows) if deleted else rows
+    rows = with_deleted_as_boolean(rows) if deleted else rows
     return rows.select("slice", *[name for name in names if name != "updated_by_slice"], *deleted, _brought_by())
 
 

@@ -166,7 +166,7 @@ def _right_rows(work: Work, look: Look) -> DataFrame:
     mine = rows.join(F.broadcast(known), "slice", "left_semi").withColumn("updated_by_slice", F.col("slice"))
     if "deleted" not in rows.columns:
         return current.winners(_with_columns_of(work, mine), "key")
-    won = current.winners(current.with_deleted(mine), "key").where("NOT deleted")
+    won = current.winners(current.with_deleted_as_boolean(mine), "key").where("NOT deleted")
     return _with_columns_of(work, won.drop("deleted"))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from highwater.envelope import ORIGIN, Origin
 from highwater.plans import Discard
 from highwater.resources.delta import query
-from highwater.resources.small_tables import append
+from highwater.resources.delta_rs_writes import append
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import MOST_COUNT, ORIGIN, ORIGIN_TYPES
-from highwater.resources.small_tables import rewrite_table
+from highwater.resources.delta_rs_writes import rewrite_table
 from highwater.resources.spark_tables import rows_at
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Sending rejects: whole where their topic takes them, else on the parked topic, at last by reference."""
+"""Sends a batch of rejects; those that their tier does not take are parked, which the table `rejects` records first."""
 
 # The table of rejects names the destination of a record before it is sent, so a run after a crash and every reader of
 # the table know it. Only the headers of a record say that it is parked by reference.

@@ -196,7 +196,7 @@ WHERE encode(sha256(r.key), 'hex') = '{{digest}}' GROUP BY d.slice
 
 
 def _of_aged(there: Mapping[str, DeltaTable], mine: str) -> list[dict[str, Any]]:
-    """The origins of the key's rows in events and rejects of slices whose rows of raw went by their age."""
+    """The origins of the key's rows in events and rejects of slices whose rows of raw have expired."""
     if "raw" not in there:
         return []
     gone = [key for key, slice_commit in slice_commits_in(there["raw"]).items() if aged(slice_commit)]
@@ -265,7 +265,7 @@ def _without_rows(work: Work, committed: CommittedSlices, taken: Mapping[str, Er
 
 
 def _raw_slice_commit(committed: SliceCommit, attempt: int, gone: int) -> SliceCommit:
-    """The slice commit without some records; rows that went by their age are not put back with the key's among them."""
+    """The slice commit without some records; rows that expired are not put back with the key's among them."""
     counts = {name: count for name, count in committed.counts.items() if name != AGED_FROM}
     counts["erased"] = counts.get("erased", 0) + gone
     if aged(committed):

@@ -1,4 +1,4 @@
-"""The table `erasures`: what the ledger knows of erased keys, again in the lake, for a ledger that is rebuilt."""
+"""The table `erasures`: erased keys and expired rows of the ledger, copied to the lake for a ledger that is rebuilt."""
 
 # The ledger decides, and the table follows it before anything that rests on an erasure is committed: rows that are
 # removed, and rows that a slice leaves out as it is read. So the table never holds an erasure that the ledger did not
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.erasing import BY_AGE, Erased, Erasure, Recorded
 from highwater.gaps import plain_of, ranges_of_plain
 from highwater.resources.delta import query
-from highwater.resources.small_tables import append
+from highwater.resources.delta_rs_writes import append
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Events: what of raw was parsed, validated and resolved. Their commit is the decision of the whole split (I4)."""
+"""The stage `events`: which slices of raw are decided, taken over or refused, and the commit of their events (I4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from highwater.assets.breaker_gate import ensure_admitted
 from highwater.assets.commit import LEASE_SECONDS, CommittedSlices, commit_until_settled, ensure_table
 from highwater.assets.evolution import adapt_types, evolve
 from highwater.assets.fields import sql_type
-from highwater.assets.ordered_holds import end_holds
+from highwater.assets.hold_gate import end_holds
 from highwater.assets.origins import DLQ, tier_slices
 from highwater.assets.parsing import field_columns, quoted, version_type
 from highwater.assets.split_decision import decide, raw_rows
@@ -69,11 +69,11 @@ def materialise(work: Work) -> list[SliceReport]:
     Slices of tiers are decided one after another, by one run at a time: what one accepts is superseded in the others.
     So are those of the main topic where a reason holds, in their order: what comes before a held one is committed.
 
-    A slice whose rows of raw went by their age keeps its decision, and the report says so.
+    A slice whose rows of raw have expired keeps its decision, and the report says so.
 
     Raises:
         TemporaryError: raw of a slice is not there yet.
-        UnbalancedError: rows of raw went by their age, and so did the decision by something else.
+        UnbalancedError: rows of raw have expired, and the decision is gone too.
         BreakerOpenError: the stream's breaker lets none of them be decided.
         RetractionError: an event that was sent to the accepted topic would be rejected; nothing was committed.
         SliceHeldError: records hold a slice; neither it nor what comes behind it was committed.
@@ -149,13 +149,13 @@ def _undecidable(read: CommittedSlices, keys: Sequence[str], committed: Committe
     lost = sorted(gone.keys() - committed.slice_commits.keys())
     if lost:
         raise UnbalancedError(
-            f"{', '.join(lost)}: there is no decision, and nothing to decide of",
-            stored="rows of raw went by their age, which only those of decided slices do",
-            found="events do not hold the slices",
+            f"{', '.join(lost)}: events have no commit of them, and raw no longer has all of their rows to decide anew",
+            stored="raw's retention deleted some of the rows, as it does only where events have the slice",
+            found="no commit of the slices in events",
             remedy="restore events, or materialise raw of the slices again while Kafka holds their records",
         )
     return {
-        key: f"the decision stays: {count:,} rows of raw went by their age; where Kafka still holds the records, "
+        key: f"the decision stays: raw's retention deleted {count:,} rows; where Kafka still holds the records, "
         "materialise raw of the slice first"
         for key, count in gone.items()
     }

@@ -1,4 +1,4 @@
-"""Schema evolution: the columns that a stream's tables get while runs are under way, and types that widen."""
+"""Columns for new fields of registry schemas, and tables whose columns become wider: by ALTER, or a rewrite."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from highwater.assets.decoding import schemas_named
 from highwater.assets.fields import sql_type
 from highwater.errors import ConfigurationError
 from highwater.inference_schemas import tree_of
-from highwater.resources.column_types import common_type, converted, has_other_leaves, sql_of, types_of
 from highwater.resources.commit_log import committed_in
 from highwater.resources.delta import open_table
 from highwater.resources.numbered_commits import close_intents, commit_slices
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import rows_at
+from highwater.resources.type_widening import common_type, converted, has_other_leaves, sql_of, types_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

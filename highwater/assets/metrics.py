@@ -47,7 +47,7 @@ from highwater.minutes import (
 from highwater.resources.commit_log import has_records, slice_commits_in
 from highwater.resources.commit_log_writer import replace_slices
 from highwater.resources.delta import query, quoted, slice_is_one_of
-from highwater.resources.small_tables import opened
+from highwater.resources.delta_rs_writes import opened
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -1,4 +1,4 @@
-"""Parsing and validation of records: the declared fields, or the reason for a reject."""
+"""Parsing and validation of records in Spark: the declared fields, or the reason for a reject and its detail."""
 
 # A reason is permanent when only the record's own content causes it, and temporary when waiting may help (I9). Order of
 # arrival never makes a record invalid: that is for checks.

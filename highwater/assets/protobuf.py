@@ -1,4 +1,4 @@
-"""Protobuf messages as JSON documents, read by Python beside Spark's executors."""
+"""Protobuf messages as JSON documents, by Python on Spark's executors (a pandas UDF)."""
 
 from __future__ import annotations
 

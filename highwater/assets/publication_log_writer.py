@@ -36,7 +36,7 @@ from highwater.publishing import Known, State
 from highwater.resources.commit_log import id_of, slice_commits_in
 from highwater.resources.commit_log_writer import replace_slices
 from highwater.resources.delta import open_table, query, query_all, query_arrow, slice_is_one_of
-from highwater.resources.small_tables import opened, replace_all
+from highwater.resources.delta_rs_writes import opened, replace_all
 from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:

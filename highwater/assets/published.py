@@ -1,4 +1,4 @@
-"""Publication: each accepted event is sent once to a topic, in the order of its origin (I6)."""
+"""The stage `published`: each accepted event is sent once to a topic, in the order of its origin."""
 
 # One name for all transactions of a topic keeps the order: opening it fences every earlier run. A batch is written to
 # the log before anything of it is committed, sent with a mark in each transaction that counts its records, and settled.

@@ -58,7 +58,7 @@ def _without(committed: SliceCommit, attempt: int, version: int) -> SliceCommit:
 
 
 def put_back(work: Work) -> list[str]:
-    """Commit slices with the rows that went by their age, from the version that holds them; returns these slices.
+    """Commit slices with the rows that expired, from the version that holds them; returns these slices.
 
     Raises:
         SupersededAttemptError: another writer was first; nothing was written.
@@ -72,7 +72,7 @@ def put_back(work: Work) -> list[str]:
         return []
     attempts = work.ledger.next_attempts([*mine])
     slice_commits = [_with(slice_commit, attempts[key]) for key, slice_commit in mine.items()]
-    with delta_errors(f"the rows of {', '.join(mine)} that went by their age"):
+    with delta_errors(f"the rows of {', '.join(mine)} that expired"):
         _commit(work, committed, _held(work, mine), slice_commits, records=[*map(aged, mine.values())])
     return [*mine]
 

@@ -1,4 +1,4 @@
-"""Rejects: what of raw the committed events left over, with the reason and where it goes."""
+"""The stage `rejects`: commits what of raw the committed events left over, with reason and destination."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from highwater.assets.commit import (
 from highwater.assets.dlq_copies import COPIED_AT
 from highwater.assets.events import require
 from highwater.assets.evolution import with_added_fields
-from highwater.assets.ordered_holds import parked_slices
+from highwater.assets.hold_gate import parked_slices
 from highwater.assets.origins import DLQ, first_of_each, with_fate, with_origins
 from highwater.assets.parsing import PERMANENT, UNRESOLVED, is_tombstone, parse_records
 from highwater.assets.split_decision import origin_columns
@@ -127,7 +127,7 @@ def _ensure_conserved(read: CommittedSlices, decisions: Sequence[SliceCommit]) -
                 stored=decided,
                 found=found,
                 remedy="materialise the slice again from events on: it is reprocessed, unless its rejects began to be "
-                "published; then restore raw as it was when it was decided. Of rows that went by their age, "
+                "published; then restore raw as it was when it was decided. Of rows that expired, "
                 "materialise raw of it while Kafka holds the records",
             )
 

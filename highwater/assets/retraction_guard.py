@@ -1,4 +1,4 @@
-"""Keeping what was sent: an accepted event is not rejected by a later decision of its slice (I6)."""
+"""An event that was sent to the topic of accepted events is not rejected by a later decision of its slice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ensure_no_retraction(work: Work, keys: Sequence[str], accepted: DataFrame, r
         refused: the currently rejected records that were not left to the DLQ before: the same columns.
 
     Raises:
-        RetractionError: an event that was sent would be rejected, and nobody allows that (I6).
+        RetractionError: an event that was sent would be rejected, and nobody allows that.
         DependencyAwayError: the lake could not be read.
     """
     found: dict[str, dict[Origin, datetime | None]] = {}
@@ -113,7 +113,7 @@ def guarded(work: Work, see: Callable[[], None]) -> Iterator[Callable[[], None]]
         see: ensures that sent events stay events; for the slices whose committed events may be sent.
 
     Raises:
-        RetractionError: an event that was sent would be rejected, and nobody allows that (I6).
+        RetractionError: an event that was sent would be rejected, and nobody allows that.
         LeaseHeldError: somebody else kept the lock, or took it; nothing was committed.
         DependencyAwayError: the lake or the ledger could not be read.
     """

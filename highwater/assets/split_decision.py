@@ -11,7 +11,7 @@ from highwater.assets import raw
 from highwater.assets.breaker_gate import end_probe, ensure_within_limit
 from highwater.assets.commit import Clock, CommittedSlices, release_quietly
 from highwater.assets.dlq_copies import COPIED_AT
-from highwater.assets.ordered_holds import HOLDS, counted_holds, ensure_none_held, holding, rejected_anyway
+from highwater.assets.hold_gate import HOLDS, counted_holds, ensure_none_held, holding, rejected_anyway
 from highwater.assets.origins import TIMESTAMP, Seen, seen_now, with_fate, with_origins, with_superseded
 from highwater.assets.parsing import (
     INVALID,

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from highwater.errors import KAFKA, LAKE, BreakerOpenError, DependencyAwayError
-from highwater.resources.guards import Guard, open_error, resting
+from highwater.resources.dependency_guards import Guard, open_error, resting
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream

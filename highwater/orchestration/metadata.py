@@ -1,4 +1,4 @@
-"""The metadata of a slice on Dagster's pages."""
+"""Dagster's metadata and descriptions: of slices, assets, samples of checks, breakers and holds."""
 
 from __future__ import annotations
 

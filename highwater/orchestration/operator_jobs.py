@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 import dagster as dg
 from pydantic import Field
 
-from highwater.decisions import Decision, asked_values
 from highwater.errors import ConfigurationError
 from highwater.log_fields import fields
+from highwater.operator_actions import OperatorAction, asked_values
 from highwater.orchestration.asset_keys import table_key
 from highwater.orchestration.failures import translate_errors
 from highwater.orchestration.jobs import job_of_one_op
-from highwater.orchestration.operations.deciding import decided
+from highwater.orchestration.operations.recorded_action import recorded_action
 from highwater.orchestration.resources import settings
 from highwater.orchestration.run_tags import PRIORITY, STREAM_TAG
 from highwater.orchestration.stream_assets import nothing, work_of
@@ -45,7 +45,7 @@ class Audit(OfStream):
     records: int = Field(default=10, description="Number of the newest slices to read from Kafka again; 0 for none.")
 
 
-class Deciding(OfStream):
+class OperatorConfig(OfStream):
     """Configuration of a job that changes nothing unless `record` is set, and records who decided, and why."""
 
     record: bool = Field(default=False, description="Do it. Without it the run only shows what it would do.")
@@ -53,14 +53,14 @@ class Deciding(OfStream):
     because: str = Field(default="", description="Reason; recorded.")
 
 
-class Accepting(Deciding):
+class Accepting(OperatorConfig):
     """Configuration of `accept_loss` and `accept_divergence`."""
 
     topic: str = Field(default="", description="Topic of a tier; the main topic if empty.")
     partitions: list[int] = Field(default=[], description="Only these partitions; all if empty.")
 
 
-class ParkedRecords(Deciding):
+class ParkedRecords(OperatorConfig):
     """Configuration of `redrive_parked`, `discard_parked` and `reclaim`: which records they select."""
 
     reasons: list[str] = Field(default=[], description="Only records rejected for these reasons; all if empty.")
@@ -88,7 +88,7 @@ class Reclaim(ParkedRecords):
     topics: list[str] = Field(default=[], description="Only records last published to these topics; all if empty.")
 
 
-class AcceptRejects(Deciding):
+class AcceptRejects(OperatorConfig):
     """Configuration of `accept_rejects`."""
 
     slices: list[str] = Field(default=[], description="The slices whose rejects are accepted.")
@@ -97,7 +97,7 @@ class AcceptRejects(Deciding):
     revoke: bool = Field(default=False, description="With reasons: let such rejects open the breaker again.")
 
 
-class RetrySlice(Deciding):
+class RetrySlice(OperatorConfig):
     """Configuration of `retry_slice`."""
 
     slice: str = Field(description="Key of the slice.")
@@ -109,32 +109,32 @@ class ReleaseHold(RetrySlice):
     park: bool = Field(default=False, description="Park the records that hold the slice, instead of retrying them.")
 
 
-class PauseTier(Deciding):
+class PauseTier(OperatorConfig):
     """Configuration of `pause_tier` and `resume_tier`."""
 
     topic: str = Field(description="Topic of the tier, or another system's topic.")
 
 
-class PausePart(Deciding):
+class PausePart(OperatorConfig):
     """Configuration of `pause` and `resume`."""
 
     part: str = Field(default="", description="planner, retries or publisher; the whole stream if empty.")
 
 
-class RecallKeys(Deciding):
+class RecallKeys(OperatorConfig):
     """Configuration of `recall_keys`."""
 
     first: str = Field(description="Key of the first slice.")
     last: str = Field(description="Key of the last slice, of the same topic.")
 
 
-class Erase(Deciding):
+class Erase(OperatorConfig):
     """Configuration of `erase`; it takes a digest, since Dagster stores the configuration of a run."""
 
     digest: str = Field(description="SHA-256 of the key's bytes, in hexadecimal: printf %s KEY | sha256sum.")
 
 
-class RebuildAll(Deciding):
+class RebuildAll(OperatorConfig):
     """Configuration of `rebuild_all`."""
 
     accepted_again: bool = Field(default=False, description="Publish all accepted events again.")
@@ -315,14 +315,14 @@ def erase(run: Run, config: Erase) -> None:
     run.log_table(erase_key(work_of(run.context, run.stream), run.context.instance, request, datetime.now(UTC)).table)
 
 
-def rebuild_ledger(run: Run, config: Deciding) -> None:
+def rebuild_ledger(run: Run, config: OperatorConfig) -> None:
     """Rebuild the plans of a lost ledger from the lake."""
     from highwater.orchestration.operations.rebuilding import rebuild_from_lake
 
     rebuild_from_lake(run.ledger, run.lake, run.kafka, run.stream, run.slice_keys, run.log, sure=config.record)
 
 
-def rebuild_current(run: Run, config: Deciding) -> None:
+def rebuild_current(run: Run, config: OperatorConfig) -> None:
     """Recompute the table `current` from the events."""
     from highwater.orchestration.operations.rebuilding_current import rebuild_from_events, table
 
@@ -380,8 +380,8 @@ OPERATIONS: Mapping[Callable[[Run, Any], None], type[OfStream]] = {
     resume: PausePart,
     recall_keys: RecallKeys,
     erase: Erase,
-    rebuild_ledger: Deciding,
-    rebuild_current: Deciding,
+    rebuild_ledger: OperatorConfig,
+    rebuild_current: OperatorConfig,
     rebuild_all: RebuildAll,
     audit: Audit,
 }
@@ -402,7 +402,7 @@ def _operator_job(
 ) -> dg.JobDefinition:
     name, spark = operation.__name__, operation in WITH_SPARK
     about = f"{operation.__doc__} Same as `highwater {name.replace('_', '-')}`"
-    about += "; a dry run unless `record` is set." if issubclass(config_class, Deciding) else "."
+    about += "; a dry run unless `record` is set." if issubclass(config_class, OperatorConfig) else "."
 
     def operate(context: dg.OpExecutionContext, config: Any) -> None:
         interrupt = context.resources.spark.interrupt if spark else nothing
@@ -410,9 +410,9 @@ def _operator_job(
             stream = declared(streams, config.stream)
             context.instance.add_run_tags(context.run_id, {STREAM_TAG: stream.name})
             run = Run(context, stream)
-            if isinstance(config, Deciding) and config.record:
+            if isinstance(config, OperatorConfig) and config.record:
                 config = config.model_copy(update={"by": _person(config.by, context.run.tags.get(USER_TAG, ""))})
-                with decided(run.ledger, settings().operators, _decision(name, config, context.run_id)):
+                with recorded_action(run.ledger, settings().operators, _action(name, config, context.run_id)):
                     operation(run, config)
             else:
                 operation(run, config)
@@ -436,10 +436,10 @@ def _person(by: str, user: str) -> str:
     return by or user
 
 
-def _decision(action: str, config: Deciding, run_id: str) -> Decision:
+def _action(action: str, config: OperatorConfig, run_id: str) -> OperatorAction:
     values = config.model_dump(exclude={"stream", "record", "by", "because"})
     through, now = f"run {run_id}", datetime.now(UTC)
-    return Decision(action, config.stream, asked_values(values), config.by, config.because, through, now)
+    return OperatorAction(action, config.stream, asked_values(values), config.by, config.because, through, now)
 
 
 def _time(text: str) -> datetime | None:

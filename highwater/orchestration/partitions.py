@@ -1,4 +1,4 @@
-"""The partitions of a stream's assets: its slices, as dynamic partitions."""
+"""Dagster's partitions definition of a stream, and which keys of slices Dagster lacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
 
 
-def slices_of(stream: Stream) -> dg.DynamicPartitionsDefinition:
+def partitions_definition(stream: Stream) -> dg.DynamicPartitionsDefinition:
     """The partitions definition of a stream: its slice keys, in the order in which they were added."""
     return dg.DynamicPartitionsDefinition(name=stream.partitions_name)
 

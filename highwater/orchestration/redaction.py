@@ -1,4 +1,4 @@
-"""Keeping secrets out of what Dagster stores of an error (I13)."""
+"""The secrets in this process's settings, and texts and errors without them (I13)."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from highwater.orchestration.checking.blocking import ensure_not_blocked
 from highwater.orchestration.dependencies import ensure_lake_there, guards_of
 from highwater.orchestration.failures import translate_errors
 from highwater.orchestration.lineage import lineage_of
-from highwater.orchestration.partitions import slices_of
+from highwater.orchestration.partitions import partitions_definition
 from highwater.orchestration.resources import schemas
 from highwater.orchestration.run_tags import STREAM_TAG
 from highwater.orchestration.sensing.ordered_processing import ensure_in_turn
 from highwater.orchestration.sensing.step_breaker import watched
-from highwater.resources.guards import guarded
+from highwater.resources.dependency_guards import guarded
 from highwater.routing import is_stream_topic
 from highwater.tables import tables_of
 
@@ -53,7 +53,7 @@ def _table_asset(stream: "Stream", table: Table) -> dg.AssetsDefinition:
     @dg.multi_asset(
         name="__".join(key.path),
         specs=[spec],
-        partitions_def=slices_of(stream),
+        partitions_def=partitions_definition(stream),
         backfill_policy=dg.BackfillPolicy.single_run(),
         pool=f"{stream.name}_{table.name}" if table.pool else None,
         required_resource_keys={"kafka", "ledger", "lake", *(["spark"] if table.spark else [])},

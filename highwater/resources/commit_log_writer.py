@@ -24,7 +24,7 @@ from highwater.resources.commit_log import (
     tail_of,
 )
 from highwater.resources.delta import add_actions
-from highwater.resources.small_tables import append_at, compact, create, replace_partitions
+from highwater.resources.delta_rs_writes import append_at, compact, create, replace_partitions
 from highwater.slice_commits import SliceCommit
 
 if TYPE_CHECKING:

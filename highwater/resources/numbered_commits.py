@@ -1,4 +1,4 @@
-"""Numbered commits of a table: an intent in the ledger, one write, its records in `_commits` (I4)."""
+"""Numbered commits: an intent in the ledger, one write, its records in `_commits`; closes intents of dead runs (I4)."""
 
 # A writer looks at the table, and its commit takes the next number as Delta's `txnVersion`. If any other numbered
 # commit came since that look, Delta skips the write or fails it: also the write of a dead run, of a process that hung,
@@ -65,7 +65,9 @@ class Target:
 
 
 def close_intents(target: Target) -> None:
-    """Settle every open intent of a table: complete `_commits` where its write committed, close it where not.
+    """Close every open intent of a table: first its records go to `_commits` if its write committed.
+
+    If not, an empty commit takes its number, so that the write never commits later.
 
     The caller holds the lease of the table's commits.
 
@@ -79,13 +81,13 @@ def close_intents(target: Target) -> None:
         restores = {opened.version(): -1} if written and replaces_table(intent.user_metadata) else {}
         _complete(target, opened, written, restores)
         # The next numbered commit fences the write as well, so nothing is lost by a crash between these two.
-        target.ledger.intents.remove(intent.batch)
+        target.ledger.intents.close(intent.batch)
         if not written and number_in(opened) < number_of(intent.user_metadata):
-            _close(target, number_of(intent.user_metadata))
+            _take_number(target, number_of(intent.user_metadata))
 
 
-def _close(target: Target, number: int) -> None:
-    """Take a number with an empty commit, so that a write under it never commits."""
+def _take_number(target: Target, number: int) -> None:
+    """Commit nothing under a number, so that Delta skips or fails a later write under it."""
     with delta_errors(target.path):
         empty = target.spark.read.format("delta").load(target.path).limit(0)
         options = {"txnAppId": APP, "txnVersion": str(number)}
@@ -95,8 +97,8 @@ def _close(target: Target, number: int) -> None:
 def _written(intent: Intent, opened: DeltaTable) -> list[CommitRecord]:
     """The records of an intent whose write committed and whose entry Delta has cleaned from the log; else none.
 
-    `complete` finds all others in the log. Nobody else takes the number of an open intent, so a table that has it holds
-    the write, or what closed it moments ago: then the log has the entry.
+    `complete` finds all others in the log. Only its own write, or the empty commit of another run that closes it, takes
+    the number of an open intent. A table at that number without an entry in the log therefore has the write.
     """
     log = commit_log.log_of(opened)
     tail = commit_log.tail_of(opened, commit_log.last_recorded(log, opened))
@@ -163,7 +165,7 @@ def commit_slices(
     version = commit_log.tail_of(opened, seen.version).batches.get(batch)
     if version is None:
         if number_in(opened) >= number:  # the write never commits any more
-            target.ledger.intents.remove(batch)
+            target.ledger.intents.close(batch)
         raise SupersededAttemptError(
             f"another run committed to {target.stream}/{target.table} since this one looked at it",
             stored=f"number {number}",
@@ -173,7 +175,7 @@ def commit_slices(
     # The commit is done; without its records the intent stays, and the next run completes them.
     with suppress(SupersededAttemptError):
         _complete(target, opened, _counted(opened, [replace(one, version=version) for one in records]), {})
-        target.ledger.intents.remove(batch)
+        target.ledger.intents.close(batch)
     return version
 
 

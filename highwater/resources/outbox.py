@@ -1,4 +1,4 @@
-"""An outbox: records are stored first, sent then, and ticked when every in-sync replica has them."""
+"""For producers of other programs (docs/producers.md), not the pipeline: records in SQLite until Kafka has them."""
 
 # A killed process leaves records with an unknown end. They are not sent again blindly: each has a header with the name
 # of its outbox and its number there. So the topic is read from where the outbox began to send, and every record found

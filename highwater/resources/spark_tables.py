@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import DependencyAwayError, SupersededAttemptError
 from highwater.resources.delta import open_table, slice_is_one_of
-from highwater.resources.small_tables import create
+from highwater.resources.delta_rs_writes import create
 from highwater.resources.spark import ADAPTIVE, delta_errors, translated
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from highwater.errors import SupersededAttemptError
 from highwater.maintenance import File, Part
 from highwater.resources.delta import add_actions, commit_info, reading
-from highwater.resources.small_tables import storage
+from highwater.resources.delta_rs_writes import storage
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import table_in_sql
 
@@ -53,7 +53,7 @@ def files_of(table: DeltaTable) -> list[File]:
     return [File(*row) for row in rows if None not in row]
 
 
-def slices_of(table: DeltaTable, files: Sequence[File]) -> set[str]:
+def slice_keys_in(table: DeltaTable, files: Sequence[File]) -> set[str]:
     """The slices that rows of some files name.
 
     Raises:

@@ -18,8 +18,8 @@ from highwater.declaration import Accepted
 from highwater.envelope import Origin
 from highwater.errors import ConfigurationError, RetractionError
 from highwater.orchestration.checking.published_checks import events_published
-from highwater.orchestration.operations import rebuilding_accepted
-from highwater.orchestration.operations.rebuilding_accepted import OnAccepted, keep
+from highwater.orchestration.operations import reading_accepted
+from highwater.orchestration.operations.reading_accepted import OnAccepted, keep
 from highwater.orchestration.operations.rebuilding_all import ensure_nothing_there
 from highwater.publishing import Known, Late, PublicationOutcome, State, decide_publication
 from highwater.resources.dlq_topics import Shape
@@ -121,13 +121,13 @@ def test_what_the_topic_does_not_hold_any_more_may_be_sent_again(
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """A test double for Kafka: a topic of two partitions."""
     log = Log()
-    for module in (published, rebuilding_accepted):
+    for module in (published, reading_accepted):
         monkeypatch.setattr(module, "Transactions", log)
     shape = Shape(2, 1, {"max.message.bytes": "1000000"})
     monkeypatch.setattr(published, "ensure_accepted", lambda *_: shape)
     monkeypatch.setattr(published, "_topic_id", lambda *_: "T" * 22)
-    monkeypatch.setattr(rebuilding_accepted, "topic_settings", lambda *_: None)
-    monkeypatch.setattr(rebuilding_accepted, "ROWS_A_BATCH", 2)
+    monkeypatch.setattr(reading_accepted, "topic_settings", lambda *_: None)
+    monkeypatch.setattr(reading_accepted, "ROWS_A_BATCH", 2)
     return log
 
 
@@ -406,7 +406,7 @@ def test_a_compacted_topic_does_not_show_what_was_sent(
     tables: Tables, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"cleanup.policy": SimpleNamespace(value="compact,delete")}
-    monkeypatch.setattr(rebuilding_accepted, "topic_settings", lambda *_: settings)
+    monkeypatch.setattr(reading_accepted, "topic_settings", lambda *_: settings)
     topics: Any = Topics(log, 10)
     with pytest.raises(ConfigurationError, match="keeps the last of each key"):
         keep(tables.ledger, tables.lake, topics, tables.stream, lambda _: None, sure=False, again=False)

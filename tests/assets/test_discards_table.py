@@ -19,9 +19,9 @@ from highwater.errors import DependencyAwayError, TemporaryError
 from highwater.orchestration.operations import maintenance, rebuilding
 from highwater.orchestration.operations.parked import Parked, ParkedRequest, Waiting, _discard
 from highwater.plans import Discard
+from highwater.resources.delta_rs_writes import append
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.small_tables import append
 from tests.world import NOON, STREAM, World
 
 NOTHING = cast("Any", None)

@@ -90,7 +90,7 @@ def test_the_table_follows_the_ledger_and_only_grows(tmp_path: Path) -> None:
 
 
 def test_who_reads_records_looks_at_the_erasures_of_keys_alone(tmp_path: Path) -> None:
-    """What goes by its age is a row a slice, for ever."""
+    """Expired rows are one entry a slice, for ever."""
     ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
     number = ledger.erasures.add(Erasure("orders", BY_AGE, "retention", "maintenance", NOON))
     ledger.erasures.begin(number, [Erased(f"s{n}", {}, {"aged": 1}) for n in range(3)])

@@ -146,16 +146,16 @@ def test_the_demonstration_declares_shorter_waits_and_other_slices_and_nothing_e
         theirs = shipped[stream.name]
         assert stream.breaker.cool_down < timedelta(minutes=1) < theirs.breaker.cool_down
         if stream.name == "orders":
-            assert stream.limits == replace(theirs.limits, most_records=7, fewest_records=7)
+            assert stream.limits == replace(theirs.limits, max_offsets=7, min_offsets=7)
             assert next(iter(stream.delays.values())) < next(iter(theirs.delays.values()))
         else:
-            assert stream.limits == replace(theirs.limits, fewest_records=RECORDS)
+            assert stream.limits == replace(theirs.limits, min_offsets=RECORDS)
         assert stream.tiers[1:] == theirs.tiers[1:]
         assert replace(stream, breaker=theirs.breaker, limits=theirs.limits, tiers=theirs.tiers) == theirs
         assert replace(stream.breaker, cool_down=theirs.breaker.cool_down) == theirs.breaker
     assert [stream.name for stream in declared(7)] == [*shipped]
     assert declared(7, registry=True) == [*declared(7), STREAM]
-    assert shipped["payments"].breaker.least_records <= RECORDS == SOUND
+    assert shipped["payments"].breaker.min_records <= RECORDS == SOUND
 
 
 def write_shipments(lake: Path, *, events: list[dict[str, Any]], current: list[dict[str, Any]]) -> None:

@@ -91,8 +91,8 @@ def test_a_burst_of_payments_is_written_when_asked(tmp_path: Path) -> None:
         start(seen)  # type: ignore[arg-type]
         asked = {name: command[command.index("--burst") + 1] for name, command in seen.commands.items()}
         assert asked == {"generator-orders": "0", "generator-payments": str(payments)}
-    least = PAYMENTS.limits.fewest_records or 0
-    assert up.BURST["payments"] >= max(least, PAYMENTS.breaker.least_records), "a slice at once, and one that is judged"
+    least = PAYMENTS.limits.min_offsets or 0
+    assert up.BURST["payments"] >= max(least, PAYMENTS.breaker.min_records), "a slice at once, and one that is judged"
     for configured in ({}, CONFIGURED):
         with pytest.raises(ConfigurationError, match="no generator runs"):
             up.writers(up.parser().parse_args(["--burst", "--no-generate"]), configured)

@@ -55,7 +55,7 @@ def ticking(
         monkeypatch.setenv("HIGHWATER_LEDGER_URL", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
         monkeypatch.setenv("HIGHWATER_LAKE", str(tmp_path / "lake"))
         send(bootstrap, name, [Message(b"k", b"v", partition=n % 2) for n in range(records)])
-        given: dict[str, Any] = {"most_records": 10, "slices_a_run": 3, **limits}
+        given: dict[str, Any] = {"max_offsets": 10, "slices_per_run": 3, **limits}
         stream = make_stream(name, limits=Limits(**given))
         return Ticking(stream, instance, tmp_path)
 
@@ -131,7 +131,7 @@ def test_history_that_dagster_lacks_is_reported_and_not_requested(
     ticking: Callable[..., Ticking], tmp_path: Path, home: str
 ) -> None:
     """The planner requested a run for each slice that a new instance lacked: all were validated again."""
-    ours = ticking(records=60, slices_a_run=10)
+    ours = ticking(records=60, slices_per_run=10)
     ours.tick("planner")
     _later(ours)
     slices = ours.ledger.slices("orders")
@@ -240,7 +240,7 @@ def test_two_instances_on_one_ledger_are_noticed_and_one_that_replaces_another_i
 
 
 def test_the_topic_is_observed_with_its_lag(ticking: Callable[..., Ticking]) -> None:
-    ours = ticking(slices_a_tick=1)
+    ours = ticking(slices_per_tick=1)
     ours.tick("planner")
     [record] = ours.instance.fetch_observations(topic_key(ours.stream), limit=5).records
     metadata = record.asset_observation.metadata

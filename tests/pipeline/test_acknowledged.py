@@ -136,7 +136,7 @@ def test_brokers_fall_in_turn_and_no_acknowledged_record_is_lost_doubled_or_reor
 
 def take(bench: Bench) -> None:
     """Plan what the topic holds by now, and read it into raw."""
-    stream = replace(bench.stream, limits=Limits(most_records=20_000, slices_a_tick=1000))
+    stream = replace(bench.stream, limits=Limits(max_offsets=20_000, slices_per_tick=1000))
     slices: list[Slice] = []
 
     def planned() -> bool:

@@ -35,7 +35,7 @@ def offsets(bench: Bench, table: str, column: str) -> tuple[int, int]:
 
 @pytest.fixture
 def bursting(bench: Bench, spark_server: SparkConnect, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    bench.stream = replace(bench.stream, breaker=Breaker(least_records=20))
+    bench.stream = replace(bench.stream, breaker=Breaker(min_records=20))
     configure(bench, spark_server, monkeypatch)
     return bench
 

@@ -55,7 +55,7 @@ def test_workers_of_launched_runs_are_killed(
         topic(partitions=PARTITIONS),
         bootstrap,
         spark_server.remote,
-        Limits(most_records=80, slices_a_run=1),
+        Limits(max_offsets=80, slices_per_run=1),
         sensors=True,
     )
     held = crash_support.Deployment(ours.stream, tmp_path, bootstrap, {settings.SPARK_REMOTE: spark_server.remote})

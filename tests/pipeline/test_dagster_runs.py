@@ -50,7 +50,7 @@ def deployed(
 
     name = f"orders.runs.{tmp_path_factory.getbasetemp().name}"
     create_topic(bootstrap, name, 2, {})
-    limits = Limits(most_records=10, slices_a_run=3)
+    limits = Limits(max_offsets=10, slices_per_run=3)
     root = tmp_path_factory.mktemp("deployed")
     # Other workers have the server too: by the user its jobs are distinguished from theirs.
     remote = f"{spark_server.remote}/;user_id={name}"

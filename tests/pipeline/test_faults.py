@@ -28,7 +28,7 @@ from highwater.orchestration.checking.checks import Sources
 from highwater.orchestration.run_tags import RANGE_END, RANGE_START
 from highwater.orchestration.sensing.repairing import repair
 from highwater.orchestration.sensing.run_requests import RepairRules
-from highwater.resources.guards import COOL_DOWN, FAILURES
+from highwater.resources.dependency_guards import COOL_DOWN, FAILURES
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.sensor_faults import SensorFault

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from highwater.assets import split_decision
 from highwater.assets.breaker_gate import ensure_admitted
 from highwater.assets.commit import CommittedSlices
-from highwater.assets.ordered_holds import FIRST, HOLDS, end_holds, ensure_none_held, parked_slices, rejected_anyway
+from highwater.assets.hold_gate import FIRST, HOLDS, end_holds, ensure_none_held, parked_slices, rejected_anyway
 from highwater.assets.work import Work
 from highwater.declaration import Stream
 from highwater.envelope import ORIGIN
@@ -37,7 +37,7 @@ from highwater.orchestration.cli.main import main
 from highwater.orchestration.failures import NOT_TRIED_AGAIN
 from highwater.orchestration.metadata import of_holds
 from highwater.orchestration.operations.releasing_holds import ReleaseRequest, release_slice
-from highwater.orchestration.reporting import alert_inputs, alert_measures
+from highwater.orchestration.reporting import alert_conditions, alert_inputs
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.open_metrics import Metrics, _holds
 from highwater.orchestration.reporting.plan_status import stream_status
@@ -441,10 +441,10 @@ def test_a_hold_is_reported_everywhere(ledger: Ledger, tmp_path: Path) -> None:
     from dev.processes import LOOPBACK, free_port
 
     nothing: Any = None
-    measured = alert_measures._held(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
+    measured = alert_conditions._held(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
     assert measured is not None
     assert not measured.over
-    assert alert_measures._held in alert_measures.MEASURES
+    assert alert_conditions._held in alert_conditions.CONDITIONS
     assert of_holds(STREAM, [])["held"].value == "nothing is held"
     assert of_holds(make_stream("orders"), []) == {}
     ledger.add([TWO])
@@ -453,7 +453,7 @@ def test_a_hold_is_reported_everywhere(ledger: Ledger, tmp_path: Path) -> None:
         "orders@0000002 is held since 2026-03-01 12:00:00 UTC by 3 records, the first is orders partition 2 offset 41, "
         "unresolved: customer_id is not in reference/customers; attempt 1 at 12:00:00"
     )
-    measured = alert_measures._held(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
+    measured = alert_conditions._held(alert_inputs.StreamInputs(ledger, nothing, nothing, STREAM))
     assert measured is not None
     assert (measured.over, measured.value) == (True, text)
     status = stream_status(ledger, Kafka(f"{LOOPBACK}:{free_port()}"), STREAM, {})
@@ -487,7 +487,7 @@ def test_a_person_releases_a_slice_under_a_name(ledger: Ledger, url: str) -> Non
     assert "orders@0000002 is held since" in dry.output
     assert "would go to orders.dlq.1" in dry.output
     assert [hold.release for hold in ledger.holds.open("orders")] == [None]
-    assert "nobody is named" in run(TWO.key, "--yes", "--by", "").output
+    assert "needs the name of the person" in run(TWO.key, "--yes", "--by", "").output
     assert run("orders@0000099", "--yes", "--by", "ann").exit_code == 2
     assert "orders@0000001 is not held" in run(ONE.key, "--yes", "--by", "ann").output
     done = run(TWO.key, "--park", "--yes", "--by", "ann", "--because", "unknown customer", "--json")

@@ -73,7 +73,7 @@ class Watched:
     """A stream that is planned, and everything that anybody is shown of it."""
 
     def __init__(self, bootstrap: str, folder: Path) -> None:
-        self.stream = replace(ORDERS, topic=TOPIC, limits=Limits(most_records=1_000, slices_a_tick=1_000))
+        self.stream = replace(ORDERS, topic=TOPIC, limits=Limits(max_offsets=1_000, slices_per_tick=1_000))
         self.ledger, self.kafka = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}"), Kafka(bootstrap)
         self.lake = Lake(str(folder / "lake"))
         self.errors: list[HighwaterError] = []

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from dev.broker import EmbeddedBroker
 from dev.processes import wait_until
-from highwater.alerting import Measure
+from highwater.alerting import Condition
 from highwater.declaration import Limits, Start
 from highwater.errors import (
     DependencyAwayError,
@@ -30,7 +30,7 @@ from highwater.errors import (
 from highwater.orchestration import observation
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.orchestration.operations.acceptance import accept_loss
-from highwater.orchestration.reporting import alert_inputs, topic_measures
+from highwater.orchestration.reporting import alert_inputs, topic_conditions
 from highwater.orchestration.reporting.plan_status import topic_status
 from highwater.orchestration.sensing.topic_planner import Planner
 from highwater.resources.kafka import Kafka
@@ -357,7 +357,7 @@ PLAN = """
     from highwater.resources.ledger import Ledger
 
     bootstrap, url, topic, ticks = sys.argv[1:]
-    stream = replace(STREAM, topic=topic, limits=Limits(most_records=5, slices_a_tick=3))
+    stream = replace(STREAM, topic=topic, limits=Limits(max_offsets=5, slices_per_tick=3))
     planner = Planner(Ledger(url, wait_seconds=60), Kafka(bootstrap))
     print("ready", flush=True)
     planned = 0
@@ -410,10 +410,10 @@ def test_a_plan_is_not_stored_over_a_loss_that_was_accepted_meanwhile(scene: Sce
 
 
 def test_waiting_for_more_records_ends_by_itself(scene: Scene) -> None:
-    limits = Limits(most_records=10, fewest_records=5, longest_wait=timedelta(seconds=1))
+    limits = Limits(max_offsets=10, min_offsets=5, max_wait=timedelta(seconds=1))
     scene.tick(limits=limits)
     scene.write(2)
-    tick = scene.tick(limits=replace(limits, longest_wait=timedelta(minutes=9)))
+    tick = scene.tick(limits=replace(limits, max_wait=timedelta(minutes=9)))
     assert (tick.slices, tick.result.waiting is not None) == ((), True)
     wait_until(lambda: bool(scene.tick(limits=limits).slices), 30, "the end of the longest wait")
     scene.ensure_each_once(offsets(0, 0, 2))
@@ -442,8 +442,8 @@ def test_what_a_hanging_transaction_holds_back_is_reported_before_and_after_rete
     look = observation.of_topic(observation.look(scene.kafka, scene.ledger, scene.stream))
     assert (look["lag"].value, look["held_back"].value) == (100, 100)
 
-    def reported() -> list[Measure]:
-        found = [topic_measures.measure_open_transaction(asked()), topic_measures.measure_retention_left(asked())]
+    def reported() -> list[Condition]:
+        found = [topic_conditions.measure_open_transaction(asked()), topic_conditions.measure_retention_left(asked())]
         return [one for one in found if one is not None and one.over]
 
     wait_until(lambda: len(reported()) == 2, 30, "the alerts")

@@ -31,7 +31,7 @@ from highwater.orchestration.operations.parked import Choice
 from highwater.orchestration.operations.pending_reprocessing import ReclaimedRecords
 from highwater.orchestration.operations.rebuilding import _reclaims
 from highwater.orchestration.operations.reclaiming import ReclaimRequest, look, reclaim_records
-from highwater.orchestration.reporting import alert_inputs, alert_measures
+from highwater.orchestration.reporting import alert_conditions, alert_inputs
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import _waiting
 from highwater.orchestration.reporting.status_report import Waiting
@@ -114,9 +114,14 @@ def test_slices_whose_key_is_retired_are_reported_with_the_command_that_brings_i
     assert "retired" not in " ".join(taking.log)
 
 
-@pytest.mark.parametrize("asked", [{"sure": True, "because": "x"}, {"sure": True, "by": "ann"}])
-def test_nothing_is_reclaimed_without_a_name_and_a_reason(taking: Reclaiming, asked: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="nobody is named"):
+@pytest.mark.parametrize(
+    ("asked", "problem"), [({"because": "x"}, "needs the name of the person"), ({"by": "ann"}, "no reason is given")]
+)
+def test_nothing_is_reclaimed_without_a_name_and_a_reason(
+    taking: Reclaiming, asked: dict[str, Any], problem: str
+) -> None:
+    asked |= {"sure": True}
+    with pytest.raises(ConfigurationError, match=problem):
         taking.reclaim(**asked)
     assert taking.world.ledger.reclaims.acts("orders") == 0
 
@@ -197,7 +202,7 @@ def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does
         stale_for = replace(reported, since=datetime.now(UTC) - timedelta(minutes=waited))
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(pending_reprocessing, "waiting", lambda *_, one=stale_for: [one])
-            measure = alert_measures._reclaimed_late(
+            measure = alert_conditions._reclaimed_late(
                 alert_inputs.StreamInputs(world.ledger, nothing, world.lake, stream)
             )
         assert measure is not None
@@ -212,7 +217,7 @@ def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does
     world.alter_slice_commit("events", FIRST, counts={**counts, "reclaims_seen": 1})
     world.write()
     assert pending_reprocessing.waiting(*asked) == []
-    none = alert_measures._reclaimed_late(alert_inputs.StreamInputs(world.ledger, nothing, world.lake, stream))
+    none = alert_conditions._reclaimed_late(alert_inputs.StreamInputs(world.ledger, nothing, world.lake, stream))
     assert none is not None
     assert (none.over, none.value) == (False, "none waits to be reprocessed")
 

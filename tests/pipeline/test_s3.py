@@ -28,10 +28,10 @@ from highwater.errors import ConfigurationError
 from highwater.orchestration.operations import erasing, maintenance
 from highwater.orchestration.reporting.audit import audit
 from highwater.resources.delta import open_table
+from highwater.resources.delta_rs_writes import append, append_at
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.object_store import s3a_conf
-from highwater.resources.small_tables import append, append_at
 from highwater.resources.spark import close, delta_errors, prepare
 from highwater.resources.spark_tables import create_table
 from tests.support import Bench, Message, customers, make_stream, order_message, read_rows, read_topic

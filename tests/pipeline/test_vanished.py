@@ -30,7 +30,7 @@ from highwater.orchestration.operations import accepting_losses
 from highwater.orchestration.operations.parked import Choice, look
 from highwater.orchestration.operations.reclaiming import ReclaimRequest
 from highwater.orchestration.operations.reclaiming import reclaim_records as reclaim
-from highwater.orchestration.reporting import alert_inputs, alert_measures
+from highwater.orchestration.reporting import alert_conditions, alert_inputs
 from highwater.orchestration.reporting.plan_status import _dlq, topic_status
 from highwater.orchestration.sensing import stream_ticks
 from highwater.orchestration.sensing.retries import plan_tier
@@ -75,7 +75,7 @@ def ledger(tmp_path: Path) -> Ledger:
 @pytest.fixture
 def reported(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], dict[str, Any]]:
     """What tick, status and alert say of the topics of a cluster."""
-    monkeypatch.setattr(alert_measures, "stamped_by_broker", lambda *_: True)
+    monkeypatch.setattr(alert_conditions, "stamped_by_broker", lambda *_: True)
 
     def report(kafka: Any) -> dict[str, Any]:
         resources = SimpleNamespace(
@@ -86,7 +86,7 @@ def reported(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             instance.add_dynamic_partitions(STREAM.partitions_name, keys)
             found = stream_ticks.plan_retries(instance, resources, STREAM)
             tick: Any = found.error or found.message
-        alert = alert_measures._late_retries(
+        alert = alert_conditions._late_retries(
             alert_inputs.StreamInputs(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM)
         )
         status = {one.topic: one.error for one in _dlq(ledger, kafka, STREAM)}
@@ -375,8 +375,8 @@ def test_a_topic_that_one_look_misses_is_not_called_gone(ledger: Ledger, tmp_pat
 
     def alert() -> bool:
         if topic == PARKED:
-            return alert_measures._lost_on_parked(asked, 3) is not None
-        late = alert_measures._late_retries(asked)
+            return alert_conditions._lost_on_parked(asked, 3) is not None
+        late = alert_conditions._late_retries(asked)
         return late is not None and late.over
 
     assert not isinstance(status(), TopicVanishedError)
@@ -442,21 +442,21 @@ def test_the_alert_reports_that_the_parked_topic_lost_some(
 ) -> None:
     """It said how many wait, and its remedy listed none."""
     written = some_parked(tmp_path, STREAM)
-    found = alert_measures._parked_topic(
+    found = alert_conditions._parked_topic(
         alert_inputs.StreamInputs(written.ledger, parked_state(p0=held), written.lake, STREAM)
     )
     assert found is not None
     assert found.over == over
     assert ("3 wait there by the tables" in found.value) == over
     assert (f"highwater reclaim orders --on {PARKED}" in found.remedy) == over
-    assert alert_measures._parked_topic in alert_measures.MEASURES
+    assert alert_conditions._parked_topic in alert_conditions.CONDITIONS
 
 
 def test_the_alert_reports_that_the_parked_topic_is_gone(tmp_path: Path) -> None:
     written, nowhere = some_parked(tmp_path, STREAM), FakeTopics()
     written.ledger.publications.record("orders", MAIN.key, Publication(1, 3, NOW))
     kafka: Any = nowhere
-    found = alert_measures._parked_topic(alert_inputs.StreamInputs(written.ledger, kafka, written.lake, STREAM))
+    found = alert_conditions._parked_topic(alert_inputs.StreamInputs(written.ledger, kafka, written.lake, STREAM))
     assert found is not None
     assert (found.over, f"topic {PARKED} of stream orders is gone" in found.value) == (True, True)
 

@@ -169,8 +169,8 @@ def test_the_page_of_streams_has_every_field_of_a_declaration_and_no_other(kind:
 
 def default_text(field: dataclasses.Field[Any]) -> str:
     """How the page writes a default."""
-    if field.name in {"on_reject", "checks"}:
-        return f"`{field.name.upper()}`"
+    if constant := {"on_reject": "ON_REJECT", "checks": "CHECK_SEVERITIES"}.get(field.name):
+        return f"`{constant}`"
     if field.default_factory is not dataclasses.MISSING:
         return f"`{type(field.default_factory()).__name__}()`"
     value = field.default
@@ -200,7 +200,9 @@ def test_the_page_of_streams_has_every_check_with_its_severity() -> None:
     listed = {name: (spans(row[2])[0], row[3] == "yes") for name, row in checks_listed().items()}
     severities = [spans(row[0])[0] for row in rows(section("docs/streams.md", "Checks").partition("| check |")[0])]
 
-    assert listed == {n: (s.name, n in declaration_parts.CAN_BLOCK) for n, s in declaration_parts.CHECKS.items()}
+    assert listed == {
+        n: (s.name, n in declaration_parts.CAN_BLOCK) for n, s in declaration_parts.CHECK_SEVERITIES.items()
+    }
     assert severities == [f"Severity.{one.name}" for one in declaration.Severity]
 
 
@@ -313,7 +315,9 @@ def alerts_measured() -> list[str]:
     """What the alerts are called, as patterns: the second argument wherever a `Measure` is made."""
     files = sorted(file for folder in CODE for file in (REPOSITORY / folder).rglob("*.py"))
     calls = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
-    return [pattern_of(call.args[1]) for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Measure"]
+    return [
+        pattern_of(call.args[1]) for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Condition"
+    ]
 
 
 def pattern_of(text: ast.expr) -> str:
@@ -327,10 +331,10 @@ def pattern_of(text: ast.expr) -> str:
 
 
 def test_the_runbook_has_every_alert() -> None:
-    from highwater.orchestration.reporting.alert_measures import MEASURES
+    from highwater.orchestration.reporting.alert_conditions import CONDITIONS
 
     found = alerts_measured()
-    assert len(found) >= len(MEASURES)
+    assert len(found) >= len(CONDITIONS)
     assert [name for name in found if not any(fnmatch(title, name) for title in entries("Alerts"))] == []
     assert [title for title in entries("Alerts") if not any(fnmatch(title, name) for name in found)] == []
 
@@ -806,9 +810,9 @@ def test_the_tasks_of_a_read_are_those_that_the_page_reports() -> None:
     page, limits = section("docs/operations.md", "The size of a slice"), STREAM.limits
     reported = {
         "a slice of 40,000 offsets or less": [1, 40_000],
-        f"a slice of {limits.most_records:,} offsets": [limits.most_records],
-        "two such slices, up to ten": [2 * limits.most_records, 10 * limits.most_records],
-        "twenty such slices": [limits.slices_a_run * limits.most_records],
+        f"a slice of {limits.max_offsets:,} offsets": [limits.max_offsets],
+        "two such slices, up to ten": [2 * limits.max_offsets, 10 * limits.max_offsets],
+        "twenty such slices": [limits.slices_per_run * limits.max_offsets],
     }
     for what, offsets in reported.items():
         [tasks] = {math.ceil(number / _records_a_task(number)) for number in offsets}

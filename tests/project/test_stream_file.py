@@ -39,7 +39,7 @@ STREAM = Stream(
     version="scan",
     event_time="scanned_at",
     transitions=Transitions("place", "depot", {"depot": ("depot", "van"), "van": ("depot", "door")}),
-    limits=Limits(most_records=6),
+    limits=Limits(max_offsets=6),
     answers=Answers(
         does_order_matter="Yes, for each parcel.",
         what_about_duplicates="They count once.",

@@ -379,13 +379,13 @@ def test_a_write_that_commits_while_it_is_closed_is_recorded(planned: Bench, mon
     """One of the two commits: here the MERGE of the dead run, between the closer's look and its empty commit."""
     bench, [first, second] = planned, planned.ledger.slices(planned.stream.name)
     late = killed_before_the_write(bench, monkeypatch, first)
-    close, before = numbered_commits._close, table_of(bench).version()
+    close, before = numbered_commits._take_number, table_of(bench).version()
 
     def meets(target: Any, number: int) -> None:
         late()
         close(target, number)
 
-    monkeypatch.setattr(numbered_commits, "_close", meets)
+    monkeypatch.setattr(numbered_commits, "_take_number", meets)
     [report] = current.materialise(bench.work(first))
     assert report.note == "already followed the events"
     assert table_of(bench).version() == before + 1, "the empty commit was skipped"

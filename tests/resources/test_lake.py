@@ -19,9 +19,9 @@ from highwater.errors import DependencyAwayError
 from highwater.resources import commit_log
 from highwater.resources.commit_log import Written, written
 from highwater.resources.delta import query
+from highwater.resources.delta_rs_writes import create
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.small_tables import create
 from highwater.resources.spark_tables import create_table, name_of, parts_of
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice

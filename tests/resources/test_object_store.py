@@ -27,6 +27,7 @@ from highwater.orchestration.cli.main import main
 from highwater.orchestration.reporting import doctor
 from highwater.resources import object_store
 from highwater.resources.delta import open_table
+from highwater.resources.delta_rs_writes import append
 from highwater.resources.object_store import (
     LOG_STORE,
     LOG_STORE_JAR,
@@ -37,7 +38,6 @@ from highwater.resources.object_store import (
     refuse_weakening,
     s3a_conf,
 )
-from highwater.resources.small_tables import append
 from highwater.resources.spark import STATIC_CONF, translated
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Keys whose versions may be remarkable, found in few passes over few columns."""
+"""Keys that the version checks look at one by one: a version may be doubled, missing or out of place."""
 
 # Of most keys each version is there once, none is lacking, they rise along the offsets, and no state is out of place.
 # No question has an answer about such a key, so only the others are asked about with all of their columns: ten million

@@ -1,4 +1,4 @@
-"""The last results of the checks of slices, from Dagster's own records."""
+"""Which checks fail now, and in how many slices, by Dagster's own records."""
 
 from __future__ import annotations
 

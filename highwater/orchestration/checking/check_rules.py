@@ -52,7 +52,7 @@ def conserved(slice_commits: Mapping[str, SliceCommit | None], rows: Mapping[str
 
     Args:
         slice_commits: by table (`raw`, `events`, `rejects`) the commit of the slice; None where it is not there.
-            The slice commit in events holds the numbers of the split; the one in raw how many rows went by their age.
+            The slice commit in events holds the numbers of the split; the one in raw how many rows have expired.
         rows: by table what was counted in it now.
     """
     raw, events, rejects = (slice_commits[table] for table in ("raw", "events", "rejects"))
@@ -62,7 +62,7 @@ def conserved(slice_commits: Mapping[str, SliceCommit | None], rows: Mapping[str
     numbers = _numbers(raw, events, rejects)
     problem = _disagreement(raw, events, rejects) or _imbalance(numbers, rows) or _strangers(events, rejects, rows)
     sums = " + ".join(f"{numbers[name]} {name}" for name in PLACES)
-    gone = f", {numbers['aged']} of raw went by their age" if "aged" in numbers else ""
+    gone = f", {numbers['aged']} of raw have expired" if "aged" in numbers else ""
     return CheckResult(problem is None, problem or f"{numbers['raw']} raw = {sums}{gone}", numbers)
 
 

@@ -24,7 +24,7 @@ from highwater.orchestration.checking import (
 )
 from highwater.orchestration.checking.offset_queries import in_raw
 from highwater.orchestration.failures import translate_errors
-from highwater.orchestration.partitions import slices_of
+from highwater.orchestration.partitions import partitions_definition
 from highwater.orchestration.resources import schemas
 from highwater.reclaims import numbers
 from highwater.settings import docs_url
@@ -242,7 +242,7 @@ def _checks(stream: "Stream", checks: Checks) -> dg.AssetChecksDefinition:
                 metadata={"page": link_to(name)},
                 # Dagster then runs the assets downstream of the table only after this check, in runs that have both.
                 blocking=stream.severity(name) is Severity.BLOCK,
-                partitions_def=slices_of(stream),
+                partitions_def=partitions_definition(stream),
             )
             for name in names
         ],

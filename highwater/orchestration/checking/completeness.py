@@ -82,7 +82,7 @@ def compare_with_topic(
         topic: ledger.topics.generations(stream.name, topic) for topic in {slice_.topic for slice_ in wanted}
     }
     erased = ledger.erasures.slices([slice_.key for slice_ in wanted])
-    # What went by its age is there again where it is compared.
+    # Expired rows are there again where they are compared.
     places = {
         key: {place for one in found if not one.by_age for place in places_in(one.places)}
         for key, found in erased.items()
@@ -90,7 +90,7 @@ def compare_with_topic(
     return [
         TopicComparison(slice_.key, skipped="other records occupy its offsets now, which was accepted")
         if overtaken(slice_, generations[slice_.topic])
-        else TopicComparison(slice_.key, skipped=f"{aged(slice_commits[slice_.key]):,} rows of raw went by their age")
+        else TopicComparison(slice_.key, skipped=f"{aged(slice_commits[slice_.key]):,} rows of raw have expired")
         if aged(slice_commits[slice_.key])
         else _compared(kafka, lake, stream, slice_, places.get(slice_.key, set()))
         for slice_ in wanted

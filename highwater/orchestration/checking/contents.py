@@ -88,7 +88,7 @@ def events_as_recorded(
     gone = {key: count for key, slice_commit in slice_commits_in(raw, keys).items() if (count := aged(slice_commit))}
     for slice_ in ledger.get(keys):
         if slice_.key in gone:
-            text = f"nothing is compared: {gone[slice_.key]:,} rows of raw went by their age"
+            text = f"nothing is compared: {gone[slice_.key]:,} rows of raw have expired"
             found[slice_.key] = CheckResult(passed=True, text=text, numbers={"events": 0, "unlike": 0})
         elif slice_.topic == stream.topic:
             found[slice_.key] = _result(*_of_main(raw, events, reader, _held(events, columns, slice_), slice_))

@@ -98,7 +98,7 @@ def _but_erased(
     recorded: Gaps | None,
     erased: Sequence[Erased],
 ) -> CheckResult:
-    """The recorded gaps without those that an erasure left, or rows that went by their age: the ledger has both."""
+    """The recorded gaps without those that an erasure left, or rows that expired: the ledger has both."""
     everything = missing(slice_.ranges, rows.held)
     # Of rows that are there again a record explains nothing.
     old = [one for one in erased if one.by_age] if aged(slice_commit) else []
@@ -113,7 +113,7 @@ def _but_erased(
         found, _ = _explained(ledger, kafka, slice_, slice_commit, gaps, recorded)
     count = offsets_in(whole) - offsets_in(gaps)
     left_out = [f"{count:,} offsets of erased records"] if count else []
-    left_out += [f"{gone:,} of records whose rows went by their age"] if gone else []
+    left_out += [f"{gone:,} of records whose rows have expired"] if gone else []
     numbers = {name: it for name, it in (("erased", count), ("aged", gone)) if it}
     note = f"; {', '.join(left_out)} are left out" if left_out else ""
     return replace(found, text=found.text + note, numbers={**found.numbers, **numbers})
@@ -121,7 +121,7 @@ def _but_erased(
 
 def _unrecorded(slice_: Slice, gaps: Ranges, reported: int, known: int) -> CheckResult:
     text = (
-        f"by the commit of raw {reported:,} rows went by their age, and the ledger knows of {known:,} of them. "
+        f"by the commit of raw {reported:,} rows have expired, and the ledger knows of {known:,} of them. "
         f"highwater maintain {slice_.stream} --yes learns what the lake knows; else restore the table erasures"
     )
     return CheckResult(

@@ -103,7 +103,7 @@ class Ends:
 
 
 def count_ends(ledger: Ledger, lake: Lake, stream: Stream) -> Ends:
-    """Count the ends of all origins that raw holds, or held until they went by their age.
+    """Count the ends of all origins that raw holds, or held until they expired.
 
     Raises:
         DependencyAwayError: the ledger or the lake could not be read.

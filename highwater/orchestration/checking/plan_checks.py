@@ -104,7 +104,7 @@ def _as_planned(slice_: Slice, slice_commit: SliceCommit, rows: Rows) -> CheckRe
     if problem is None and rows.outside:
         problem = f"rows have offsets that were not planned: {rows.outside[0]}"
     if problem is None:
-        gone = f"; {aged(slice_commit):,} went by their age" if aged(slice_commit) else ""
+        gone = f"; {aged(slice_commit):,} have expired" if aged(slice_commit) else ""
         text = f"{rows.rows:,} rows, each under a planned offset of its own{gone}"
         return CheckResult(passed=True, text=text, numbers=numbers)
     samples = [{"outside": place} for place in rows.outside[:SAMPLES]]

@@ -1,4 +1,4 @@
-"""Checks of the sent records against the events, origin by origin."""
+"""The check `events_published`: records on the topic of accepted events against the events, origin by origin."""
 
 from __future__ import annotations
 

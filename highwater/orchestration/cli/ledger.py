@@ -70,7 +70,7 @@ def verify(deployment: Deployment, streams: Sequence[str], as_json: bool) -> Non
 
     Exit status 2 if something differs.
     """
-    from highwater.orchestration.checking.ledger_check import compare
+    from highwater.orchestration.checking.ledger_comparison import compare
     from highwater.resources.ledger.backup import problems
 
     declared = [deployment.stream(name) for name in streams] or list(deployment.streams().values())

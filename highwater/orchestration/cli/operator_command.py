@@ -1,4 +1,4 @@
-"""Commands that record a decision: with `--yes` the decision is checked and recorded before the command begins."""
+"""The class of commands of operators: with `--yes` the action is checked and recorded before the command begins."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from highwater.decisions import Decision, asked_values
 from highwater.erasing import digest_of
 from highwater.errors import UnknownSliceError
+from highwater.operator_actions import OperatorAction, asked_values
 from highwater.orchestration.cli.terminal import because_option, by_option, login_name
 from highwater.orchestration.deployment import Deployment
 from highwater.slices import SliceKey
@@ -38,8 +38,8 @@ class OperatorCommand(click.Command):
         return str(self.name).replace("-", "_")
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; with `--yes` after the check and the record of the decision."""
-        from highwater.orchestration.operations.deciding import decided
+        """Run the command; with `--yes` after the check and the record of the action."""
+        from highwater.orchestration.operations.recorded_action import recorded_action
 
         given = dict(ctx.params)
         for option in self._added:
@@ -48,14 +48,14 @@ class OperatorCommand(click.Command):
             return super().invoke(ctx)
         deployment = ctx.find_object(Deployment)
         assert deployment is not None  # the group made it
-        with decided(deployment.ledger(), deployment.settings.operators, self._decision(deployment, given)):
+        with recorded_action(deployment.ledger(), deployment.settings.operators, self._action(deployment, given)):
             return super().invoke(ctx)
 
-    def _decision(self, deployment: Deployment, given: Mapping[str, Any]) -> Decision:
+    def _action(self, deployment: Deployment, given: Mapping[str, Any]) -> OperatorAction:
         values = {_NAMES.get(name, name): value for name, value in given.items() if name not in _NOT_ASKED}
         if given.get("key"):
             values["digest"] = digest_of(given["key"].encode())
-        return Decision(
+        return OperatorAction(
             self.action,
             _stream(deployment, given),
             asked_values(values),

@@ -1,4 +1,4 @@
-"""Commands for dead-lettered records: send them back to the tiers, discard them, or take discarded ones back."""
+"""The commands for dead-lettered records: `redrive-parked`, `discard-parked` and `reclaim`."""
 
 from __future__ import annotations
 

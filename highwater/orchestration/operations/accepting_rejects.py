@@ -1,4 +1,4 @@
-"""Accepting rejects, of single slices or of a whole stream for a reason: a person's decision, recorded with a name."""
+"""The action `accept-rejects`: slices, or a reason, pass the stream's breaker although many records are rejected."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
+from highwater.operator_actions import ensure_named
 from highwater.orchestration.operations.named_slices import slices_of
 from highwater.resources.ledger.breakers import Acceptance, AcceptedReason
 
@@ -51,8 +52,7 @@ def accept_slices(
         UnknownSliceError: one of them was never planned.
         ConfigurationError: it is to be recorded and nobody is named, or a slice cannot be let through.
     """
-    if request.sure and not request.by:
-        raise ConfigurationError("nobody is named who accepts the rejects", remedy="name a person with `by`")
+    ensure_named(request.by, "accept-rejects", sure=request.sure)
     slices = slices_of(ledger, streams, request.slices)
     if not slices:
         raise ConfigurationError("no slice is named", remedy="name the slices whose rejects are accepted")
@@ -114,8 +114,7 @@ def accept_reasons(
     known = ledger.breakers.accepted_reasons(stream.name)
     for reason in request.reasons:
         log(known[reason].text if reason in known else f"rejects for {reason} are not accepted")
-    if request.sure and not request.by:
-        raise ConfigurationError("nobody is named who accepts the rejects", remedy="name a person with `by`")
+    ensure_named(request.by, "accept-rejects", sure=request.sure)
     if request.revoke:
         _revoke(ledger, stream, request, now, log)
         return

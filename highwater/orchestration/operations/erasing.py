@@ -180,7 +180,7 @@ def _erased(
     erasures, done = work.ledger.erasures, list[str]()
     open_ = _begun(erasures, work.stream, digest)
     wanted = [key for key in keys if key not in later]
-    for some in batched(wanted, work.stream.limits.slices_a_run):
+    for some in batched(wanted, work.stream.limits.slices_per_run):
         taken = {key: open_.get(key) or found.erased(key) for key in some}
         erasures.begin(number, [one for key, one in taken.items() if key not in open_])
         erasures_table.keep(work.ledger, work.lake, work.stream.name)

@@ -19,6 +19,7 @@ from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Envelope, Origin, opened
 from highwater.erasing import digest_of, milliseconds, until
 from highwater.errors import ConfigurationError, TopicAbsentError, TopicVanishedError
+from highwater.operator_actions import ensure_named
 from highwater.orchestration.checking.origin_counts import count_parked
 from highwater.orchestration.dependencies import ensure_lake_there
 from highwater.orchestration.operations.redriving import headers_of, key_of, redrive
@@ -178,11 +179,11 @@ def redrive_or_discard(
         LeaseHeldError: retries are being decided for minutes; nothing was discarded.
         DependencyAwayError: Kafka, the ledger or the lake is away.
     """
-    if request.sure and not request.by:
-        raise ConfigurationError("nobody is named who decides it", remedy="name a person: --by NAME, or `by` in the UI")
+    ensure_named(request.by, "discard-parked" if request.because is not None else "redrive-parked", sure=request.sure)
     if request.sure and request.because == "":
         raise ConfigurationError(
-            "no reason is given for the discard", remedy="say why: --because TEXT, or `because` in the UI"
+            "no reason is given for the discard",
+            remedy="say why: --because TEXT, or `because` in its configuration",
         )
     parked = only(look(ledger, kafka, lake, stream, request.choice), request.most)
     for line in parked.lines:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
+from highwater.operator_actions import ensure_named
 from highwater.resources.ledger.pauses import ALL, PARTS, Pause, name_of
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def pause_or_resume_tier(
             found=f"those are {', '.join(stream.delays) or 'none'}",
             remedy=f"name one of them; to pause all, highwater pause {stream.name} retries",
         )
-    _ensure_named(request.by, sure=request.sure)
+    ensure_named(request.by, "the pause", sure=request.sure)
     found = ledger.paused.of(stream.name).get(request.topic)
     if (found is None) == request.resume:
         raise _as_it_is(found, request.topic)
@@ -116,7 +117,7 @@ def pause_or_resume(
             found=f"those are {', '.join(PARTS)}",
             remedy="name one of them, or none for the whole stream",
         )
-    _ensure_named(request.by, sure=request.sure)
+    ensure_named(request.by, "the pause", sure=request.sure)
     name, found = name_of(stream.name, request.part), ledger.paused.parts(stream.name).get(stream.name, {})
     mine = [*found] if request.resume and request.part == ALL else [part for part in found if part == request.part]
     if bool(mine) != request.resume:
@@ -137,11 +138,6 @@ def pause_or_resume(
         raise _part_as_it_is(stream, request, ledger.paused.parts(stream.name).get(stream.name, {}))
     log(f"{name}: resumed by {request.by}" if request.resume else f"{name}: paused; runs that are requested go on")
     return found
-
-
-def _ensure_named(by: str, *, sure: bool) -> None:
-    if sure and not by:
-        raise ConfigurationError("nobody is named who decides it", remedy="name a person with `by`")
 
 
 def _record(ledger: Ledger, stream: Stream, request: TierPauseRequest, now: datetime) -> bool:

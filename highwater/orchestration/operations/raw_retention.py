@@ -219,7 +219,7 @@ def _recorded(work: Work, keys: Sequence[str]) -> dict[str, Erased]:
     table = work.lake.table(work.stream.name, RAW)
     assert table is not None, "the slices' rows were just read there"
     found: dict[str, Erased] = {}
-    for some in batched(keys, work.stream.limits.slices_a_run):
+    for some in batched(keys, work.stream.limits.slices_per_run):
         held = rows_in_raw(table, work.ledger.get(some))
         found |= {key: Erased(key, rows.held, {AGED: rows.rows}) for key, rows in held.items()}
     return found
@@ -245,7 +245,7 @@ def _settle(work: Work, instance: dg.DagsterInstance, keys: Sequence[str], now: 
     needed = replace(_needed(work, instance, now), whole=complete(work.lake, work.stream, gone))
     wanted = [key for key in gone if needed.why(key) is not None]
     back: list[str] = []
-    for some in batched(wanted, work.stream.limits.slices_a_run):
+    for some in batched(wanted, work.stream.limits.slices_per_run):
         back += put_back(replace(work, slices=work.ledger.get(some)))
     work.ledger.erasures.done([key for key in gone if key not in wanted], BY_AGE, datetime.now(UTC))
     return back

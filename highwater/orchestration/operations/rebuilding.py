@@ -108,7 +108,7 @@ class Rebuilt:
         lines = [f"{len(keys):,} erasures of keys, which took records from {len(taken):,} slices"] if taken else []
         lines += [f"{len(keys):,} erasures of keys"] if keys and not taken else []
         old = {key for one in self.erasures if one.erasure.by_age for key in one.slices}
-        lines += [f"{len(old):,} slices lost rows of raw by their age"] if old else []
+        lines += [f"{len(old):,} slices have expired rows of raw"] if old else []
         open_ = sorted({one.slice_key for one in taken if one.done_at is None})
         return [*lines, *([f"of {', '.join(open_[:5])} they are not done: erase the keys again"] if open_ else [])]
 

@@ -3,7 +3,7 @@
 # The topic is planned again from where its log begins, under ordinals that nobody saw, and what its log lacks is
 # recorded as lost. What tiers and the parked topic hold is read first, and kept in the table `dlq_copies`: the main
 # slices leave these records to the DLQ, and the tiers' slices try them again from there, each from where it was. So is
-# what was sent to the topic of accepted events (`highwater.orchestration.operations.rebuilding_accepted`).
+# what was sent to the topic of accepted events (`highwater.orchestration.operations.reading_accepted`).
 #
 # What a rebuild cannot know: records that Kafka no longer has, who accepted what, where the old slices were cut, and
 # attempts that came to nothing. Who discarded what, and which keys were erased, it reads from copies of two tables.
@@ -22,10 +22,11 @@ from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Envelope, Origin, opened
 from highwater.erasing import moment_of
 from highwater.errors import ConfigurationError, TopicAbsentError, UnknownSliceError
+from highwater.operator_actions import ensure_named
 from highwater.orchestration.checking.slice_status import committed
-from highwater.orchestration.operations import rebuilding_accepted
+from highwater.orchestration.operations import reading_accepted
+from highwater.orchestration.operations.reading_accepted import OnAccepted
 from highwater.orchestration.operations.rebuilding import highest
-from highwater.orchestration.operations.rebuilding_accepted import OnAccepted
 from highwater.plans import Generation, Loss
 from highwater.resources.groups import group_offsets
 from highwater.resources.ledger.restoring import restore_plans
@@ -236,13 +237,12 @@ def rebuild_from_kafka(
             empty.
         LeaseHeldError: somebody planned the stream meanwhile.
     """
-    if sure and not by:
-        raise ConfigurationError("nobody is named who decides it", remedy="name a person: --by NAME, or `by` in the UI")
+    ensure_named(by, "rebuild-all", sure=sure)
     ensure_nothing_there(ledger, lake, stream)
     states = _states(kafka, stream)
     logs = {topic: state.log() for topic, state in states.items()}
     seen = Copies()
-    accepted = rebuilding_accepted.keep(
+    accepted = reading_accepted.keep(
         ledger,
         lake,
         kafka,

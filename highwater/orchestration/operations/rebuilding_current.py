@@ -1,4 +1,4 @@
-"""`current` rebuilt from the events: what `rebuild_current` does, as a command and as a job."""
+"""The action `rebuild-current`: reports what it would change, then calls `assets/current_rebuild`."""
 
 from __future__ import annotations
 

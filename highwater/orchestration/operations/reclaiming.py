@@ -20,6 +20,7 @@ from highwater.assets.reclaims import NUMBER, SEEN
 from highwater.batching import batched
 from highwater.envelope import MOST_COUNT, ORIGIN, Origin
 from highwater.errors import ConfigurationError
+from highwater.operator_actions import ensure_named
 from highwater.orchestration.checking.last_rejections import left_over, same
 from highwater.orchestration.operations.parked import Choice
 from highwater.reclaims import Reclaim, numbers, stale
@@ -72,7 +73,7 @@ class Found:
         others: how many there are beside them.
         taken: how many were reclaimed before, and are not reprocessed yet.
         discarded: how many a person discarded.
-        aged: how many nothing can be decided of again, since rows of raw of their slices went by their age.
+        aged: how many nothing can be decided of again, since rows of raw of their slices have expired.
     """
 
     meant: Mapping[Origin, DlqRecord] = field(default_factory=dict)
@@ -96,7 +97,7 @@ class Found:
         lines += [f"{self.taken:,} were reclaimed before, and are not reprocessed yet"] if self.taken else []
         lines += [f"{self.discarded:,} were discarded"] if self.discarded else []
         lines += (
-            [f"{self.aged:,} are of slices whose rows of raw went by their age: materialise raw of these slices first"]
+            [f"{self.aged:,} are of slices whose rows of raw have expired: materialise raw of these slices first"]
             if self.aged
             else []
         )
@@ -168,10 +169,11 @@ def reclaim_records(
         LeaseHeldError: retries are being decided; nothing was recorded.
         DependencyAwayError: the ledger or the lake is away; nothing was recorded.
     """
-    if request.sure and not (request.by and request.because):
+    ensure_named(request.by, "reclaim", sure=request.sure)
+    if request.sure and not request.because:
         raise ConfigurationError(
-            "nobody is named who takes the records back, or no reason is given",
-            remedy="name a person and say why: --by NAME --because TEXT, or `by` and `because` in the UI",
+            "no reason is given for the reclaim",
+            remedy="say why: --because TEXT, or `because` in its configuration",
         )
     if not request.sure:
         found = _logged(look(ledger, lake, stream, request.choice, request.most, request.on), log)
@@ -282,7 +284,7 @@ def _ensure_published_to(stream: Stream, on: Collection[str], lies_on: set[str])
 
 
 def _aged(lake: Lake, stream: Stream, keys: Sequence[str]) -> set[str]:
-    """The slices whose rows of raw went by their age."""
+    """The slices whose rows of raw have expired."""
     read = [lake.committed(stream.name, RAW, some) for some in batched(keys, PAGE)]
     return {key for slice_commits in read for key, slice_commit in slice_commits.items() if aged(slice_commit)}
 

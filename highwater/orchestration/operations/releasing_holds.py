@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
 from highwater.holds import Release
+from highwater.operator_actions import ensure_named
 from highwater.orchestration.operations.named_slices import slices_of
 from highwater.routing import destination
 
@@ -53,8 +54,7 @@ def release_slice(
         UnknownSliceError: it was never planned.
         ConfigurationError: it is not held, was released before, is of another stream, or nobody is named.
     """
-    if request.sure and not request.by:
-        raise ConfigurationError("nobody is named who releases the slice", remedy="name a person with `by`")
+    ensure_named(request.by, "release-hold", sure=request.sure)
     [slice_] = slices_of(ledger, streams, [request.slice_key])
     hold = ledger.holds.of([slice_.key]).get(slice_.key)
     if hold is None or hold.release is not None:

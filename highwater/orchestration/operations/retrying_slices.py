@@ -1,4 +1,4 @@
-"""Release of an exhausted slice for retries: a person's decision, recorded under a name."""
+"""The action `retry-slice`: `repair`, or the publisher, tries a slice again after it had exhausted its retries."""
 
 # The ledger holds slices that repair exhausted. Publication derives it from Dagster's runs, which are not asked here:
 # any slice of a stream that publishes may be named, and its earlier runs count no more.
@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from highwater.errors import ConfigurationError
+from highwater.operator_actions import ensure_named
 from highwater.orchestration.operations.named_slices import slices_of
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ def release_for_retries(
         UnknownSliceError: it was never planned.
         ConfigurationError: it is not exhausted and never published, is of another stream, or nobody is named.
     """
-    if request.sure and not request.by:
-        raise ConfigurationError("nobody is named who lets the slice be tried again", remedy="name a person with `by`")
+    ensure_named(request.by, "retry-slice", sure=request.sure)
     [slice_] = slices_of(ledger, streams, [request.slice_key])
     found = ledger.exhausted_slices.of([slice_.key]).get(slice_.key)
     if found is None or found.released_at is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from highwater.alerting import Measure
+from highwater.alerting import Condition
 from highwater.orchestration.checking.origin_counts import count_parked
 from highwater.orchestration.reporting.consumer_lag import Ages, in_raw, unread_ages
 
@@ -60,4 +60,4 @@ class StreamInputs:
         return {}
 
 
-Measuring = Callable[[StreamInputs], Measure | None]
+Measuring = Callable[[StreamInputs], Condition | None]

@@ -1,4 +1,4 @@
-"""Alerts: the measures of each stream, and one tick that begins, ends and sends them."""
+"""One tick of the sensor `alerts`: evaluates the conditions of each stream, begins and ends alerts, and sends them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from highwater.alerting import DEPLOYMENT, Alert, Measure, after, mark_reported, watch
+from highwater.alerting import DEPLOYMENT, Alert, Condition, after, mark_reported, watch
 from highwater.breaker import CLOSED
 from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicAbsentError
 from highwater.orchestration.dependencies import ensure_lake_there, kafka_guard, lake_guard
+from highwater.orchestration.reporting.alert_conditions import CONDITIONS, DEPENDENCIES
 from highwater.orchestration.reporting.alert_inputs import Measuring, StreamInputs
-from highwater.orchestration.reporting.alert_measures import DEPENDENCIES, MEASURES
 from highwater.orchestration.sensing.rounds import streams_from
-from highwater.resources import guards
-from highwater.resources.guards import guarded
+from highwater.resources import dependency_guards
+from highwater.resources.dependency_guards import guarded
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -51,7 +51,7 @@ def tick(
     lake: Lake,
     streams: Sequence[Stream],
     report: Report,
-    sensors: Callable[[], Iterable[Measure]] = tuple,
+    sensors: Callable[[], Iterable[Condition]] = tuple,
     begin: str = "",
     resting: Collection[str] = (),
 ) -> TickResult:
@@ -103,10 +103,10 @@ def tick(
 
 def _measure_each(
     ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], lines: list[str]
-) -> tuple[list[Measure], list[str], Sequence[Stream]]:
+) -> tuple[list[Condition], list[str], Sequence[Stream]]:
     """The measures of streams, the streams without a condition, and the streams for which no time was left."""
     deadline = time.monotonic() + MEASURE_SECONDS
-    measures: list[Measure] = []
+    measures: list[Condition] = []
     calm: list[str] = []
     for number, stream in enumerate(streams):
         if time.monotonic() > deadline:
@@ -119,9 +119,9 @@ def _measure_each(
     return measures, calm, ()
 
 
-def _not_measured(stream: Stream, why: Sequence[str]) -> Measure:
+def _not_measured(stream: Stream, why: Sequence[str]) -> Condition:
     """A measurement that failed for a permanent reason, so that its alert cannot be measured."""
-    return Measure(
+    return Condition(
         stream.name,
         "not measured",
         "; ".join(dict.fromkeys(why)) or "all is measured",
@@ -133,14 +133,14 @@ def _not_measured(stream: Stream, why: Sequence[str]) -> Measure:
 
 def _measured(
     ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, lines: list[str], unknown: list[str]
-) -> Iterator[Measure]:
+) -> Iterator[Condition]:
     inputs = StreamInputs(ledger, kafka, lake, stream)
 
-    def guards_of(measure: Measuring) -> list[guards.Guard]:
+    def guards_of(measure: Measuring) -> list[dependency_guards.Guard]:
         names = DEPENDENCIES.get(measure, ())
         return [lake_guard(ledger, lake, stream) if name == LAKE else kafka_guard(ledger, kafka) for name in names]
 
-    for measure in MEASURES:
+    for measure in CONDITIONS:
         try:
             with guarded(*guards_of(measure)):
                 if LAKE in DEPENDENCIES.get(measure, ()):
@@ -165,7 +165,7 @@ def _asked_by(streams: Sequence[Stream]) -> list[str]:
     return [KAFKA, LAKE, *(stream.lookup.dependency for stream in streams if stream.lookup)]
 
 
-def _gone(ledger: Ledger, streams: Sequence[Stream], alerts: Iterable[Alert], now: datetime) -> list[Measure]:
+def _gone(ledger: Ledger, streams: Sequence[Stream], alerts: Iterable[Alert], now: datetime) -> list[Condition]:
     """Ends the alerts of streams and reference tables that no code location declares any more."""
     about = {alert: alert.what if alert.stream == DEPLOYMENT else alert.stream for alert in alerts}
     breakers = [f"circuit breaker of {name}"[:100] for name in _asked_by(streams)]
@@ -173,20 +173,20 @@ def _gone(ledger: Ledger, streams: Sequence[Stream], alerts: Iterable[Alert], no
     if found.added:
         ledger.alerts.watch(sorted(found.added), now)
     why = "nothing declares it any more: it was not measured for a day"
-    return [Measure.of_nothing(one.stream, one.what, why) for one, name in about.items() if name in found.gone]
+    return [Condition.of_nothing(one.stream, one.what, why) for one, name in about.items() if name in found.gone]
 
 
-def _dependencies(ledger: Ledger, streams: Sequence[Stream]) -> list[Measure]:
+def _dependencies(ledger: Ledger, streams: Sequence[Stream]) -> list[Condition]:
     """The breakers of the dependencies, which are the deployment's, not a stream's.
 
     That of a reference table which no stream has any more stays as it is for ever, since nobody asks for the table.
     """
     names = _asked_by(streams)
     return [
-        Measure(
+        Condition(
             DEPLOYMENT,
             f"circuit breaker of {one.name}"[:100],
-            guards.describe(one),
+            dependency_guards.describe(one),
             "closed",
             one.state != CLOSED,
             f"bring {one.name} back; highwater doctor tries every connection",

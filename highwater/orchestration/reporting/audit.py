@@ -17,9 +17,9 @@ from highwater.orchestration.checking.orphan_rows import orphan_slices, slices_t
 from highwater.orchestration.checking.plan_checks import all_tiling_faults
 from highwater.orchestration.checking.producer_audit import check_producers
 from highwater.orchestration.checking.published_checks import publication_line
+from highwater.orchestration.checking.sent_records import held_on_topics
 from highwater.orchestration.checking.slice_status import attempts
 from highwater.orchestration.checking.topic_audit import check_published_topics
-from highwater.orchestration.checking.topic_counts import held_on_topics
 from highwater.orchestration.checking.version_checks import over_the_stream
 from highwater.orchestration.reporting.audit_report import Audit, PartitionAudit, VersionResult
 from highwater.orchestration.reporting.consumer_lag import Ages, unread_ages

@@ -12,7 +12,7 @@ from highwater.declaration import Severity
 from highwater.errors import HighwaterError, TemporaryError
 from highwater.orchestration.checking.completeness import TopicComparison
 from highwater.orchestration.checking.origin_counts import Ends
-from highwater.orchestration.checking.topic_counts import OnTopic
+from highwater.orchestration.checking.sent_records import OnTopic
 from highwater.orchestration.reporting.status_report import DlqStatus, times_plain
 from highwater.topic_rules import Finding, Level
 from highwater.wording import number, span

@@ -17,7 +17,7 @@ from highwater.errors import HighwaterError
 from highwater.orchestration.dependencies import ensure_lake_there, lake_guard
 from highwater.orchestration.sensing.slice_cutting import positions
 from highwater.plans import left_to_read
-from highwater.resources.guards import guarded
+from highwater.resources.dependency_guards import guarded
 from highwater.slices import OffsetRange
 
 if TYPE_CHECKING:

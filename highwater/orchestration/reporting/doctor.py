@@ -33,14 +33,14 @@ from highwater.orchestration.reporting.spark_trial import try_spark
 from highwater.orchestration.reporting.tried import Tried, Try, tried
 from highwater.resources.deleted_topics import state_of, vanished
 from highwater.resources.delta import open_table
+from highwater.resources.delta_rs_writes import try_storage
 from highwater.resources.dlq_topics import check_accepted, ensure_no_drift
 from highwater.resources.groups import denied, ensure_no_member
 from highwater.resources.object_store import ensure_conditional_put, is_s3
 from highwater.resources.permissions import permitted
-from highwater.resources.small_tables import try_storage
 from highwater.resources.topic_facts import stamped_by_broker, topic_facts, topic_settings
 from highwater.resources.transactions import Transactions
-from highwater.routing import JITTER
+from highwater.routing import RETRY_JITTER
 from highwater.slices import OffsetRange
 from highwater.topic_rules import RETENTION_PER_AGE, Finding, Level, check_topic, retention
 from highwater.wording import span
@@ -205,7 +205,7 @@ def _foreign(deployment: Deployment, stream: Stream, topic: str) -> Tried:
     except HighwaterError as error:
         return Tried(what, error=error)
     found = f"{partitions} partitions, timestamps set by {clock}"
-    waits, retained_for = stream.delays[topic] * (1 + JITTER), retention(settings)
+    waits, retained_for = stream.delays[topic] * (1 + RETRY_JITTER), retention(settings)
     if retained_for is None or retained_for >= RETENTION_PER_AGE * waits:
         return Tried(what, found)
     needed = f"retention.ms={int(RETENTION_PER_AGE * waits / timedelta(milliseconds=1))}"

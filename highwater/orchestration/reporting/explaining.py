@@ -104,7 +104,7 @@ class Explained:
         unasked: why Dagster could not be asked; None if it was, or was not to be.
         retired: whether its key was retired from Dagster.
         erased: what was erased of it, in sentences.
-        aged: what went of it by its age, in sentences.
+        aged: what expired of it, in sentences.
         accepted: what became of its events on their way to the topic of accepted events; None of a stream without one.
     """
 

@@ -45,7 +45,7 @@ class Located:
     Args:
         end: `accepted`, `waiting`, `parked`, `discarded`, `reclaimed` (and not reprocessed yet), `rejected` (and not
             published yet), `tombstone`, `superseded`, `gap`, `unread` (planned, and not in raw yet), `unplanned`,
-            `erased`, `aged` (its row of raw went by its age, and nothing else is known of it), `lost` or `unknown`.
+            `erased`, `aged` (its row of raw has expired, and nothing else is known of it), `lost` or `unknown`.
         text: the end in a sentence.
         origin: where the record was first published; None where no record is known.
         slice_: the slice that holds the offset; None where none does.
@@ -172,7 +172,7 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, partiti
         for one in (ledger.erasures.slices([slice_.key]).get(slice_.key, ()) if not found else ())
         if (partition, offset) in places_in(one.places)
     ]
-    # A key that was erased after its rows had gone by their age is erased all the same.
+    # A key that was erased after its rows had expired is erased all the same.
     for one in sorted(gone, key=lambda one: one.by_age):
         [why] = [erasure for erasure in ledger.erasures.of(stream.name) if erasure.number == one.number]
         if not why.by_age:
@@ -191,8 +191,8 @@ def _in_slice(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, partiti
 
 
 def _aged(ledger: Ledger, lake: Lake, stream: Stream, slice_: Slice, here: Origin, why: Erasure) -> Located:
-    """The end of a record whose row of raw went by its age; on the main topic its place is its origin."""
-    fact = f"its row of raw went by its age, by {why.erased_by} at {why.erased_at}: {why.reason}"
+    """The end of a record whose row of raw has expired; on the main topic its place is its origin."""
+    fact = f"its row of raw expired, by {why.erased_by} at {why.erased_at}: {why.reason}"
     if slice_.topic == stream.topic:
         found = _ended(ledger, lake, stream, here, slice_, None)
         if found.end != "unknown":

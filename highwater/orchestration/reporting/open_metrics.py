@@ -1,4 +1,4 @@
-"""Metrics: the progress of every stream in numbers for a scraper; all are gauges, which both text formats know."""
+"""Measures every stream for Prometheus, and writes the numbers in its text format or in OpenMetrics; all are gauges."""
 
 from __future__ import annotations
 

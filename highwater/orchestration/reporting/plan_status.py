@@ -28,7 +28,7 @@ from highwater.orchestration.sensing.topic_inspection import compare_with_plan
 from highwater.orchestration.worker_leases import living
 from highwater.plans import Planned
 from highwater.resources.deleted_topics import look_if_there, parked_lost, planned_topic_gone, state_of, vanished
-from highwater.resources.guards import describe, open_error, resting
+from highwater.resources.dependency_guards import describe, open_error, resting
 
 if TYPE_CHECKING:
     from highwater.resources.kafka import Kafka

@@ -20,7 +20,7 @@ from highwater.errors import KAFKA, LAKE, TopicVanishedError
 from highwater.publishing import State
 from highwater.resources.commit_log import slice_commits_in, written
 from highwater.resources.delta import query, slice_is_one_of
-from highwater.resources.guards import describe, resting
+from highwater.resources.dependency_guards import describe, resting
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from highwater.alerting import DEPLOYMENT, Measure
+from highwater.alerting import DEPLOYMENT, Condition
 from highwater.errors import OffsetsExpiredError, PermanentError, TopicAbsentError
 from highwater.orchestration.reporting.consumer_lag import unread_slices
 from highwater.orchestration.sensing.retries import plan_tier
@@ -39,7 +39,7 @@ FAULT_LASTS = timedelta(minutes=1)
 LOSS_REPORTED_FOR = timedelta(days=1)
 
 
-def planning_stopped(inputs: StreamInputs) -> Measure:
+def planning_stopped(inputs: StreamInputs) -> Condition:
     """The planning of the main topic, tried without recording anything."""
     stream = inputs.stream
     try:
@@ -47,14 +47,14 @@ def planning_stopped(inputs: StreamInputs) -> Measure:
     except PermanentError as error:
         faults = [_fault(error)]
     found = _texts(stream, faults)
-    return Measure(stream.name, "planning", found.value, "it goes on", found.over, found.remedy)
+    return Condition(stream.name, "planning", found.value, "it goes on", found.over, found.remedy)
 
 
-def retries_stopped(inputs: StreamInputs) -> Measure:
+def retries_stopped(inputs: StreamInputs) -> Condition:
     """The planning of the topics whose records are retried; a vanished tier has the alert `age of retries`."""
     stream, faults = inputs.stream, list[tuple[str, str]]()
     if inputs.ledger.paused.parts(stream.name).get(stream.name, {}).keys() & {RETRIES, ALL}:
-        return Measure.of_nothing(stream.name, "planning of retries", "a person paused it")
+        return Condition.of_nothing(stream.name, "planning of retries", "a person paused it")
     paused = inputs.ledger.paused.of(stream.name)
     begun = inputs.ledger.topics.planned(stream.name, stream.topic) is not None
     for topic in stream.delays if begun else stream.tier_topics:
@@ -67,7 +67,7 @@ def retries_stopped(inputs: StreamInputs) -> Measure:
         except PermanentError as error:
             faults.append(_fault(error))
     found = _texts(stream, faults)
-    return Measure(stream.name, "planning of retries", found.value, "it goes on", found.over, found.remedy)
+    return Condition(stream.name, "planning of retries", found.value, "it goes on", found.over, found.remedy)
 
 
 def _faults(tick: PlanningResult) -> list[tuple[str, str]]:
@@ -147,14 +147,14 @@ def _ranges(ranges: Iterable[tuple[int, object]], of: Collection[int]) -> str:
     return ", ".join(f"{p}: {offsets}" for p, offsets in sorted(ranges) if p in of)
 
 
-def slices_expired(inputs: StreamInputs) -> Measure:
+def slices_expired(inputs: StreamInputs) -> Condition:
     """Planned slices that lost offsets before they were read."""
     errors = expired_errors(inputs.ledger, inputs.kafka, inputs.stream, inputs.in_raw)
     found = _texts(inputs.stream, [*map(_fault, errors)])
-    return Measure(inputs.stream.name, "expired slices", found.value, "none", found.over, found.remedy)
+    return Condition(inputs.stream.name, "expired slices", found.value, "none", found.over, found.remedy)
 
 
-def slices_waiting(inputs: StreamInputs) -> Measure | None:
+def slices_waiting(inputs: StreamInputs) -> Condition | None:
     """The wait of the oldest planned slice to be read, since its plan: for example because the run queue is stuck.
 
     None while the lake cannot be asked.
@@ -168,7 +168,7 @@ def slices_waiting(inputs: StreamInputs) -> Measure | None:
         unread += unread_slices(inputs.ledger, planned, inputs.in_raw)[0][:1] if planned is not None else []
     first = min(unread, key=lambda slice_: slice_.planned_at, default=None)
     age = now - first.planned_at if first is not None else timedelta(0)
-    return Measure(
+    return Condition(
         stream.name,
         "age of unread slices",
         f"{first.key} was planned {span(age)} ago and is not read" if first else "every planned slice is read",
@@ -181,7 +181,7 @@ def slices_waiting(inputs: StreamInputs) -> Measure | None:
     )
 
 
-def losses_recorded(inputs: StreamInputs) -> Measure:
+def losses_recorded(inputs: StreamInputs) -> Condition:
     """The losses of the last day that the declaration lets Highwater record by itself."""
     stream, since = inputs.stream, datetime.now(UTC) - LOSS_REPORTED_FOR
     found = [
@@ -190,7 +190,7 @@ def losses_recorded(inputs: StreamInputs) -> Measure:
         if loss.accepted_by == RECORDED_BY_DECLARATION and loss.recorded_at >= since
     ]
     many = sum(len(loss.offsets) for loss in found)
-    return Measure(
+    return Condition(
         stream.name,
         "recorded losses",
         f"{many:,} offsets, last of {found[-1].topic} partition {found[-1].partition}: {found[-1].offsets}, "
@@ -206,7 +206,9 @@ def losses_recorded(inputs: StreamInputs) -> Measure:
     )
 
 
-def failing_sensors(instance: DagsterInstance, sensors: Iterable[str], secrets: Collection[str] = ()) -> list[Measure]:
+def failing_sensors(
+    instance: DagsterInstance, sensors: Iterable[str], secrets: Collection[str] = ()
+) -> list[Condition]:
     """A measure for each sensor: whether its last ticks failed one after another.
 
     Dagster keeps failed ticks, and also those of a sensor whose process timed out or could not be loaded; nothing but
@@ -229,7 +231,7 @@ def failing_sensors(instance: DagsterInstance, sensors: Iterable[str], secrets: 
 
 def _sensor(
     instance: DagsterInstance, name: str, states: Sequence[InstigatorState], secrets: Collection[str]
-) -> Measure:
+) -> Condition:
     from dagster._core.scheduler.instigation import TickStatus
 
     ended = [TickStatus.FAILURE, TickStatus.SKIPPED, TickStatus.SUCCESS]
@@ -241,7 +243,7 @@ def _sensor(
     # A code location that was renamed leaves the state of its sensor behind.
     last = max((some for some in ticks if some), key=lambda some: some[0].timestamp, default=[])
     failing = len(last) == TICKS and all(tick.status == TickStatus.FAILURE for tick in last)
-    return Measure(
+    return Condition(
         DEPLOYMENT,
         f"sensor {name}",
         f"its last {TICKS} ticks failed: {_why(last[0], secrets)}" if failing else "it ticks",
@@ -251,7 +253,9 @@ def _sensor(
     )
 
 
-def skipped_streams(ledger: Ledger, streams: Iterable[Stream], sensors: Sequence[str], now: datetime) -> list[Measure]:
+def skipped_streams(
+    ledger: Ledger, streams: Iterable[Stream], sensors: Sequence[str], now: datetime
+) -> list[Condition]:
     """A measure for each stream and sensor: whether the sensor skips the stream because of a fault.
 
     Args:
@@ -269,9 +273,9 @@ def skipped_streams(ledger: Ledger, streams: Iterable[Stream], sensors: Sequence
     ]
 
 
-def _skipped(stream: Stream, sensor: str, fault: SensorFault | None, now: datetime) -> Measure:
+def _skipped(stream: Stream, sensor: str, fault: SensorFault | None, now: datetime) -> Condition:
     over = fault is not None and now - fault.since >= FAULT_LASTS
-    return Measure(
+    return Condition(
         stream.name,
         f"sensor {sensor}",
         fault.text if fault is not None else f"{sensor} serves it",
@@ -281,14 +285,14 @@ def _skipped(stream: Stream, sensor: str, fault: SensorFault | None, now: dateti
     )
 
 
-def skipped_files(files: Declarations | None) -> Measure:
+def skipped_files(files: Declarations | None) -> Condition:
     """The measure whether every stream file can be read.
 
     Args:
         files: the stream files; None where the definitions were made without files.
     """
     lines = [] if files is None else files.lines()
-    return Measure(
+    return Condition(
         DEPLOYMENT,
         "stream files",
         "; ".join(lines) or "every stream file was read",

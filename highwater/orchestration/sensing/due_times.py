@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from highwater.errors import HighwaterError
-from highwater.routing import JITTER, due_after
+from highwater.routing import RETRY_JITTER, due_after
 from highwater.slices import OffsetRange, SliceKey
 
 if TYPE_CHECKING:
@@ -82,4 +82,4 @@ def _times(kafka: Kafka, topic: str, ranges: Mapping[int, OffsetRange]) -> list[
 
 def due(delay: timedelta, following: SliceKey, first: datetime, last: datetime) -> Due:
     """The due times of records of these times: the first in the slice that follows, the last in whatever slice."""
-    return Due(first + due_after(delay, str(following)), last + delay * (1 + JITTER))
+    return Due(first + due_after(delay, str(following)), last + delay * (1 + RETRY_JITTER))

@@ -16,9 +16,9 @@ from highwater.mirroring import GroupOffset, MirrorMark, prefix
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.dependencies import ensure_lake_there, kafka_guard, lake_guard
 from highwater.orchestration.sensing.stream_ticks import Tick
+from highwater.resources.dependency_guards import guarded
 from highwater.resources.divergence import look_back
 from highwater.resources.groups import commit, group_offsets
-from highwater.resources.guards import guarded
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream

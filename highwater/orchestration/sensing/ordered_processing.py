@@ -139,7 +139,7 @@ def _due_at(
         return planned_at[key] + rules.grace
     if past.ended == 1 and key not in held:
         return past.last_end  # that run may have been for raw alone
-    longest = LONGEST_WAIT if key in held else rules.longest_wait
+    longest = LONGEST_WAIT if key in held else rules.max_wait
     return past.last_end + min(rules.wait(max(past.ended - 1, 1)), longest)
 
 

@@ -10,8 +10,8 @@ from highwater.orchestration.partitions import unknown_to
 from highwater.orchestration.sensing.run_history import id_of
 from highwater.orchestration.sensing.slice_cutting import is_caught_up
 from highwater.orchestration.sensing.stream_ticks import Tick, plan_retries, plan_stream, tiers_to_plan
+from highwater.resources.dependency_guards import guarded, resting
 from highwater.resources.divergence import elected_since
-from highwater.resources.guards import guarded, resting
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream

@@ -25,7 +25,7 @@ from highwater.orchestration.sensing.run_requests import (
     neighbours,
 )
 from highwater.orchestration.sensing.stream_ticks import OLDEST, PAGE, Tick, next_page
-from highwater.resources.guards import guarded
+from highwater.resources.dependency_guards import guarded
 from highwater.routing import is_stream_topic
 
 if TYPE_CHECKING:

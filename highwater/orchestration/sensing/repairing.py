@@ -39,7 +39,7 @@ from highwater.orchestration.sensing.run_requests import (
     urgent_due,
 )
 from highwater.orchestration.sensing.stream_ticks import OLDEST, PAGE, Tick, breaker_lines, next_page
-from highwater.resources.guards import guarded
+from highwater.resources.dependency_guards import guarded
 from highwater.routing import is_stream_topic
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _forgotten(
     Raises:
         DependencyAwayError: the lake could not be read.
     """
-    most = RULES.slices_a_tick * len(table_keys(stream))
+    most = RULES.slices_per_tick * len(table_keys(stream))
     try:
         with guarded(lake_guard(ledger, lake, stream)):
             return forgotten_events(instance, lake, stream, slices, there, most), []
@@ -326,7 +326,7 @@ def _decide(
     undone = {key: lacking[key] for key in in_order} if gate.breaker.closed and not gate.away else {}
     planned_at = {key: seen.slices[key].planned_at for key in lacking}
     # A slice that is blocked would keep those from going on that were asked for with it.
-    most = 1 if stream.blocks else stream.limits.slices_a_run
+    most = 1 if stream.blocks else stream.limits.slices_per_run
     turn = take_turn(undone, planned_at, seen.order, runs, [one.slice_key for one in gate.holds], now, RULES, most)
     others = lacking.keys() - stopped.waiting - (undone.keys() - turn.raw_alone)
     missing = {key: at for key, at in planned_at.items() if key in others}

@@ -139,24 +139,24 @@ class RepairRules:
         most_runs: runs in a day that may leave a slice undone before it is exhausted. With the waits below the sixth
             follows 62 minutes after the first: an outage of an hour heals by itself.
         first_wait: after the first run that left it undone; doubled after each further one.
-        longest_wait: no wait is longer.
+        max_wait: no wait is longer.
         tries_together: runs that may leave a slice undone beside others; then it is asked for by itself, so that one
             slice that cannot be done keeps no other undone.
         grace: a slice younger than this is left to the planner, whose request may be on its way.
-        slices_a_tick: slices that one tick asks for at the most.
+        slices_per_tick: slices that one tick asks for at the most.
     """
 
     most_runs: int = 6
     first_wait: timedelta = timedelta(minutes=2)
-    longest_wait: timedelta = timedelta(hours=1)
+    max_wait: timedelta = timedelta(hours=1)
     tries_together: int = 2
     grace: timedelta = timedelta(minutes=2)
-    slices_a_tick: int = 200
+    slices_per_tick: int = 200
 
     def wait(self, ended: int) -> timedelta:
         """The wait before the next run after this many runs."""
         doublings = min(max(ended - 1, 0), 20)  # beyond that a timedelta overflows
-        return min(self.first_wait * float(2**doublings), self.longest_wait)
+        return min(self.first_wait * float(2**doublings), self.max_wait)
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def decide_repair(
             over.append(key)
         elif due_at > now:
             waiting[key] = due_at
-        elif len(due) < rules.slices_a_tick:
+        elif len(due) < rules.slices_per_tick:
             due[key] = past.ended + 1
         else:
             held_back.append(key)

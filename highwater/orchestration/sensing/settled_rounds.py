@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # A complete look at a stream takes about 0.3 s. With 100 streams at rest one of them is due every 6 s: 5 % of a core.
 REST = timedelta(minutes=10)
 # Rests differ by this fraction, so that streams which began together do not stay together.
-JITTER = 0.25
+REST_JITTER = 0.25
 # Dagster's storage sets the times of runs by its own clock, which may differ from ours.
 CLOCKS = timedelta(minutes=1)
 
@@ -92,7 +92,7 @@ class Rests:
 
     def begin(self, stream: str, lasts: timedelta = REST) -> str:
         """The cursor of a stream in which a complete look found nothing to do."""
-        lasts *= random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret depends on it
+        lasts *= random.uniform(1 - REST_JITTER, 1 + REST_JITTER)  # noqa: S311 - no secret depends on it
         return Rest(self._now, self._now + lasts, _short(self._revisions.get(stream, ""))).to_cursor()
 
 

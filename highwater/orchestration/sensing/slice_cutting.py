@@ -233,13 +233,13 @@ def _stable_end(state: TopicState, partition: int) -> int:
 
 
 def _waiting(limits: Limits, planned: Planned, ready: int, now: datetime) -> str | None:
-    if ready == 0 or ready >= limits.fewest_records:
+    if ready == 0 or ready >= limits.min_offsets:
         return None
     since = planned.last.planned_at if planned.last else planned.generation.opened_at
-    left = limits.longest_wait - (now - since)
+    left = limits.max_wait - (now - since)
     if left.total_seconds() <= 0:
         return None
-    return f"{ready} offsets wait for {limits.fewest_records}, {left.total_seconds():.0f} s more at the most"
+    return f"{ready} offsets wait for {limits.min_offsets}, {left.total_seconds():.0f} s more at the most"
 
 
 def _cut(
@@ -260,9 +260,9 @@ def _cut(
     looked_at = {p: state.partitions[p].leader_epoch for p in ready}
     epochs = _epochs_before(planned) | {p: epoch for p, epoch in looked_at.items() if epoch is not None}
     slices: list[Slice] = []
-    while rest and len(slices) < limits.slices_a_tick and (not slices or rest >= limits.fewest_records):
+    while rest and len(slices) < limits.slices_per_tick and (not slices or rest >= limits.min_offsets):
         ordinal = planned.next_ordinal + len(slices)
-        shares = fair_shares(left, limits.most_records, turn=ordinal)
+        shares = fair_shares(left, limits.max_offsets, turn=ordinal)
         rest -= sum(shares.values())
         ranges = {p: OffsetRange(start, start + shares.get(p, 0)) for p, start in at.items()}
         slices.append(

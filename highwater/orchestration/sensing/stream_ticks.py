@@ -18,7 +18,7 @@ from highwater.orchestration.run_tags import MAIN_TAG, PROBE, PUBLISH, RETRY, ST
 from highwater.orchestration.sensing.expiring_records import endangered
 from highwater.orchestration.sensing.ordered_processing import behind, hold_lines
 from highwater.orchestration.sensing.run_requests import Request, first_requests
-from highwater.resources.guards import guarded
+from highwater.resources.dependency_guards import guarded
 
 if TYPE_CHECKING:
     from highwater.breaker import Circuit
@@ -128,7 +128,7 @@ def plan_stream(
     urgent = endangered(kafka, stream, ledger.get(requested), planned.state)
     found = Tick(
         keys=keys,
-        requests=first_requests(keys, requested, stream.limits.slices_a_run, raw_alone=raw_alone, urgent=urgent),
+        requests=first_requests(keys, requested, stream.limits.slices_per_run, raw_alone=raw_alone, urgent=urgent),
         lines=[*planned.lines, *known, *breaker_lines(breaker, rests), *hold_lines(holds)],
         error=together([*planned.errors.values()]) if planned.errors else None,
         settled=not planned.errors and not planned.skipped,
@@ -276,7 +276,7 @@ def plan_retries(
     breaker, rests = ledger.breakers.circuit(stream.name), lookup_rests(ledger, stream, datetime.now(UTC))
     raw_alone = rests or not breaker.closed
     urgent = endangered(kafka, stream, ledger.get(requested))
-    requests = first_requests(keys, requested, stream.limits.slices_a_run, RETRY, raw_alone=raw_alone, urgent=urgent)
+    requests = first_requests(keys, requested, stream.limits.slices_per_run, RETRY, raw_alone=raw_alone, urgent=urgent)
     lines += [*breaker_lines(breaker, rests), *[str(error) for error in errors]]
     failed = together(errors) if errors else None
     return Tick(keys, requests, lines, cursor=cursor, error=failed, settled=settled and not errors)

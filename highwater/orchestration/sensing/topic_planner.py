@@ -160,7 +160,7 @@ class Planner:
             result = cut_slices(stream, planned, due(state, planned) if due else state, now, divergence)
             if result.waiting and self._is_endangered(stream, planned, state):
                 # The tick before retention takes records is no time to wait for more of them.
-                at_once = replace(stream, limits=replace(stream.limits, fewest_records=1))
+                at_once = replace(stream, limits=replace(stream.limits, min_offsets=1))
                 result = cut_slices(at_once, planned, state, now, divergence)
             if not dry:
                 if result.losses and not self._confirmed(stream, state, result.losses):

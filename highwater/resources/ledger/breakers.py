@@ -1,4 +1,4 @@
-"""Breakers: their state in the ledger, one for all processes, and how slices were judged."""
+"""Breakers in the ledger: of streams and dependencies, how slices were judged, and rejects that a person accepted."""
 
 from __future__ import annotations
 

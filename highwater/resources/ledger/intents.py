@@ -1,4 +1,4 @@
-"""Intents in the ledger: numbered commits that were begun and are not known to have ended."""
+"""The table of intents: open one, list them, close one. `resources/numbered_commits.py` closes those of dead runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Intents(LedgerPart):
             rows = connection.execute(query.order_by(columns.opened_at, columns.batch))
             return [Intent(row.batch, row.user_metadata, row.opened_at) for row in rows]
 
-    def remove(self, batch: str) -> None:
-        """Forget an intent that ended; one that is gone already is no error."""
+    def close(self, batch: str) -> None:
+        """Delete an intent whose commit ended; one that is closed already is no error."""
         with self._database.writing() as connection:
             connection.execute(delete(schema.intents).where(schema.intents.c.batch == batch))

@@ -1,4 +1,4 @@
-"""Conversions between rows of the ledger and their values."""
+"""Conversions between the ledger's rows and slices, generations, losses, discards and gaps."""
 
 from __future__ import annotations
 

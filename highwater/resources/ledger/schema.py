@@ -291,8 +291,8 @@ sensor_faults = sa.Table(
 )
 
 # Who decided an action of an operator, when and why; keys of records are not among what was asked.
-decisions = sa.Table(
-    "decisions",
+operator_actions = sa.Table(
+    "operator_actions",
     metadata,
     sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
     sa.Column("stream", sa.String(249), nullable=False, index=True),

@@ -1,4 +1,4 @@
-"""Slices that many runs left undone and that are requested on all the same, in the ledger."""
+"""Slices that failed as often as exhausted ones, and are requested on: its stream is ordered, or a service is away."""
 
 from __future__ import annotations
 

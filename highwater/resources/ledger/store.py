@@ -16,7 +16,6 @@ from highwater.resources.ledger import schema
 from highwater.resources.ledger.alerts import Alerts
 from highwater.resources.ledger.breakers import Breakers
 from highwater.resources.ledger.database import Database
-from highwater.resources.ledger.decisions import Decisions
 from highwater.resources.ledger.discards import Discards
 from highwater.resources.ledger.engine import KEYS_A_STATEMENT, rows_of
 from highwater.resources.ledger.erasures import Erasures
@@ -26,6 +25,7 @@ from highwater.resources.ledger.holds import Holds
 from highwater.resources.ledger.instances import Instances
 from highwater.resources.ledger.intents import Intents
 from highwater.resources.ledger.leases import Heartbeat, Lease, current_leases, forget, leased
+from highwater.resources.ledger.operator_actions import OperatorActions
 from highwater.resources.ledger.pauses import PausedTopics
 from highwater.resources.ledger.publications import Publications
 from highwater.resources.ledger.reclaims import Reclaims
@@ -357,9 +357,9 @@ class Ledger:
         return Instances(self.database)
 
     @property
-    def decisions(self) -> Decisions:
-        """The decisions of operators: who, when and why."""
-        return Decisions(self.database)
+    def operator_actions(self) -> OperatorActions:
+        """What operators did: who, when and why."""
+        return OperatorActions(self.database)
 
     @property
     def paused(self) -> PausedTopics:

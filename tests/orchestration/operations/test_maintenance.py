@@ -311,7 +311,7 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     assert bench.rows("raw") == []
     assert bench.failing() == {}
     [remaining] = events.materialise(bench.work(slices[2]))
-    assert "the decision stays: 1 rows of raw went by their age" in str(remaining.note)
+    assert "the decision stays: raw's retention deleted 1 rows" in str(remaining.note)
     assert put_back(bench.work(slices[0])) == [slices[0].key]
     bench.materialise(slices[1])
     assert {(row["slice"], row["offset"]) for row in bench.rows("raw")} == {

@@ -103,7 +103,7 @@ def test_a_person_pauses_and_resumes_a_stream_and_its_parts_by_command(ours: Our
 
     assert "a dry run" in ours.run("pause", "orders").output
     assert paused() == {}
-    assert ours.run("pause", "orders", "--yes", "--by", "").exit_code == 2, "nobody is named"
+    assert ours.run("pause", "orders", "--yes", "--by", "").exit_code == 2, "needs the name of the person"
     assert ours.run("pause", "orders", "mirror", "--yes", "--by", "ann").exit_code == 2, "no such part"
     done = ours.run("pause", "orders", "planner", "--yes", "--by", "ann", "--because", "moved")
     assert (done.exit_code, "the planner of orders: paused; runs that are requested go on" in done.output) == (0, True)
@@ -160,7 +160,7 @@ def test_the_ledger_records_who_resumed_and_why(ours: Ours) -> None:
     ours.ledger.paused.pause("orders", Pause(FIRST, NOW, "ann"))
     done = ours.run("resume-tier", "orders", FIRST, "--yes", "--by", "bob", "--because", "moved")
     assert done.exit_code == 0, done.output
-    [stored] = ours.ledger.decisions.newest("orders")
+    [stored] = ours.ledger.operator_actions.newest("orders")
     assert (stored.action, stored.by, stored.because, stored.asked) == ("resume_tier", "bob", "moved", {"topic": FIRST})
 
 

@@ -259,16 +259,16 @@ def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step:
     results = world.results()
     gaps, placed = results["gaps_explained"][FIRST.key], results["offsets_accounted_for"][FIRST.key]
     assert (gaps.numbers["aged"], gaps.numbers["gaps"], gaps.numbers["aborted"]) == (8, 2, 1)
-    assert "8 of records whose rows went by their age are left out" in gaps.text
+    assert "8 of records whose rows have expired are left out" in gaps.text
     assert (placed.numbers["raw"], placed.numbers["aged"], placed.numbers["gaps"]) == (8, 8, 2)
     compared = results["events_as_recorded"][FIRST.key]
-    assert (compared.text, compared.numbers["events"]) == ("nothing is compared: 8 rows of raw went by their age", 0)
+    assert (compared.text, compared.numbers["events"]) == ("nothing is compared: 8 rows of raw have expired", 0)
     ends = count_ends(world.ledger, world.lake, STORED)
     assert (ends.error, ends.produced, ends.accepted, ends.tombstones, ends.discarded) == (None, 10, 8, 1, 1)
 
     reported = {offset: at(world, offset) for offset in (0, 2, 3, 5)}
     assert {offset: one.end for offset, one in reported.items()} == {0: "accepted", 2: "discarded", 3: "aged", 5: "gap"}
-    went = f"its row of raw went by its age, by maintenance at {NOW}: raw is kept for 720 h"
+    went = f"its row of raw expired, by maintenance at {NOW}: raw is kept for 720 h"
     assert reported[0].facts == [went]
     assert went in reported[3].lines[-1]
     [tier] = locate(world.ledger, NOTHING, world.lake, STORED, RETRIED.topic, 0, 0)
@@ -276,7 +276,7 @@ def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step:
     lines = explain(world.ledger, world.lake, STORED, FIRST.key, None).lines
     assert f"by age: 8 records, by maintenance at {NOW:%Y-%m-%d %H:%M} UTC: raw is kept for 720 h" in lines
     against = compare_with_topic(world.ledger, cast("Any", world.topics), world.lake, STORED, world.slices)
-    assert [one.skipped for one in against] == [f"{n} rows of raw went by their age" for n in (8, 2, 3)]
+    assert [one.skipped for one in against] == [f"{n} rows of raw have expired" for n in (8, 2, 3)]
     assert dict(step.maintain().rows) == {}, "they go once"
 
 
@@ -360,7 +360,7 @@ def test_wherever_it_dies_the_next_one_finishes_it(step: Step, world: World, poi
     assert world.red() == {}
     fresh = Ledger(f"sqlite:///{Path(world.lake.root).parent / 'rebuilt.sqlite'}")
     rebuilt = rebuilding.rebuild_from_lake(fresh, world.lake, KAFKA, STORED, [], lambda _: None, sure=True)
-    assert ("2 slices lost rows of raw by their age" in rebuilt.lines) == (point != "begin")
+    assert ("2 slices have expired rows of raw" in rebuilt.lines) == (point != "begin")
     world.ledger = fresh  # as it were lost, too
     for _ in range(9):
         fresh.next_attempts(world.keys)
@@ -513,7 +513,7 @@ def test_few_rounds_take_all(step: Step, world: World, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(raw_retention, "take", taking)
     monkeypatch.setattr(raw_retention, "rows_in_raw", asking)
-    step.stream = replace(STORED, limits=replace(STORED.limits, slices_a_run=1))
+    step.stream = replace(STORED, limits=replace(STORED.limits, slices_per_run=1))
     give_up(world)
     assert dict(step.maintain().rows) == {FIRST.key: 8, world.second.key: 2, RETRIED.key: 3}
     assert (held(world), rounds, asked) == (set(), [3], [1, 1, 1])
@@ -587,7 +587,7 @@ def test_records_of_slices_without_rows_are_not_reclaimed(step: Step, world: Wor
     world.write()
     found = look_to_reclaim(world.ledger, world.lake, STORED, Choice())
     assert (found.slices, found.aged) == ([], 1)
-    assert "1 are of slices whose rows of raw went by their age" in found.lines[-1]
+    assert "1 are of slices whose rows of raw have expired" in found.lines[-1]
     del step
 
 
@@ -599,8 +599,8 @@ def test_a_decision_remains_without_raw_and_none_is_made_of_nothing() -> None:
     gone, whole = committed(SliceCommit(FIRST, 2, 0, {"aged": 8})), committed(SliceCommit(FIRST, 1, 8))
     assert events._undecidable(whole, [FIRST.key], CommittedSlices({}, -1)) == {}
     decided = committed(SliceCommit(FIRST, 2, 5))
-    assert "8 rows of raw went by their age" in events._undecidable(gone, [FIRST.key], decided)[FIRST.key]
-    with pytest.raises(UnbalancedError, match="nothing to decide of"):
+    assert "raw's retention deleted 8 rows" in events._undecidable(gone, [FIRST.key], decided)[FIRST.key]
+    with pytest.raises(UnbalancedError, match="no longer has all of their rows"):
         events._undecidable(gone, [FIRST.key], CommittedSlices({}, -1))
 
 

@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dev.processes import LOOPBACK, free_port
-from highwater.alerting import DEPLOYMENT, Alert, Measure, after, mark_reported, watch
+from highwater.alerting import DEPLOYMENT, Alert, Condition, after, mark_reported, watch
 from highwater.declaration import Alerts, Foreign, Lookup
 from highwater.envelope import Origin
 from highwater.errors import LAKE, ConfigurationError, DependencyAwayError
 from highwater.orchestration.build import build_defs
-from highwater.orchestration.reporting import alert_inputs, alert_measures, alerts, topic_measures
+from highwater.orchestration.reporting import alert_conditions, alert_inputs, alerts, topic_conditions
 from highwater.reclaims import Reclaim
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
-def measure(over: bool, value: str = "7") -> Measure:
-    return Measure("orders", "parked records", value, "5", over, "look")
+def measure(over: bool, value: str = "7") -> Condition:
+    return Condition("orders", "parked records", value, "5", over, "look")
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans())))
@@ -125,7 +125,7 @@ def test_the_alerts_of_what_nothing_declares_any_more_end(tmp_path: Path, monkey
     table = Lookup("customer_id", "reference/old", "id")
     ledger.breakers.change(table.dependency, lambda row: replace(row, state="open", since=NOW, why="away"))
     mine, other = replace(STREAM, lookup=None), replace(STREAM, name="other", lookup=table)
-    monkeypatch.setattr(alerts, "MEASURES", (lambda asked: replace(measure(over=True), stream=asked.stream.name),))
+    monkeypatch.setattr(alerts, "CONDITIONS", (lambda asked: replace(measure(over=True), stream=asked.stream.name),))
 
     def tick(number: int, *streams: Stream) -> list[tuple[str, str, str]]:
         monkeypatch.setattr(alerts, "datetime", SimpleNamespace(now=lambda _: NOW + number * 0.9 * HOUR))
@@ -148,12 +148,12 @@ def test_streams_without_time_or_change_keep_their_alerts(ledger: Ledger, monkey
     streams = [replace(STREAM, name=name) for name in ("a", "b", "c", "d")]
     at, seen = [0.0], list[str]()
 
-    def measured(asked: alert_inputs.StreamInputs) -> Measure:
+    def measured(asked: alert_inputs.StreamInputs) -> Condition:
         seen.append(asked.stream.name)
         at[0] += alerts.MEASURE_SECONDS * 0.7
         return replace(measure(over=asked.stream.name == "b"), stream=asked.stream.name)
 
-    monkeypatch.setattr(alerts, "MEASURES", (measured,))
+    monkeypatch.setattr(alerts, "CONDITIONS", (measured,))
     monkeypatch.setattr(alerts, "time", SimpleNamespace(monotonic=lambda: at[0]))
     unused: Any = None
     begin, found = "", []
@@ -172,12 +172,12 @@ def ticking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
     """Ticks with one measure that a test sets; each opens the ledger afresh, as another daemon does."""
 
     def tick(over: bool | None, report: alerts.Report) -> list[str]:
-        def measured(*_: object) -> Measure | None:
+        def measured(*_: object) -> Condition | None:
             if over is None:
                 raise DependencyAwayError("the lake is away", remedy="wait")
             return measure(over)
 
-        monkeypatch.setattr(alerts, "MEASURES", (measured,))
+        monkeypatch.setattr(alerts, "CONDITIONS", (measured,))
         unused: Any = None
         return alerts.tick(Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), unused, unused, [STREAM], report).lines
 
@@ -283,14 +283,14 @@ def test_an_alert_that_the_receiver_refuses_keeps_back_no_other(
 
     receiver.refuses = {"first": 413}
     for new, asked in ((2, ["first", "second"]), (3, ["first", "third"])):
-        monkeypatch.setattr(alerts, "MEASURES", measuring[:new])
+        monkeypatch.setattr(alerts, "CONDITIONS", measuring[:new])
         heard, [line] = tick()
         assert heard == asked
         assert line.startswith("not sent: orders first: the receiver of alerts refused this one")
         assert "413" in line
     for busy in (408, 425, 429, 503):
         receiver.refuses = {"first": busy}
-        monkeypatch.setattr(alerts, "MEASURES", [*measuring, lambda _: replace(found[0], what="fourth")])
+        monkeypatch.setattr(alerts, "CONDITIONS", [*measuring, lambda _: replace(found[0], what="fourth")])
         assert tick()[0] == ["first"], "who cannot take it now is not asked for the others"
     receiver.refuses = {}
     assert tick()[0] == ["first", "fourth"]
@@ -306,12 +306,12 @@ def test_what_the_lake_reports_is_measured(tmp_path: Path) -> None:
     away = Kafka(f"{LOOPBACK}:{free_port()}")
     stream = replace(STREAM, alerts=Alerts(reject_ratio=0.6, parked=5))
     asked = alert_inputs.StreamInputs(written.ledger, away, written.lake, stream)
-    ratio, parked = alert_measures._reject_ratio(asked), alert_measures._parked(asked)
+    ratio, parked = alert_conditions._reject_ratio(asked), alert_conditions._parked(asked)
     assert ratio is not None
     assert parked is not None
     assert (ratio.over, ratio.value) == (False, "60% of 10 records of the newest 1 slices")
     assert (parked.over, parked.value) == (True, "6 wait for a person")
-    beyond = alert_measures._reject_ratio(replace(asked, stream=replace(STREAM, alerts=Alerts(reject_ratio=0.59))))
+    beyond = alert_conditions._reject_ratio(replace(asked, stream=replace(STREAM, alerts=Alerts(reject_ratio=0.59))))
     assert beyond is not None
     assert beyond.over
 
@@ -319,8 +319,8 @@ def test_what_the_lake_reports_is_measured(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_what_could_not_be_asked_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that fails is neither an alert nor its end."""
-    monkeypatch.setattr(topic_measures, "topic_settings", lambda *_: {"retention.ms": Setting("60000", "x")})
-    monkeypatch.setattr(alerts, "MEASURES", (topic_measures.measure_retention_left, alert_measures._late_retries))
+    monkeypatch.setattr(topic_conditions, "topic_settings", lambda *_: {"retention.ms": Setting("60000", "x")})
+    monkeypatch.setattr(alerts, "CONDITIONS", (topic_conditions.measure_retention_left, alert_conditions._late_retries))
     ledger, away = Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), Kafka(f"{LOOPBACK}:{free_port()}")
     lake: Any = None
     lines: list[str] = []
@@ -342,9 +342,9 @@ def test_a_topic_that_keeps_all_ends_the_alert_of_its_retention(
     settings: dict[str, Setting] | None, over: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person who raised retention.ms to unlimited, as the alert says, never got the recovery."""
-    monkeypatch.setattr(topic_measures, "topic_settings", lambda *_: settings)
+    monkeypatch.setattr(topic_conditions, "topic_settings", lambda *_: settings)
     unused: Any = None
-    found = topic_measures.measure_retention_left(alert_inputs.StreamInputs(unused, unused, unused, STREAM))
+    found = topic_conditions.measure_retention_left(alert_inputs.StreamInputs(unused, unused, unused, STREAM))
     assert (found and found.over) == over
     if found is not None:
         known = {("orders", found.what): Alert("orders", found.what, "1 h", "2 h", "raise it", NOW, reported=True)}
@@ -356,7 +356,7 @@ def test_the_alerts_of_tiers_and_of_sending_end_when_the_declaration_has_neither
     unused: Any = None
     bare = replace(STREAM, tiers=(), foreign=(), publishes=None)
     asked = alert_inputs.StreamInputs(Ledger(f"sqlite:///{tmp_path / 'l.sqlite'}"), unused, unused, bare)
-    for measuring in (alert_measures._late_retries, alert_measures._published_late):
+    for measuring in (alert_conditions._late_retries, alert_conditions._published_late):
         found = measuring(asked)
         assert found is not None
         assert not found.over
@@ -373,12 +373,12 @@ def test_a_lake_whose_folder_is_gone_is_not_measured(tmp_path: Path) -> None:
     written.ledger.reclaims.add("orders", [Reclaim(Origin("orders", 0, 0, 2), MAIN.key, 1, "fixed", "ann", NOW)])
     written.write()
     away = Kafka(f"{LOOPBACK}:{free_port()}")
-    of_lake = [measuring for measuring, names in alert_measures.DEPENDENCIES.items() if LAKE in names]
+    of_lake = [measuring for measuring, names in alert_conditions.DEPENDENCIES.items() if LAKE in names]
     heard: list[Alert] = []
 
     def tick() -> list[str]:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(alerts, "MEASURES", of_lake)
+            patched.setattr(alerts, "CONDITIONS", of_lake)
             lines: list[str] = []
             found = [*alerts._measured(written.ledger, away, written.lake, STREAM, lines, [])]
         heard.extend(after({}, found, NOW).values())

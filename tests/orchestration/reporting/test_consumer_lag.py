@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from highwater.alerting import Measure
+from highwater.alerting import Condition
 from highwater.declaration import Alerts, Foreign
 from highwater.errors import DependencyAwayError, TopicAbsentError
 from highwater.orchestration import observation
-from highwater.orchestration.reporting import alert_inputs, alert_measures, alerts, consumer_lag, topic_measures
+from highwater.orchestration.reporting import alert_conditions, alert_inputs, alerts, consumer_lag, topic_conditions
 from highwater.orchestration.reporting import audit as audit_page
 from highwater.orchestration.reporting.consumer_lag import Ages
 from highwater.orchestration.reporting.plan_status import topic_status
@@ -162,14 +162,14 @@ def test_where_no_more_are_unread_than_are_looked_at_the_rest_is_read(
 
 def alert_of(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> Any:
     stored = str(90 * 60_000)
-    monkeypatch.setattr(topic_measures, "topic_settings", lambda *_: {"retention.ms": Setting(stored, "x")})
+    monkeypatch.setattr(topic_conditions, "topic_settings", lambda *_: {"retention.ms": Setting(stored, "x")})
     stream = replace(STREAM, alerts=Alerts(retention_left=timedelta(minutes=30), retries_late=timedelta(minutes=30)))
     stream = replace(stream, tiers=()) if deployed.topic == "orders" else stream
     asked = alert_inputs.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, stream)
     return (
-        topic_measures.measure_retention_left(asked)
+        topic_conditions.measure_retention_left(asked)
         if deployed.topic == "orders"
-        else alert_measures._late_retries(asked)
+        else alert_conditions._late_retries(asked)
     )
 
 
@@ -202,7 +202,7 @@ class Several(FakeCluster):
 
 def retention_left(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch, stored: Mapping[str, Mapping[str, int]]
-) -> Measure | None:
+) -> Condition | None:
     """The alert of a stream with tiers and a foreign topic, all of whose main topic is read, with these settings."""
     deployed.read(*range(6))
 
@@ -211,13 +211,13 @@ def retention_left(
         found = {name.replace("_", "."): Setting(str(value), "x") for name, value in stored.get(topic, {}).items()}
         return found or None
 
-    monkeypatch.setattr(topic_measures, "topic_settings", settings)
+    monkeypatch.setattr(topic_conditions, "topic_settings", settings)
     stream = replace(
         STREAM,
         foreign=(Foreign(FOREIGN, timedelta(minutes=10)),),
         alerts=Alerts(retention_left=timedelta(minutes=30)),
     )
-    return topic_measures.measure_retention_left(
+    return topic_conditions.measure_retention_left(
         alert_inputs.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, stream)
     )
 
@@ -277,8 +277,8 @@ def test_a_topic_that_is_limited_by_size_does_not_keep_all(deployed: Deployed, m
 
 def test_raw_is_opened_once_a_tick(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the two measures that need it opened it."""
-    monkeypatch.setattr(topic_measures, "topic_settings", lambda *_: {"retention.ms": Setting("1000000000", "x")})
-    monkeypatch.setattr(alerts, "MEASURES", (topic_measures.measure_retention_left, alert_measures._late_retries))
+    monkeypatch.setattr(topic_conditions, "topic_settings", lambda *_: {"retention.ms": Setting("1000000000", "x")})
+    monkeypatch.setattr(alerts, "CONDITIONS", (topic_conditions.measure_retention_left, alert_conditions._late_retries))
     opened: list[str] = []
     holds = Lake.holds
 
@@ -369,16 +369,16 @@ def test_an_open_transaction_is_an_alert_that_names_its_place(
     The limit is a quarter of an hour, and half of the retention in minutes where that is less.
     """
     monkeypatch.setattr(
-        topic_measures, "topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 60_000), "x")}
+        topic_conditions, "topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 60_000), "x")}
     )
     deployed.kafka = Holding(**first)
     deployed.ledger.topics.open_generation(Generation("orders", TIER, "A", 0, {0: 0, 1: 0}, NOW))
-    found = topic_measures.measure_open_transaction(
+    found = topic_conditions.measure_open_transaction(
         alert_inputs.StreamInputs(deployed.ledger, deployed.kafka, deployed.lake, STREAM)
     )
     assert found is not None
     assert found.over == over
-    assert topic_measures.measure_open_transaction in alert_measures.MEASURES
+    assert topic_conditions.measure_open_transaction in alert_conditions.CONDITIONS
     if reported is not None:
         topic, offset, offsets = reported
         assert found.value.startswith(f"{topic} partition 0: {offsets} offsets from offset {offset} on are held back")

@@ -20,11 +20,11 @@ from highwater.formats import Json
 from highwater.orchestration.checking import topic_audit
 from highwater.orchestration.cli.terminal import PERMANENT, TEMPORARY
 from highwater.orchestration.reporting import doctor
+from highwater.resources.delta_rs_writes import try_storage
 from highwater.resources.dlq_topics import ensure
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
-from highwater.resources.small_tables import try_storage
 from highwater.settings import Settings
 from highwater.topic_rules import Setting
 from tests.conftest import create_topic

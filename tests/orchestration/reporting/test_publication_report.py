@@ -14,7 +14,7 @@ from highwater.assets import published
 from highwater.declaration import Alerts
 from highwater.errors import LAKE, BreakerOpenError, DependencyAwayError
 from highwater.holds import Found
-from highwater.orchestration.reporting import alert_inputs, alert_measures, publication_status
+from highwater.orchestration.reporting import alert_conditions, alert_inputs, publication_status
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import _waiting
 from highwater.orchestration.reporting.publication_status import Behind, behind
@@ -243,15 +243,15 @@ def test_an_alert_begins_when_the_oldest_has_waited_for_too_long(
     asked = alert_inputs.StreamInputs(scene.tables.ledger, cast("Any", None), scene.tables.lake, stream)
     unsent = replace(stream, publishes=None)
     for declared, value in ((unsent, "the stream sends none"), (stream, "none waits to be sent")):
-        found = alert_measures._published_late(replace(asked, stream=declared))
+        found = alert_conditions._published_late(replace(asked, stream=declared))
         assert found is not None
         assert (found.over, found.value) == (False, value)
     scene.decide(slice_, 0, 1)
     shown_now = look(scene)
     for minutes, over in ((9, False), (11, True)):
         waited = replace(shown_now, since=datetime.now(UTC) - timedelta(minutes=minutes))
-        monkeypatch.setattr(alert_measures, "behind", lambda *_, one=waited: one)
-        found = alert_measures._published_late(asked)
+        monkeypatch.setattr(alert_conditions, "behind", lambda *_, one=waited: one)
+        found = alert_conditions._published_late(asked)
         assert found is not None
         reported = f"the oldest that is not sent to orders.accepted was accepted 0:{minutes:02}:"
         assert (found.over, found.value.startswith(reported)) == (over, True)

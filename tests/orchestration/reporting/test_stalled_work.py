@@ -25,14 +25,14 @@ from dagster._core.scheduler.instigation import (
 from dagster_shared.error import SerializableErrorInfo
 
 from dev.processes import wait_until
-from highwater.alerting import Alert, Measure
+from highwater.alerting import Alert, Condition
 from highwater.declaration import Alerts
 from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.orchestration import sensors
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.operations.acceptance import accept_loss, never_read
-from highwater.orchestration.reporting import alert_inputs, alert_measures, alerts
+from highwater.orchestration.reporting import alert_conditions, alert_inputs, alerts
 from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.reporting.stalled_work import (
     failing_sensors,
@@ -113,7 +113,7 @@ def test_planning_that_a_person_must_fix_is_reported_on_a_real_broker(
         heard.clear()
         report: Callable[[Alert], object] = lambda alert: heard.append(f"{alert.to_plain()['kind']}: {alert.value}")  # noqa: E731
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(alerts, "MEASURES", (planning_stopped,))
+            patched.setattr(alerts, "CONDITIONS", (planning_stopped,))
             alerts.tick(scene.ledger, scene.kafka, lake, [stream], report)  # type: ignore[arg-type]
         return heard
 
@@ -179,7 +179,7 @@ def test_status_ends_with_an_error_for_planned_slices_that_expired(tmp_path: Pat
 
 def test_a_tick_of_the_alerts_measures_all_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measure that the sensor does not know is never reported."""
-    monkeypatch.setattr("highwater.orchestration.reporting.topic_measures.topic_settings", lambda *_: None)
+    monkeypatch.setattr("highwater.orchestration.reporting.topic_conditions.topic_settings", lambda *_: None)
     deployed, heard = Deployed(tmp_path), dict[str, str]()
     deployed.read(0, 1)
     deployed.ledger.record_loss(
@@ -190,7 +190,7 @@ def test_a_tick_of_the_alerts_measures_all_that_hangs(tmp_path: Path, monkeypatc
     def report(alert: Alert) -> None:
         heard[alert.what] = alert.value
 
-    failing = Measure("orders", "sensor offset_mirror", "its ticks failed", "3", over=True, remedy="see them")
+    failing = Condition("orders", "sensor offset_mirror", "its ticks failed", "3", over=True, remedy="see them")
     alerts.tick(deployed.ledger, kafka, deployed.lake, [replace(STREAM, tiers=())], report, lambda: [failing])
     assert heard.keys() >= {
         "planning",
@@ -200,7 +200,7 @@ def test_a_tick_of_the_alerts_measures_all_that_hangs(tmp_path: Path, monkeypatc
         "sensor offset_mirror",
     }
     assert "last stable offset 40" in heard["planning"]
-    assert retries_stopped in alert_measures.MEASURES
+    assert retries_stopped in alert_conditions.CONDITIONS
 
 
 def test_what_stopped_is_reported_within_a_minute_and_of_every_sensor(
@@ -213,7 +213,7 @@ def test_what_stopped_is_reported_within_a_minute_and_of_every_sensor(
     assert (sensor.minimum_interval_seconds or 60) + 5 <= 50
     asked: list[str] = []
 
-    def failing(_: object, sensors: list[str], __: object) -> list[Measure]:
+    def failing(_: object, sensors: list[str], __: object) -> list[Condition]:
         asked.extend(sensors)
         return []
 
@@ -368,14 +368,14 @@ def test_a_measure_that_fails_for_good_is_an_alert(tmp_path: Path, monkeypatch: 
     deployed = Deployed(tmp_path)
 
     def tick(*errors: Exception) -> list[str]:
-        def raising(error: Exception) -> Callable[[object], Measure]:
-            def measured(_: object) -> Measure:
+        def raising(error: Exception) -> Callable[[object], Condition]:
+            def measured(_: object) -> Condition:
                 raise error
 
             return measured
 
         heard.clear()
-        monkeypatch.setattr(alerts, "MEASURES", [raising(error) for error in errors])
+        monkeypatch.setattr(alerts, "CONDITIONS", [raising(error) for error in errors])
         alerts.tick(deployed.ledger, deployed.kafka, deployed.lake, [STREAM], lambda one: heard.append(one.value))
         return heard
 

@@ -184,7 +184,7 @@ def test_what_retention_takes_within_the_margin_is_planned_at_once(
     monkeypatch.setattr(module, "topic_settings", lambda *_: {"retention.ms": Setting(str(stored * 3_600_000), "x")})
     now = datetime.now(UTC)
     ledger.topics.open_generation(Generation("orders", "orders", "A", 0, {0: 0, 1: 0}, now))
-    limits = Limits(most_records=100, fewest_records=10, longest_wait=2 * HOUR, retention_margin=24 * HOUR)
+    limits = Limits(max_offsets=100, min_offsets=10, max_wait=2 * HOUR, retention_margin=24 * HOUR)
     kafka: Any = Small()
     tick = Planner(ledger, kafka).tick(replace(STREAM, limits=limits), now)
     assert bool(tick.slices) == planned
@@ -199,7 +199,7 @@ def test_the_planner_does_not_wait_for_more_while_retention_is_about_to_take_wha
     from confluent_kafka import Producer
 
     scene = Scene(bootstrap, topic(**{"retention.ms": "3600000"}), tmp_path)
-    waiting = Limits(most_records=10, fewest_records=5, longest_wait=timedelta(hours=2))
+    waiting = Limits(max_offsets=10, min_offsets=5, max_wait=timedelta(hours=2))
     alerts = Alerts(retention_left=timedelta(minutes=1))
     producer = Producer({"bootstrap.servers": bootstrap})
     at = time.time_ns() // 1_000_000 - 50 * 60_000

@@ -364,7 +364,7 @@ class Real:
     def __init__(self, bootstrap: str, topic: str, folder: Path) -> None:
         self.bootstrap = bootstrap
         # Streams of other tests on this broker are named `orders`, and so are their groups.
-        self.stream = replace(make_stream(topic, limits=Limits(most_records=10)), name="mirrored")
+        self.stream = replace(make_stream(topic, limits=Limits(max_offsets=10)), name="mirrored")
         self.ledger = Ledger(f"sqlite:///{folder / 'ledger.sqlite'}")
         self.lake = Lake(str(folder / "lake"))
         self.kafka = Kafka(bootstrap)

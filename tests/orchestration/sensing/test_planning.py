@@ -32,7 +32,7 @@ from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange, Slice
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-EAGER = replace(STREAM, limits=Limits(most_records=10, slices_a_tick=3))
+EAGER = replace(STREAM, limits=Limits(max_offsets=10, slices_per_tick=3))
 
 
 def led(log_start: int, last_stable: int, high_watermark: int | None = None) -> PartitionState:
@@ -99,7 +99,7 @@ events = st.lists(
 def test_every_stable_offset_is_planned_once_and_none_beyond(
     happened: list[Event], most: int, a_tick: int, fewest: int
 ) -> None:
-    limits = Limits(most_records=most, fewest_records=min(fewest, most), slices_a_tick=a_tick)
+    limits = Limits(max_offsets=most, min_offsets=min(fewest, most), slices_per_tick=a_tick)
     model = Model(replace(STREAM, limits=limits), Generation("orders", "orders", "Id", 0, {0: 0}, NOON))
     ends, stable, leaderless, known = {0: 0}, {0: 0}, set[int](), {0}
     for number, event in enumerate(happened):
@@ -233,7 +233,7 @@ def test_a_stream_may_let_expired_offsets_be_recorded() -> None:
     assert not result.errors
 
 
-WAITING = replace(STREAM, limits=Limits(most_records=10, fewest_records=4, longest_wait=timedelta(seconds=30)))
+WAITING = replace(STREAM, limits=Limits(max_offsets=10, min_offsets=4, max_wait=timedelta(seconds=30)))
 
 
 @pytest.mark.parametrize(

@@ -373,7 +373,7 @@ def test_topics_are_compared_with_their_plan_once_after_an_election(deployed: Ca
 def test_the_lag_of_a_topic_is_observed_while_something_waits_and_once_after(
     deployed: Callable[..., Deployment],
 ) -> None:
-    ours = deployed(1, limits=Limits(slices_a_tick=1, most_records=10))
+    ours = deployed(1, limits=Limits(slices_per_tick=1, max_offsets=10))
     ours.kafka.ends["s000"] = dict.fromkeys(range(PARTITIONS), 2)
 
     def lags() -> list[Any]:
@@ -402,7 +402,7 @@ def test_one_tick_requests_a_bounded_number_of_runs_and_the_next_ones_the_rest(
     deployed: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sensors, "MOST_RUNS", 8)
-    ours = deployed(4, limits=Limits(most_records=10, slices_a_run=1))
+    ours = deployed(4, limits=Limits(max_offsets=10, slices_per_run=1))
     ours.kafka.ends["s000"] = dict.fromkeys(range(PARTITIONS), 20)
     first = Counter(one.job_name for one in ours.tick("planner").run_requests)
     assert sum(first.values()) == 8

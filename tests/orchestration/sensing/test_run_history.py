@@ -206,7 +206,7 @@ def test_the_jobs_do_what_the_commands_do(ledger: Ledger, url: str, monkeypatch:
 
         assert done("accept_loss", record=True, by="ann")
         assert done("accept_divergence", by="ann", partitions=[0])
-        assert not done("accept_divergence", record=True), "nobody is named"
+        assert not done("accept_divergence", record=True), "needs the name of the person"
         assert lost() == []
         assert done("accept_divergence", record=True, by="ann", partitions=[0])
         assert lost() == [(0, 100, 200, "ann")]

@@ -102,12 +102,12 @@ def test_a_slice_that_failed_too_often_waits_for_a_person() -> None:
 def test_the_waits_cover_an_outage_of_an_hour() -> None:
     waits = [RULES.wait(failures) for failures in range(1, RULES.most_runs)]
     assert sum(waits, timedelta()) == minutes(2 + 4 + 8 + 16 + 32)
-    assert RULES.wait(50) == RULES.longest_wait
+    assert RULES.wait(50) == RULES.max_wait
 
 
 def test_a_tick_asks_for_no_more_than_its_limit() -> None:
     missing = {str(n): NOON - minutes(60) for n in range(5)}
-    found = decide_repair(missing, [], NOON, RepairRules(slices_a_tick=3))
+    found = decide_repair(missing, [], NOON, RepairRules(slices_per_tick=3))
     assert (list(found.due), found.held_back) == (["0", "1", "2"], ("3", "4"))
 
 

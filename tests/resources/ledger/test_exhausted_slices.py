@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from highwater.errors import ConfigurationError
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
-from highwater.orchestration.reporting import alert_inputs, alert_measures
+from highwater.orchestration.reporting import alert_conditions, alert_inputs
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.status_report import StreamStatus
 from highwater.orchestration.sensing import repairing
@@ -73,7 +73,7 @@ def repairing_(tmp_path: Path) -> Iterator[Repairing]:
 
 def measured(ours: Repairing) -> Any:
     unused: Any = None
-    return alert_measures._exhausted(alert_inputs.StreamInputs(ours.ledger, unused, unused, STREAM))
+    return alert_conditions._exhausted(alert_inputs.StreamInputs(ours.ledger, unused, unused, STREAM))
 
 
 def test_a_slice_that_fails_again_and_again_is_an_alert_and_stays_exhausted(
@@ -106,7 +106,7 @@ def test_a_person_lets_it_be_tried_again(repairing_: Repairing, tmp_path: Path) 
         return CliRunner().invoke(main, ["retry-slice", ONE.key, *arguments], env={"HIGHWATER_LEDGER_URL": url})
 
     assert "a dry run: nothing was recorded" in run().output
-    assert run("--yes", "--by", "").exit_code == 2, "nobody is named"
+    assert run("--yes", "--by", "").exit_code == 2, "needs the name of the person"
     assert ([ONE.key], False, "repair") not in ours.tick()[0]
     time.sleep(0.01)  # the runs ended before it was released
     done = run("--yes", "--by", "ann")

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from dev.processes import wait_until
 from highwater.errors import ConfigurationError
-from highwater.orchestration.checking.ledger_check import compare
+from highwater.orchestration.checking.ledger_comparison import compare
 from highwater.orchestration.cli.main import main
 from highwater.plans import Loss
 from highwater.resources.ledger import Ledger, revisions, schema

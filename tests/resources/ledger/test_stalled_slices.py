@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from highwater.alerting import Alert
-from highwater.orchestration.reporting import alert_measures, alerts
+from highwater.orchestration.reporting import alert_conditions, alerts
 from highwater.orchestration.sensing import repairing
 from highwater.resources.ledger import Ledger
 from highwater.resources.ledger.stalled_slices import StalledSlice
@@ -31,7 +31,7 @@ class Telling:
     def __init__(self, folder: Path, ours: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
         self.url, self.ours, self.heard = f"sqlite:///{folder / 'ledger.sqlite'}", ours, list[Alert]()
         monkeypatch.setattr(
-            alerts, "MEASURES", (alert_measures._stalled, alert_measures._exhausted, alert_measures._held)
+            alerts, "CONDITIONS", (alert_conditions._stalled, alert_conditions._exhausted, alert_conditions._held)
         )
 
     def tick(self) -> str:
@@ -96,7 +96,7 @@ def test_the_first_of_an_order_that_fails_on_and_on_is_one_alert_and_one_recover
     assert "left undone" not in in_order.tick()
     in_order.tick()
     assert in_order.kinds() == ["alert stalled", "recovery stalled"]
-    assert alert_measures._stalled in alert_measures.MEASURES
+    assert alert_conditions._stalled in alert_conditions.CONDITIONS
 
 
 def test_what_is_held_is_reported_as_such_also_while_a_run_decides_it(in_order: Telling) -> None:

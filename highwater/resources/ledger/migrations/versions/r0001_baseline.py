@@ -58,7 +58,7 @@ def upgrade() -> None:
         if_not_exists=True,
     )
     op.create_table(
-        "decisions",
+        "operator_actions",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("stream", sa.String(length=249), nullable=False),
         sa.Column("action", sa.String(length=40), nullable=False),
@@ -71,7 +71,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
         if_not_exists=True,
     )
-    op.create_index("ix_decisions_stream", "decisions", ["stream"], unique=False, if_not_exists=True)
+    op.create_index("ix_operator_actions_stream", "operator_actions", ["stream"], unique=False, if_not_exists=True)
     op.create_table(
         "discards",
         sa.Column("stream", sa.String(length=249), nullable=False),

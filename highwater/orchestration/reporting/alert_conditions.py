@@ -1,11 +1,11 @@
-"""The measures of a stream's alerts, and those that need a dependency."""
+"""The conditions of a stream's alerts, and which dependency each one needs; here a new alert is added."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from highwater.alerting import Measure
+from highwater.alerting import Condition
 from highwater.errors import KAFKA, LAKE, HighwaterError, TopicAbsentError, TopicVanishedError
 from highwater.instances import ONE_INSTANCE
 from highwater.orchestration.checking.origin_counts import count_parked
@@ -20,14 +20,14 @@ from highwater.orchestration.reporting.stalled_work import (
     slices_expired,
     slices_waiting,
 )
-from highwater.orchestration.reporting.topic_measures import measure_open_transaction, measure_retention_left
+from highwater.orchestration.reporting.topic_conditions import measure_open_transaction, measure_retention_left
 from highwater.resources.deleted_topics import parked_lost, state_of
 from highwater.resources.topic_facts import stamped_by_broker
-from highwater.routing import JITTER
+from highwater.routing import RETRY_JITTER
 from highwater.wording import span
 
 
-def _reject_ratio(inputs: StreamInputs) -> Measure | None:
+def _reject_ratio(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
     keys = [slice_.key for slice_ in inputs.ledger.slices(stream.name, stream.topic, newest=SLICES)]
     slice_commits = inputs.lake.committed(stream.name, "events", keys).values()
@@ -37,7 +37,7 @@ def _reject_ratio(inputs: StreamInputs) -> Measure | None:
     if not records:
         return None
     limit = stream.alerts.reject_ratio
-    return Measure(
+    return Condition(
         stream.name,
         "reject ratio",
         f"{rejects / records:.0%} of {records:,} records of the newest {len(keys)} slices",
@@ -47,10 +47,10 @@ def _reject_ratio(inputs: StreamInputs) -> Measure | None:
     )
 
 
-def _parked(inputs: StreamInputs) -> Measure | None:
+def _parked(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
     count, limit = inputs.parked, stream.alerts.parked
-    return Measure(
+    return Condition(
         stream.name,
         "parked records",
         f"{count:,} wait for a person",
@@ -60,13 +60,13 @@ def _parked(inputs: StreamInputs) -> Measure | None:
     )
 
 
-def _parked_topic(inputs: StreamInputs) -> Measure | None:
+def _parked_topic(inputs: StreamInputs) -> Condition | None:
     stream, error = inputs.stream, None
     # A topic that holds as many as all that wait has those that are published, which need not be counted then.
     if inputs.parked and _lost_on_parked(inputs, inputs.parked):
         waiting = count_parked(inputs.ledger, inputs.lake, stream, published=True)
         error = _lost_on_parked(inputs, waiting) if waiting else None
-    return Measure(
+    return Condition(
         stream.name,
         "parked topic",
         "it holds what waits for a person" if error is None else f"{error.problem}: {error.stored}, {error.found}",
@@ -98,18 +98,20 @@ def _gone_topic(inputs: StreamInputs, topic: str) -> TopicVanishedError | None:
     raise inputs.kafka.away(f"one broker did not know topic {topic}, another one does")
 
 
-def _late_retries(inputs: StreamInputs) -> Measure | None:
+def _late_retries(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
     if not stream.delays:
-        return Measure.of_nothing(stream.name, "age of retries", "no tier is declared")
+        return Condition.of_nothing(stream.name, "age of retries", "no tier is declared")
     try:
         found = [_lateness(inputs, topic) for topic in stream.delays]
     except TopicVanishedError as error:
-        return Measure(stream.name, "age of retries", error.problem, "no tier is gone", over=True, remedy=error.remedy)
+        return Condition(
+            stream.name, "age of retries", error.problem, "no tier is gone", over=True, remedy=error.remedy
+        )
     late, limit = max(late for late, _ in found), stream.alerts.retries_late
     if late <= limit and not all(sure for _, sure in found):
         return None
-    return Measure(
+    return Condition(
         stream.name,
         "age of retries",
         f"the oldest retry is {span(late)} late",
@@ -136,16 +138,16 @@ def _lateness(inputs: StreamInputs, topic: str) -> tuple[timedelta, bool]:
             raise gone from None
         return timedelta(0), True  # nothing was published to it yet
     age = ages.oldest or timedelta(0)
-    return max(age - stream.delays[topic] * (1 + JITTER), timedelta(0)), ages.sure
+    return max(age - stream.delays[topic] * (1 + RETRY_JITTER), timedelta(0)), ages.sure
 
 
-def _breaker(inputs: StreamInputs) -> Measure | None:
+def _breaker(inputs: StreamInputs) -> Condition | None:
     """One alert, however many slices are refused, and however often probes close the breaker meanwhile."""
     stream = inputs.stream
     found, refused = inputs.ledger.breakers.circuit(stream.name), inputs.ledger.breakers.refused(stream.name)
     command = accepting_command(inputs.ledger, stream, refused)
     each = "highwater accept-rejects lets one through as it is"
-    return Measure(
+    return Condition(
         stream.name,
         "circuit breaker",
         found.text + (f"; {len(refused):,} slices are refused" if refused else ""),
@@ -156,10 +158,10 @@ def _breaker(inputs: StreamInputs) -> Measure | None:
     )
 
 
-def _held(inputs: StreamInputs) -> Measure | None:
+def _held(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
     found = inputs.ledger.holds.open(stream.name)
-    return Measure(
+    return Condition(
         stream.name,
         "held",
         "; ".join(hold.text for hold in found) or "nothing is held",
@@ -169,10 +171,10 @@ def _held(inputs: StreamInputs) -> Measure | None:
     )
 
 
-def _exhausted(inputs: StreamInputs) -> Measure | None:
+def _exhausted(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
     found = inputs.ledger.exhausted_slices.open(stream.name)
-    return Measure(
+    return Condition(
         stream.name,
         "retries exhausted",
         f"{len(found):,} slices; {found[0].text}" if found else "no slice is exhausted",
@@ -185,10 +187,10 @@ def _exhausted(inputs: StreamInputs) -> Measure | None:
     )
 
 
-def _stalled(inputs: StreamInputs) -> Measure | None:
+def _stalled(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
     found = inputs.ledger.stalled_slices.open(stream.name)
-    return Measure(
+    return Condition(
         stream.name,
         "stalled",
         f"{len(found):,} slices; {found[0].text}" if found else "no slice is tried again and again",
@@ -201,10 +203,10 @@ def _stalled(inputs: StreamInputs) -> Measure | None:
     )
 
 
-def _instances(inputs: StreamInputs) -> Measure | None:
+def _instances(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
     found = inputs.ledger.instances.live_together(stream.name, datetime.now(UTC))
-    return Measure(
+    return Condition(
         stream.name,
         "Dagster instances",
         "; ".join(one.text for one in found) or "one at the most",
@@ -214,14 +216,14 @@ def _instances(inputs: StreamInputs) -> Measure | None:
     )
 
 
-def _published_late(inputs: StreamInputs) -> Measure | None:
+def _published_late(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
     now = datetime.now(UTC)
     found = behind(inputs.ledger, inputs.lake, stream)
     if found is None:
-        return Measure.of_nothing(stream.name, "age of accepted events", "the stream sends none")
+        return Condition.of_nothing(stream.name, "age of accepted events", "the stream sends none")
     late, limit = found.age(now), stream.alerts.published_late
-    return Measure(
+    return Condition(
         stream.name,
         "age of accepted events",
         f"the oldest that is not sent to {found.topic} was accepted {span(late)} ago"
@@ -233,12 +235,12 @@ def _published_late(inputs: StreamInputs) -> Measure | None:
     )
 
 
-def _reclaimed_late(inputs: StreamInputs) -> Measure | None:
+def _reclaimed_late(inputs: StreamInputs) -> Condition | None:
     stream = inputs.stream
     found, limit = pending_reprocessing.waiting(inputs.ledger, inputs.lake, stream), stream.alerts.reclaimed_late
     age = datetime.now(UTC) - found[0].since if found else timedelta(0)
     records = sum(one.records for one in found)
-    return Measure(
+    return Condition(
         stream.name,
         "reclaimed",
         f"{records:,} records of {len(found):,} slices wait to be reprocessed, the first for {span(age)}"
@@ -250,7 +252,7 @@ def _reclaimed_late(inputs: StreamInputs) -> Measure | None:
     )
 
 
-MEASURES: tuple[Measuring, ...] = (
+CONDITIONS: tuple[Measuring, ...] = (
     planning_stopped,
     retries_stopped,
     slices_expired,

@@ -1,4 +1,4 @@
-"""The topic of accepted events, read once when a stream restarts, so that nothing is sent twice."""
+"""A part of `rebuild-all`: stores what the topic of accepted events has, so that nothing is sent to it twice."""
 
 # The new run opens the name of the topic's transactions first: an earlier run that still goes on is fenced, and its
 # open transaction is settled. Then the topic is read, and the mark handed to the new table.

@@ -1,4 +1,4 @@
-"""The comparison of the ledger with the commits of slices in the lake."""
+"""What `highwater ledger verify` compares: plans and attempts in the ledger with commits in the lake. No check."""
 
 from __future__ import annotations
 

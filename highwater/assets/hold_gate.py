@@ -1,4 +1,4 @@
-"""Holds: records that keep slices from being decided, in streams where a reason holds."""
+"""Refuses to decide a slice while one of its records holds it, and notes the hold in the ledger."""
 
 from __future__ import annotations
 

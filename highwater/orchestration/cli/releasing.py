@@ -1,4 +1,4 @@
-"""The commands `accept-rejects`, `release-hold` and `retry-slice`, with which a person lets slices go on."""
+"""The commands `accept-rejects`, `release-hold` and `retry-slice`: a person lets slices go on."""
 
 from __future__ import annotations
 

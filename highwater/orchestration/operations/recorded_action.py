@@ -1,4 +1,4 @@
-"""The one place where commands and operator jobs ask whether a person may decide, and record the decision."""
+"""The frame around every action of an operator, by command or job: checks the name, and records action and outcome."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from highwater.decisions import DONE, Decision, ensure_may_decide
 from highwater.errors import HighwaterError
+from highwater.operator_actions import DONE, OperatorAction, ensure_may_act
 
 if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
 
 
 @contextmanager
-def decided(ledger: Ledger, operators: Collection[str] | None, decision: Decision) -> Iterator[None]:
-    """Carry out an action within the block, after the check and the record of its decision.
+def recorded_action(ledger: Ledger, operators: Collection[str] | None, action: OperatorAction) -> Iterator[None]:
+    """Carry out an action within the block, after its check and its record.
 
     Args:
         ledger: gets the record.
-        operators: the names that may decide; None lets everybody decide.
-        decision: the decision.
+        operators: the names that may act; None permits everybody.
+        action: the action.
 
     Raises:
         ConfigurationError: nobody is named, or the name is not listed; nothing was written, the record included.
         DependencyAwayError: the ledger is away; nothing was written.
     """
-    ensure_may_decide(decision.action, decision.by, operators)
-    number = ledger.decisions.begin(decision)
+    ensure_may_act(action.action, action.by, operators)
+    number = ledger.operator_actions.begin(action)
     try:
         yield
     except BaseException as error:
@@ -38,4 +38,4 @@ def decided(ledger: Ledger, operators: Collection[str] | None, decision: Decisio
 
 def _end(ledger: Ledger, number: int, outcome: str) -> None:
     with suppress(HighwaterError):  # the action is over: a ledger that is away now leaves the outcome open
-        ledger.decisions.end(number, outcome)
+        ledger.operator_actions.end(number, outcome)

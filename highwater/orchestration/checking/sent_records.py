@@ -1,4 +1,4 @@
-"""Counts the records of slices on the topics that they were published to: tiers, parked topic, accepted events."""
+"""Compares the records that the tables say were sent with those on the topics: tiers, parked topic, accepted events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `decisions`."""
+"""The command `operator-actions`: lists what operators did."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from highwater.orchestration.cli.terminal import as_json_option, deployment_of, 
 from highwater.orchestration.deployment import Deployment
 
 
-@click.command()
+@click.command("operator-actions")
 @click.argument("stream", required=False)
 @click.option("--last", "most", type=click.IntRange(min=1), default=100, show_default=True, help="At most this number.")
 @as_json_option
 @deployment_of
-def decisions(deployment: Deployment, stream: str | None, most: int, as_json: bool) -> None:  # noqa: FBT001 - click's flag
-    """List what operators decided of STREAM or of all streams: who, when and why; oldest first.
+def operator_actions(deployment: Deployment, stream: str | None, most: int, as_json: bool) -> None:  # noqa: FBT001 - click's flag
+    """List the actions of operators on STREAM or on all streams: who, when and why; oldest first.
 
     An outcome other than `done` names the error. Without an outcome the action goes on, or its process died.
     """
-    found = deployment.ledger().decisions.newest(stream, most)
+    found = deployment.ledger().operator_actions.newest(stream, most)
     if as_json:
         print_json([one.to_plain() for one in found])
         return

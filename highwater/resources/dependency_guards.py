@@ -1,4 +1,4 @@
-"""Guards: a breaker around each dependency, so that one that is away is left alone until one call finds it back."""
+"""Circuit breakers of Kafka, the lake and reference tables: ticks and runs wait while a dependency's is open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing without a JVM: small tables, whose partitions one commit replaces, and the first version of every table."""
+"""Writes to the lake by delta-rs, without a JVM: create a table, append, replace partitions, delete folders."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from highwater.assets import dlq, publication_log
 from highwater.declaration import Accepted
 from highwater.envelope import Envelope, Header, Origin
 from highwater.errors import TopicAbsentError
-from highwater.orchestration.checking import topic_counts
-from highwater.orchestration.checking.topic_counts import OnTopic, held_on_topics
+from highwater.orchestration.checking import sent_records
+from highwater.orchestration.checking.sent_records import OnTopic, held_on_topics
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.topic_state import PartitionState, TopicState
@@ -205,7 +205,7 @@ def test_each_defect_is_reported_its_topic_and_no_other(scene: Scene, name: str)
 
 def test_what_cannot_be_counted_is_reported_and_no_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     del scene.topics.records[scene.tier]
-    monkeypatch.setattr(topic_counts, "MOST_RECORDS", 0)
+    monkeypatch.setattr(sent_records, "MOST_RECORDS", 0)
     lines = [one.line for one in scene.held()]
     assert lines[0] == "orders.dlq.1: not counted: topic 'orders.dlq.1' does not exist"
     assert lines[1].startswith("orders.parked: not counted: 1 offsets since 20")

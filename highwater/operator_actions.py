@@ -1,4 +1,4 @@
-"""Decisions of operators: who may decide, and the record of who decided, when and why."""
+"""Actions of operators: who may take them, and the record of who did what, when and why."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from highwater.errors import ConfigurationError
 
-# The outcome of a decision that was carried out; of one that failed it is the name of the error.
+# The outcome of an action that was carried out; of one that failed it is the name of the error.
 DONE = "done"
 
 
 @dataclass(frozen=True)
-class Decision:
-    """An action that a person decided.
+class OperatorAction:
+    """An action that a person takes.
 
     Args:
-        action: the name of the operator job, such as `accept_loss`.
+        action: its name, that of the operator job, such as `accept_loss`.
         stream: the stream's name.
         asked: what the action is about, as plain values; it holds no keys of records.
         by: the person's name, as it was given.
@@ -38,26 +38,40 @@ class Decision:
     outcome: str | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        """The decision as values of JSON."""
+        """The action as values of JSON."""
         return {**vars(self), "asked": dict(self.asked), "at": self.at.isoformat()}
 
 
-def ensure_may_decide(action: str, by: str, operators: Collection[str] | None) -> None:
+def ensure_named(by: str, action: str, *, sure: bool = True) -> None:
+    """Ensure that a person is named for an action that is not a dry run.
+
+    Args:
+        by: the person's name.
+        action: the action.
+        sure: whether it is no dry run.
+
+    Raises:
+        ConfigurationError: nobody is named.
+    """
+    if sure and not by.strip():
+        raise ConfigurationError(
+            f"{action} needs the name of the person who decides it",
+            remedy="name a person: --by NAME, `by` in the run's configuration, or the tag `user` of the run",
+        )
+
+
+def ensure_may_act(action: str, by: str, operators: Collection[str] | None) -> None:
     """Ensure that a person is named, and is one of the operators.
 
     Args:
         action: the action.
         by: the person's name.
-        operators: the names that `HIGHWATER_OPERATORS` lists; None lets everybody decide.
+        operators: the names that `HIGHWATER_OPERATORS` lists; None permits everybody.
 
     Raises:
         ConfigurationError: nobody is named, or the name is not listed.
     """
-    if not by.strip():
-        raise ConfigurationError(
-            f"nobody is named who decides {action}",
-            remedy="name a person: --by NAME, `by` in the run's configuration, or the tag `user` of the run",
-        )
+    ensure_named(by, action)
     if operators is not None and by not in operators:
         raise ConfigurationError(
             f"{by!r} may not decide {action}: nothing was changed",

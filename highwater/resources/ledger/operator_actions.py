@@ -1,30 +1,30 @@
-"""Decisions of operators in the ledger."""
+"""Actions of operators in the ledger."""
 
 from __future__ import annotations
 
 from sqlalchemy import insert, select, update
 
-from highwater.decisions import Decision
+from highwater.operator_actions import OperatorAction
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 
-_TABLE = schema.decisions
+_TABLE = schema.operator_actions
 
 
-class Decisions(LedgerPart):
-    """The decisions of a ledger."""
+class OperatorActions(LedgerPart):
+    """The actions of operators in a ledger."""
 
-    def begin(self, decision: Decision) -> int:
-        """Record a decision before its action begins; returns its number."""
+    def begin(self, action: OperatorAction) -> int:
+        """Record an action before it begins; returns its number."""
         row = {
-            "stream": decision.stream,
-            "action": decision.action,
-            "asked": dict(decision.asked),
-            "decided_by": decision.by,
-            "because": decision.because,
-            "through": decision.through,
-            "decided_at": decision.at,
-            "outcome": decision.outcome,
+            "stream": action.stream,
+            "action": action.action,
+            "asked": dict(action.asked),
+            "decided_by": action.by,
+            "because": action.because,
+            "through": action.through,
+            "decided_at": action.at,
+            "outcome": action.outcome,
         }
         with self._database.writing() as connection:
             key = connection.execute(insert(_TABLE).values(row)).inserted_primary_key
@@ -32,12 +32,12 @@ class Decisions(LedgerPart):
         return int(key[0])
 
     def end(self, number: int, outcome: str) -> None:
-        """Record how the action of a decision ended."""
+        """Record how an action ended."""
         with self._database.writing() as connection:
             connection.execute(update(_TABLE).where(_TABLE.c.id == number).values(outcome=outcome))
 
-    def newest(self, stream: str | None = None, most: int = 100) -> list[Decision]:
-        """Decisions, oldest first.
+    def newest(self, stream: str | None = None, most: int = 100) -> list[OperatorAction]:
+        """Actions, oldest first.
 
         Args:
             stream: only those of this stream.
@@ -48,7 +48,7 @@ class Decisions(LedgerPart):
             query = query.where(_TABLE.c.stream == stream)
         with self._database.reading() as connection:
             found = [
-                Decision(
+                OperatorAction(
                     row.action,
                     row.stream,
                     row.asked,

@@ -1,4 +1,4 @@
-"""Measures of a stream's topics: the time until retention deletes unread records, and open transactions."""
+"""Conditions of alerts on a stream's topics: time until retention deletes unread records, and open transactions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from highwater.alerting import Measure
+from highwater.alerting import Condition
 from highwater.errors import TopicAbsentError
 from highwater.orchestration.reporting.alert_inputs import StreamInputs
 from highwater.orchestration.reporting.consumer_lag import Ages
@@ -48,13 +48,13 @@ class _Left:
         return "" if self.size is None else f"; retention.bytes={self.size} of {self.topic} may take it before"
 
 
-def measure_retention_left(inputs: StreamInputs) -> Measure | None:
+def measure_retention_left(inputs: StreamInputs) -> Condition | None:
     """The topic in most danger, among the main topic and every topic whose records are retried."""
     stream = inputs.stream
     found = _all_left(inputs)
     if gone := next((one for one in found if one.ages.expired), None):
         lost = "; ".join(f"partition {p}: {offsets}" for p, offsets in sorted(gone.ages.expired.items()))
-        return Measure(
+        return Condition(
             stream.name,
             "retention before unread records",
             f"retention deleted unread records of {gone.topic}: {lost}",
@@ -70,8 +70,8 @@ def measure_retention_left(inputs: StreamInputs) -> Measure | None:
     if worst.left is None:
         sizes = ", ".join(f"retention.bytes={one.size} of {one.topic}" for one in found if one.size is not None)
         why = f"no age ends a record; when {sizes} takes one is not known" if sizes else "the topics keep all"
-        return Measure.of_nothing(stream.name, "retention before unread records", why)
-    return Measure(
+        return Condition.of_nothing(stream.name, "retention before unread records", why)
+    return Condition(
         stream.name,
         "retention before unread records",
         f"{span(worst.left)} until retention takes the oldest unread record of {worst.topic}{worst.by_size}",
@@ -93,12 +93,12 @@ def _all_left(inputs: StreamInputs) -> list[_Left]:
     return found
 
 
-def measure_open_transaction(inputs: StreamInputs) -> Measure | None:
+def measure_open_transaction(inputs: StreamInputs) -> Condition | None:
     """The open transaction that holds records back for longest, by the limit of its topic."""
     stream = inputs.stream
     held = [(topic, p, found) for topic in _topics(inputs) for p, found in inputs.ages(topic).held_back.items()]
     if not held:
-        return Measure.of_nothing(stream.name, "open transaction", "none holds records back")
+        return Condition.of_nothing(stream.name, "open transaction", "none holds records back")
     limits = {topic: _held_back_limit(inputs, topic) for topic, _, _ in held}
     known = [(found.age, topic, p, found) for topic, p, found in held if found.age is not None]
     if not known:
@@ -106,7 +106,7 @@ def measure_open_transaction(inputs: StreamInputs) -> Measure | None:
     age, topic, partition, found = max(known, key=lambda one: one[0] - limits[one[1]])
     place = f"--topic {topic} --partition {partition}"
     tool = f"kafka-transactions --bootstrap-server {inputs.kafka.bootstrap}"
-    return Measure(
+    return Condition(
         stream.name,
         "open transaction",
         f"{topic} partition {partition}: {found.offsets:,} offsets from offset {found.offset} on are held back by "

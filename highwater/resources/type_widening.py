@@ -1,4 +1,4 @@
-"""Types of columns as Delta's schema writes them: which of them widen to others, and the values in the wider type."""
+"""Which types of columns widen to which, as Delta's schema writes them, and values in the wider type."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ from highwater.orchestration.reporting import alerts
 from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing import repairing, stream_ticks
 from highwater.orchestration.sensing.run_requests import stop
-from highwater.resources import guards
+from highwater.resources import dependency_guards
 from highwater.resources.delta import open_table, query
-from highwater.resources.guards import COOL_DOWN, FAILURES, Guard, guarded
+from highwater.resources.dependency_guards import COOL_DOWN, FAILURES, Guard, guarded
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
@@ -355,9 +355,9 @@ def test_status_reports_of_what_is_left_alone(url: str, listener: Listener, monk
 def test_the_cool_down_ends_by_the_clock(thing: Thing) -> None:
     now = datetime.now(UTC)
     row = Dependency(KAFKA, "open", since=now - COOL_DOWN + timedelta(seconds=1))
-    assert guards.resting(row, now)
-    assert not guards.resting(row, now + timedelta(seconds=1))
-    assert not guards.resting(Dependency(KAFKA), now)
+    assert dependency_guards.resting(row, now)
+    assert not dependency_guards.resting(row, now + timedelta(seconds=1))
+    assert not dependency_guards.resting(Dependency(KAFKA), now)
 
 
 # Dependencies that are away or there

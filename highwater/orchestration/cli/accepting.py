@@ -1,0 +1,89 @@
+"""The commands `accept-loss` and `accept-divergence`: planning goes on behind offsets that are gone or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from highwater.orchestration.cli.operator_command import OperatorCommand
+from highwater.orchestration.cli.terminal import (
+    as_json_option,
+    by_option,
+    deployment_of,
+    print_json,
+    print_lines,
+    with_dry_run_note,
+)
+from highwater.orchestration.deployment import Deployment
+
+
+def _acceptance_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of both commands of acceptance."""
+    for option in (
+        as_json_option,
+        click.option("--topic", help="The tier that is meant, instead of the main topic."),
+        by_option,
+        click.option("--dry-run", "dry", is_flag=True, help="Only show what would be recorded; the default."),
+        click.option("--yes", "sure", is_flag=True, help="Record it. Without it only what would be recorded is shown."),
+        click.option(
+            "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this one; repeatable."
+        ),
+        click.argument("stream"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("accept-loss", cls=OperatorCommand)
+@_acceptance_options
+@deployment_of
+def accept_loss(deployment: Deployment, /, **options: Any) -> None:
+    """Accept that offsets of STREAM's topic are gone, so that planning goes on behind them.
+
+    Records the hole, and opens a new generation of a topic that was recreated or cut off.
+    """
+    _accept(deployment, divergence=False, **options)
+
+
+@click.command("accept-divergence", cls=OperatorCommand)
+@_acceptance_options
+@deployment_of
+def accept_divergence(deployment: Deployment, /, **options: Any) -> None:
+    """Accept that other records occupy planned offsets of STREAM's topic than before.
+
+    An unclean leader election does that. Planning goes on where the log differs from the plan, as a new generation.
+    Rows of the old history stay in the lake, and their generation distinguishes them. Offsets that expired are left to
+    accept-loss.
+    """
+    _accept(deployment, divergence=True, **options)
+
+
+def _accept(
+    deployment: Deployment,
+    *,
+    divergence: bool,
+    stream: str,
+    topic: str | None,
+    partitions: tuple[int, ...],
+    sure: bool,
+    dry: bool,
+    by: str,
+    as_json: bool,
+) -> None:
+    if sure and dry:
+        raise click.UsageError("--yes and --dry-run contradict each other")
+    from highwater.orchestration.operations.accepting_losses import AcceptLossRequest, accept_losses
+
+    request = AcceptLossRequest(topic, set(partitions) or None, divergence, sure, by)
+    connections = deployment.ledger(), deployment.kafka(), deployment.lake()
+    found, lines = accept_losses(*connections, deployment.stream(stream), request, datetime.now(UTC))
+    if as_json:
+        print_json({"stream": stream, "recorded": sure and not found.nothing, "lines": lines})
+        return
+    if found.nothing:
+        print_lines([f"nothing of {stream} is lost: there is nothing to accept"])
+        return
+    print_lines(with_dry_run_note([*lines, "recorded"] if sure else lines, sure=sure))

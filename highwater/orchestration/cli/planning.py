@@ -1,0 +1,105 @@
+"""The commands `plan`, which cuts the new offsets of a topic into slices, and `slices`, which lists them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from highwater.orchestration.cli.terminal import (
+    as_json_option,
+    deployment_of,
+    error_plain,
+    print_json,
+    print_lines,
+    print_table,
+)
+from highwater.orchestration.deployment import Deployment
+
+if TYPE_CHECKING:
+    from highwater.slices import Slice
+
+
+@click.command()
+@click.argument("stream")
+@click.option("--commit", is_flag=True, help="Record the plan in the ledger; without it nothing is recorded.")
+@as_json_option
+@deployment_of
+def plan(deployment: Deployment, stream: str, commit: bool, as_json: bool) -> None:  # noqa: FBT001 - click's flags
+    """Cut the new offsets of STREAM's topic into slices; a dry run unless --commit is given."""
+    from highwater.orchestration.sensing.topic_planner import Planner
+
+    declared = deployment.stream(stream)
+    found = Planner(deployment.ledger(), deployment.kafka()).tick(declared, datetime.now(UTC), dry=not commit)
+    if as_json:
+        print_json(
+            {
+                "stream": stream,
+                "recorded": commit,
+                "slices": [_slice_plain(slice_) for slice_ in found.slices],
+                "lag": found.lag,
+                "skipped": {str(p): why for p, why in found.skipped.items()},
+                "errors": {str(p): error_plain(error) for p, error in found.errors.items()},
+            }
+        )
+    else:
+        lines = found.lines if commit else [*found.lines, "a dry run: nothing was recorded; add --commit"]
+        print_lines(lines)
+    for error in found.errors.values():
+        raise error
+
+
+@click.command()
+@click.argument("stream")
+@click.option("--topic", help="Only slices of this topic.")
+@click.option("--after", help="Only slices planned after the one with this key.")
+@click.option(
+    "--last", "newest", type=click.IntRange(min=1), default=20, show_default=True, help="At most N, newest first."
+)
+@as_json_option
+@deployment_of
+def slices(
+    deployment: Deployment,
+    stream: str,
+    topic: str | None,
+    after: str | None,
+    newest: int,
+    as_json: bool,  # noqa: FBT001 - click's flag
+) -> None:
+    """List planned slices of STREAM, oldest first."""
+    declared = deployment.stream(stream)
+    found = deployment.ledger().slices(declared.name, topic, after=after, newest=newest)
+    if as_json:
+        print_json([_slice_plain(slice_) for slice_ in found])
+        return
+    rows = [
+        [
+            slice_.key,
+            slice_.generation,
+            f"{slice_.planned_at:%Y-%m-%d %H:%M:%S}",
+            f"{slice_.offsets:,}",
+            _ranges(slice_),
+        ]
+        for slice_ in found
+    ]
+    print_table(["slice", "generation", "planned at (UTC)", "offsets", "ranges"], rows)
+
+
+def _slice_plain(slice_: Slice) -> dict[str, Any]:
+    from highwater.slices import ranges_to_plain
+
+    return {
+        "slice": slice_.key,
+        "topic_id": slice_.topic_id,
+        "generation": slice_.generation,
+        "planned_at": slice_.planned_at.isoformat(),
+        "offsets": slice_.offsets,
+        "ranges": ranges_to_plain(slice_.ranges),
+    }
+
+
+def _ranges(slice_: Slice, most: int = 4) -> str:
+    filled = [f"{p}: {r}" for p, r in sorted(slice_.ranges.items()) if len(r)]
+    more = [f"and {len(filled) - most} more"] if len(filled) > most else []
+    return " ".join([*filled[:most], *more])
