@@ -93,7 +93,7 @@ def _create_raw(world: World, bed: Bed, some_slices: list[Slice]) -> None:
     To either the driver has committed once, so it knows them: ours holds a slice without records.
     """
     nothing = {p: OffsetRange(0, 0) for p in some_slices[0].ranges}
-    first = replace(some_slices[0], ordinal=len(some_slices), ranges=nothing, marks={})
+    first = replace(some_slices[0], ordinal=len(some_slices), ranges=nothing, fingerprints={})
     bed.ledger.add([first])
     raw.materialise(world.work(bed, [first]))
     empty = world.spark.read.format("kafka").options(**source(world, bed.stream.topic, some_slices)).load().limit(0)

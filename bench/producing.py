@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.harness import Result, Row, Target, alternate
 from dev.processes import LOOPBACK, free_port
-from highwater.resources.producer import Record, ReliableProducer
+from highwater.resources.producer import ReliableProducer
 from highwater.resources.producer_properties import producer_properties
+from highwater.resources.producer_records import Record
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
 
     from bench.world import World
-    from highwater.resources.producer import Record
+    from highwater.resources.producer_records import Record
     from highwater.resources.transactions import PublicationMark
 
 PARTITIONS = 4

@@ -92,7 +92,7 @@ def _ensure_planned(tick: PlanningResult, partitions: int) -> None:
         p
         for slice_ in tick.slices
         for p, r in slice_.ranges.items()
-        if p in slice_.marks and slice_.marks[p].offset in r
+        if p in slice_.fingerprints and slice_.fingerprints[p].offset in r
     }
     if len(read) != partitions:
         raise RuntimeError(f"{len(read)} of {partitions} partitions were planned and read: {tick.lines}")

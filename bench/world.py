@@ -175,7 +175,7 @@ def last_slices(world: World, bed: Bed, slices: int, records: int, *, first: int
             ordinal=first + n,
             ranges=ranges,
             planned_at=datetime.now(UTC),
-            marks=fingerprints(world.kafka(), bed.stream.topic, {p: r for p, r in ranges.items() if len(r)}),
+            fingerprints=fingerprints(world.kafka(), bed.stream.topic, {p: r for p, r in ranges.items() if len(r)}),
         )
         for n, ranges in enumerate(cut)
     ]
@@ -187,7 +187,7 @@ def whole_topic(world: World, bed: Bed) -> Slice:
     """One planned slice of everything that the topic holds."""
     [slice_] = last_slices(world, bed, 1, 0)
     ranges = {p: OffsetRange(0, r.end) for p, r in slice_.ranges.items()}
-    return replace(slice_, ranges=ranges, marks=fingerprints(world.kafka(), bed.stream.topic, ranges))
+    return replace(slice_, ranges=ranges, fingerprints=fingerprints(world.kafka(), bed.stream.topic, ranges))
 
 
 def _slice(end: int, slices: int, n: int, share: int) -> OffsetRange:

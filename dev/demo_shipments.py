@@ -15,8 +15,9 @@ from dev.generator import Summary, Target, create_topic
 from dev.readings import Row, read_rows
 from dev.shipments import ADDED, FIRST_SCHEMA, PARTITIONS, SECOND_SCHEMA, STREAM, first_batch, second_batch
 from highwater.errors import ConfigurationError, HighwaterError
-from highwater.resources.producer import Record, ReliableProducer
+from highwater.resources.producer import ReliableProducer
 from highwater.resources.producer_properties import producer_properties
+from highwater.resources.producer_records import Record
 from highwater.resources.schema_registry import SchemaRegistry
 from highwater.settings import SCHEMA_REGISTRY_URL, Settings
 

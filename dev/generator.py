@@ -27,8 +27,9 @@ from dev.script import Script
 from highwater.errors import ConfigurationError, DependencyAwayError, HighwaterError
 from highwater.resources.kafka import Kafka
 from highwater.resources.outbox import Outbox
-from highwater.resources.producer import Outcome, Record, ReliableProducer
+from highwater.resources.producer import ReliableProducer
 from highwater.resources.producer_properties import producer_properties
+from highwater.resources.producer_records import Outcome, Record
 from highwater.settings import HOME, Settings
 
 if TYPE_CHECKING:

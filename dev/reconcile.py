@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from dev import paths
 from dev.account import Account, account_file
-from dev.compare import SHAPES, Comparison, compare
+from dev.compare import Comparison, compare
 from dev.readings import read_tables, read_topic, read_topics
+from dev.shapes import SHAPES
 from highwater.errors import ConfigurationError, HighwaterError
 from highwater.settings import HOME, Settings
 

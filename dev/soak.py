@@ -20,7 +20,7 @@ from confluent_kafka import KafkaException
 
 from dev import paths
 from dev.account import Account, Written, account_file
-from dev.compare import SHAPES, Comparison
+from dev.compare import Comparison
 from dev.compare_versions import NUMBERS, OF_THE_DATA, compare_versions, wrong_versions
 from dev.dagster_questions import read_slice_states
 from dev.demo import STREAMS, TooSlowError, fresh_home, without_configuration
@@ -31,6 +31,7 @@ from dev.processes import LOOPBACK, exit_status
 from dev.readings import is_covered, read_rows
 from dev.reconcile import reconcile
 from dev.reconcile import report as report_comparison
+from dev.shapes import SHAPES
 from dev.stack import FORKING_PROGRAM, Stack
 from highwater import settings
 from highwater.errors import TemporaryError

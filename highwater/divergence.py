@@ -35,13 +35,13 @@ def epochs_from_plain(plain: Mapping[str, int]) -> dict[int, int]:
     return {int(p): epoch for p, epoch in plain.items()}
 
 
-def marks_to_plain(marks: Mapping[int, Fingerprint]) -> dict[str, list[int | str]]:
+def fingerprints_to_plain(marks: Mapping[int, Fingerprint]) -> dict[str, list[int | str]]:
     """Fingerprints as plain values for JSON, `{"partition": [offset, digest]}`, ordered by partition."""
     return {str(p): [marks[p].offset, marks[p].digest] for p in sorted(marks)}
 
 
-def marks_from_plain(plain: Mapping[str, Sequence[Any]]) -> dict[int, Fingerprint]:
-    """The inverse of `marks_to_plain`."""
+def fingerprints_from_plain(plain: Mapping[str, Sequence[Any]]) -> dict[int, Fingerprint]:
+    """The inverse of `fingerprints_to_plain`."""
     return {int(p): Fingerprint(*mark) for p, mark in plain.items()}
 
 
@@ -67,12 +67,12 @@ class Recorded:
     Args:
         end: the planned end.
         epoch: the leader epoch then.
-        mark: the last record before the end; None if none could be seen.
+        fingerprint: the last record before the end; None if none could be seen.
     """
 
     end: int
     epoch: int | None
-    mark: Fingerprint | None = None
+    fingerprint: Fingerprint | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def replaced(was: Recorded, now: Sequence[SeenRecord]) -> bool:
         was: what was recorded.
         now: the records that can be seen from the mark, or the last one before the end where there is no mark.
     """
-    mark = was.mark
+    mark = was.fingerprint
     if mark is not None and any(seen.offset == mark.offset and seen.digest != mark.digest for seen in now):
         return True
     return was.epoch is not None and any(seen.epoch is not None and seen.epoch > was.epoch for seen in now)

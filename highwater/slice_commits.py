@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from highwater.divergence import epochs_from_plain, epochs_to_plain, marks_from_plain, marks_to_plain
+from highwater.divergence import epochs_from_plain, epochs_to_plain, fingerprints_from_plain, fingerprints_to_plain
 from highwater.slices import OffsetRange, Slice, SliceKey, ranges_from_plain, ranges_to_plain
 
 FORMAT = 1
@@ -95,8 +95,8 @@ class SliceCommit:
 
 def _past(slice_: Slice) -> dict[str, Any]:
     """The epochs, and of the fingerprints those of the slice's own records: older ones are in commits before it."""
-    own = {p: mark for p, mark in slice_.marks.items() if p in slice_.ranges and mark.offset in slice_.ranges[p]}
-    return {"epochs": epochs_to_plain(slice_.epochs), "marks": marks_to_plain(own)}
+    own = {p: mark for p, mark in slice_.fingerprints.items() if p in slice_.ranges and mark.offset in slice_.ranges[p]}
+    return {"epochs": epochs_to_plain(slice_.epochs), "fingerprints": fingerprints_to_plain(own)}
 
 
 def _slice_of(plain: Mapping[str, Any], ranges: Mapping[int, OffsetRange]) -> Slice:
@@ -111,5 +111,5 @@ def _slice_of(plain: Mapping[str, Any], ranges: Mapping[int, OffsetRange]) -> Sl
         planned_at=datetime.fromisoformat(plain["planned_at"]),
         # The slice commits of other tables have neither, nor have those that an older version wrote.
         epochs=epochs_from_plain(plain.get("epochs", {})),
-        marks=marks_from_plain(plain.get("marks", {})),
+        fingerprints=fingerprints_from_plain(plain.get("fingerprints", {})),
     )

@@ -79,8 +79,8 @@ class Slice:
 
     `generation` counts how often an operator accepted that the topic was recreated or truncated.
     `planned_at` is in UTC; `lag` counts the offsets that were left unplanned behind the slice then. `epochs` holds
-    the leader epoch of each partition as it was planned (KIP-320), `marks` the last record before its end (I16). None
-    of them takes part in comparisons: they describe the moment of planning, not the slice.
+    the leader epoch of each partition as it was planned (KIP-320), `fingerprints` the last record before its end (I16).
+    None of them takes part in comparisons: they describe the moment of planning, not the slice.
     """
 
     stream: str
@@ -92,7 +92,7 @@ class Slice:
     planned_at: datetime
     lag: int | None = field(default=None, compare=False)
     epochs: Mapping[int, int] = field(default_factory=dict, compare=False)
-    marks: Mapping[int, Fingerprint] = field(default_factory=dict, compare=False)
+    fingerprints: Mapping[int, Fingerprint] = field(default_factory=dict, compare=False)
 
     @property
     def key(self) -> str:
@@ -107,7 +107,7 @@ class Slice:
     @property
     def recorded(self) -> dict[int, Recorded]:
         """For each partition what its past must still agree with."""
-        return {p: Recorded(r.end, self.epochs.get(p), self.marks.get(p)) for p, r in self.ranges.items()}
+        return {p: Recorded(r.end, self.epochs.get(p), self.fingerprints.get(p)) for p, r in self.ranges.items()}
 
     @property
     def identity(self) -> str:

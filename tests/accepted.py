@@ -29,7 +29,7 @@ from tests.support import make_stream, order, with_milliseconds
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.resources.producer import Record
+    from highwater.resources.producer_records import Record
     from highwater.resources.transactions import PublicationMark
 
 

@@ -23,7 +23,7 @@ from highwater.resources.transactions import PublicationMark, Transactions
 from tests.support import make_stream
 
 if TYPE_CHECKING:
-    from highwater.resources.producer import Record
+    from highwater.resources.producer_records import Record
 
 FENCED = 7
 RECORDS = 5

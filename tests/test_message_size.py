@@ -29,7 +29,7 @@ from highwater.orchestration.operations import redriving
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
-from highwater.resources.producer import Record
+from highwater.resources.producer_records import Record
 from highwater.resources.transactions import PublicationMark, Transactions, _called
 from tests.conftest import create_topic
 from tests.support import read_topic

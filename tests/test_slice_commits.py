@@ -24,11 +24,11 @@ def test_a_slice_commit_survives_its_written_form() -> None:
 def test_what_the_plan_recorded_survives_where_it_is_reported() -> None:
     """Of the fingerprints those of the slice's own records: one from before is in the slice commit that holds it."""
     marks = {0: Fingerprint(8, "a" * 64), 1: Fingerprint(6, "b" * 64)}
-    slice_ = replace(SLICE, epochs={0: 3, 1: 5}, marks=marks)
+    slice_ = replace(SLICE, epochs={0: 3, 1: 5}, fingerprints=marks)
     found = SliceCommit.from_json(SliceCommit(slice_, attempt=3, rows=None, past=True).to_json())
-    assert (found.past, found.slice_.epochs, found.slice_.marks) == (True, slice_.epochs, {0: marks[0]})
+    assert (found.past, found.slice_.epochs, found.slice_.fingerprints) == (True, slice_.epochs, {0: marks[0]})
     again = SliceCommit.from_json(replace(found, attempt=4).to_json())
-    assert (again.slice_.epochs, again.slice_.marks) == (found.slice_.epochs, found.slice_.marks)
+    assert (again.slice_.epochs, again.slice_.fingerprints) == (found.slice_.epochs, found.slice_.fingerprints)
 
 
 def test_other_tables_and_older_versions_report_nothing_of_it() -> None:

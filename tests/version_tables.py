@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from assets.streams.orders import STREAM as ORDERS
-from dev.compare import SHAPES, expected_event
+from dev.compare import expected_event
 from dev.intended import EVENT, UNRESOLVED, Intended
 from dev.orders import ORDERS as SOURCE
 from dev.planted import plant
 from dev.readings import Place, TopicRecord
 from dev.script import Script
+from dev.shapes import SHAPES
 from highwater.declaration import Severity, Stream
 from highwater.envelope import Origin
 from highwater.orchestration.checking.check_rules import CheckResult

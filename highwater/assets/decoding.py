@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets.avro_values import texts_are_sound, with_nullable_doubles, without_members
@@ -30,9 +30,9 @@ from highwater.assets.fast_expressions import (
     with_usual_fields,
 )
 from highwater.assets.field_parts import outermost, takes_infinite, whole_fields
-from highwater.errors import ConfigurationError
+from highwater.assets.framing import behind_header, schemas_by_id, without_framing
 from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
-from highwater.schemas import GUID_BYTES, GUID_MAGIC, ID_BYTES, ID_MAGIC, VALUE_HEADER, self_contained_avro
+from highwater.schemas import self_contained_avro
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 # The first character of a sound document shows that it is an object.
 _OBJECT = r"^[ \t\r\n]*\{"
 _END = "end of the value"
-# The first byte of the framing and where it ends, with a number or with a GUID.
-_BY_NUMBER, _NUMBER_ENDS = f"{ID_MAGIC:02X}", 1 + ID_BYTES
-_BY_GUID, _GUID_ENDS = f"{GUID_MAGIC:02X}", 1 + GUID_BYTES
 # Values in a line that Spark's parser takes.
 _MOST_COLUMNS = 20_480
 # Replaces an empty value without quotes in a line of separated values.
@@ -78,7 +75,7 @@ def with_payload(work: Work, declared: Json | Protobuf, raw: DataFrame) -> DataF
     """Rows with the JSON document of a value as `payload`, the fault of its framing, and `unknown_schema`."""
     if isinstance(declared, Protobuf):
         return _protobuf(work, declared, raw)
-    return _framed(work, raw, by_guid=False) if declared.registry else _bare(raw)
+    return without_framing(work, raw, by_guid=False) if declared.registry else _bare(raw)
 
 
 def _bare(raw: DataFrame) -> DataFrame:
@@ -176,106 +173,6 @@ def evaluated_once(column: Column) -> Column:
     return F.when(F.spark_partition_id() >= 0, column)
 
 
-def _framed(work: Work, raw: DataFrame, *, by_guid: bool = True) -> DataFrame:
-    """Rows without the framing of a registry; `schema` is the schema's ID, a number or a GUID, as text.
-
-    Args:
-        work: finds the schemas.
-        raw: the rows.
-        by_guid: whether GUIDs are looked up, which few registries can: a document in JSON is read without its schema.
-    """
-    from pyspark.sql import functions as F
-
-    value, rows = F.col("value"), _framed_rows(raw)
-    unframed = "the value has no schema ID: neither a magic byte in front of it nor a header"
-    misframed = F.when(F.col("schema").isNull() & value.isNotNull(), F.lit(unframed))
-    rows = rows.withColumn("misframed", misframed)
-    is_wanted = F.lit(True) if by_guid else ~F.contains("schema", F.lit("-"))  # noqa: FBT003 - a literal column
-    known = _schemas(work, rows.where(is_wanted))
-    unknown_schema = F.when(
-        F.col("schema").isNotNull()
-        & is_wanted
-        & ~F.col("schema").isin([one for one, schema in known.items() if schema]),
-        F.concat(F.lit("the registry does not know schema "), F.col("schema")),
-    )
-    return rows.withColumn("unknown_schema", unknown_schema)
-
-
-def _framed_rows(raw: DataFrame) -> DataFrame:
-    """Rows with `payload`, the value behind its framing, and `schema`, the ID in the framing as text."""
-    from pyspark.sql import functions as F
-
-    value, found = F.col("value"), _schema_id()
-    in_front = F.col("in_header").isNull() & (F.hex(value.substr(1, 1)) == _BY_NUMBER)
-    headers = F.transform(F.filter("headers", lambda h: h["key"] == VALUE_HEADER), lambda h: h["value"])
-    in_front &= F.length(value) >= _NUMBER_ENDS
-    rows = raw.withColumn("in_header", F.try_element_at(headers, F.lit(-1)))
-    return rows.withColumns(
-        {
-            "payload": F.when(in_front, _behind(value, _NUMBER_ENDS)).otherwise(value),
-            "schema": F.when(in_front, _number(value.substr(2, ID_BYTES))).otherwise(found),
-        }
-    )
-
-
-def _schema_id() -> Column:
-    """The ID in a record's header, as text; null without one."""
-    from pyspark.sql import functions as F
-
-    header, kind = F.col("in_header"), F.hex(F.col("in_header").substr(1, 1))
-    guid = F.when((kind == _BY_GUID) & (F.length(header) >= _GUID_ENDS), _guid(header))
-    return guid.when((kind == _BY_NUMBER) & (F.length(header) >= _NUMBER_ENDS), _number(header.substr(2, ID_BYTES)))
-
-
-def _behind(data: Column, end: int) -> Column:
-    """The bytes behind a framing."""
-    from pyspark.sql import functions as F
-
-    return data.substr(F.lit(end + 1), F.length(data))
-
-
-def _number(four: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.conv(F.hex(four), 16, 10)
-
-
-def _guid(header: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    digits = F.lower(F.hex(header.substr(2, GUID_BYTES)))
-    parts = [digits.substr(at, length) for at, length in ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))]
-    return F.concat_ws("-", *parts)
-
-
-def _schemas(work: Work, rows: DataFrame) -> Mapping[str, Schema | None]:
-    """The schemas that the rows name, by their IDs; None for those that the registry does not know."""
-    found = [row["schema"] for row in rows.where("schema IS NOT NULL").select("schema").distinct().collect()]
-    schema_of = schemas_of(work)
-    return {one: schema_of(int(one) if one.isdecimal() else one) for one in sorted(found)}
-
-
-def schemas_named(work: Work, raw: DataFrame) -> list[Schema]:
-    """The schemas that rows of raw name in their framing and that the registry knows, the oldest first."""
-    found = _schemas(work, _framed_rows(raw)).values()
-    return sorted((schema for schema in found if schema), key=lambda one: one.id or 0)
-
-
-def schemas_of(work: Work) -> Callable[[int | str], Schema | None]:
-    """The finder of a stream's schemas, by number or GUID.
-
-    Raises:
-        ConfigurationError: no registry is configured.
-    """
-    if work.schemas is None:
-        raise ConfigurationError(
-            f"{work.stream.name} needs a schema registry",
-            stored=f"key_format={work.stream.key_format!r}, value={work.stream.value!r}"[:200],
-            remedy="set HIGHWATER_SCHEMA_REGISTRY_URL, then request the slice again",
-        )
-    return work.schemas
-
-
 # Read behind the value, and known before: bytes that a value leaves over move it from its place. The mark does not end
 # as it begins, so it is found in a wrong place only where the bytes before it hold all of it.
 _AVRO_MARK = b"\xf1high\xf2w\xf3"
@@ -297,8 +194,8 @@ def with_avro(work: Work, declared: Avro, raw: DataFrame, *, usual: bool = True)
         rows = _bare(raw).withColumn("schema", F.lit("declared"))
         texts: Mapping[str, str | None] = {"declared": declared.schema}
     else:
-        rows = _framed(work, raw)
-        texts = {one: _avro_text(schema) for one, schema in _schemas(work, rows).items() if schema}
+        rows = without_framing(work, raw)
+        texts = {one: _avro_text(schema) for one, schema in schemas_by_id(work, rows).items() if schema}
     # The bytes behind a payload that has the mark in it depend on all of the payload.
     hashed = F.unhex(F.lpad(F.hex(F.xxhash64("payload")), 16, "0"))
     end = F.when(F.contains("payload", F.lit(_AVRO_MARK)), hashed).otherwise(F.lit(_AVRO_MARK))
@@ -424,12 +321,10 @@ def _protobuf(work: Work, declared: Protobuf, raw: DataFrame) -> DataFrame:
         rows = _bare(raw).withColumn("schema", F.lit("declared"))
         schemas = None
     else:
-        rows = _framed(work, raw)
-        schemas = {one: schema for one, schema in _schemas(work, rows).items() if schema}
+        rows = without_framing(work, raw)
+        schemas = {one: schema for one, schema in schemas_by_id(work, rows).items() if schema}
         # Where the ID is in a header, which message it is follows there.
-        end = F.when(F.hex(F.col("in_header").substr(1, 1)) == _BY_GUID, _GUID_ENDS).otherwise(_NUMBER_ENDS)
-        places = F.col("in_header").substr(end + 1, F.length("in_header"))
-        rows = rows.withColumn("payload", F.concat(F.coalesce(places, F.lit(b"")), F.col("payload")))
+        rows = rows.withColumn("payload", F.concat(F.coalesce(behind_header(), F.lit(b"")), F.col("payload")))
     rows = rows.withColumn("known", F.when(F.col("unknown_schema").isNull(), F.col("schema")))
     read = reader_of(declared, schemas)("known", "payload")
     rows = rows.withColumn("message", evaluated_once(read))

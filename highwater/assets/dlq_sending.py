@@ -31,7 +31,7 @@ from highwater.errors import RecordTooLargeError
 from highwater.message_size import Limits, size_of, size_of_headers
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.dlq_topics import Shape
-from highwater.resources.producer import Record
+from highwater.resources.producer_records import Record
 from highwater.resources.spark_tables import rows_at
 from highwater.resources.transactions import PublicationMark, Transactions
 

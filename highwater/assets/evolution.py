@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from highwater.added_fields import METADATA, added_to, evolved, to_text, with_added
 from highwater.assets.commit import commit_turn, target_of
 from highwater.assets.compaction import ensure_same_rows, rows_in
-from highwater.assets.decoding import schemas_named
 from highwater.assets.fields import sql_type
+from highwater.assets.framing import schemas_named
 from highwater.errors import ConfigurationError
 from highwater.inference_schemas import tree_of
 from highwater.resources.commit_log import committed_in

@@ -30,7 +30,7 @@ from highwater.plans import Publication
 from highwater.publishing import PublicationOutcome, State, batches, in_order
 from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.dlq_topics import ensure_accepted
-from highwater.resources.producer import Record
+from highwater.resources.producer_records import Record
 from highwater.resources.transactions import PublicationMark, Transactions
 
 if TYPE_CHECKING:

@@ -313,7 +313,7 @@ def _rows(work: Work, slices: Sequence[Slice], source: _BySpark | _ByClient) -> 
 
     groups: dict[tuple[str, int], list[Slice]] = {}
     for slice_ in slices:
-        groups.setdefault((slice_.topic, slice_.generation), []).append(_marked(work, slice_))
+        groups.setdefault((slice_.topic, slice_.generation), []).append(_with_fingerprints(work, slice_))
     frames = [_topic_rows(work, group, source) for group in groups.values()]
     return _without_erased(work, balanced(Frame.unionByName, frames))
 
@@ -330,7 +330,7 @@ def _without_erased(work: Work, rows: DataFrame) -> DataFrame:
     return rows.where(f"{last} IS NULL OR timestamp_ms > {last}")
 
 
-def _marked(work: Work, slice_: Slice) -> Slice:
+def _with_fingerprints(work: Work, slice_: Slice) -> Slice:
     """The slice with a fingerprint of each range's last record, where its plan had no answer in time.
 
     It shows changes during the read; for the time before, only leader epochs show them.
@@ -338,10 +338,10 @@ def _marked(work: Work, slice_: Slice) -> Slice:
     unmarked = {
         p: offsets
         for p, offsets in slice_.ranges.items()
-        if len(offsets) and (p not in slice_.marks or slice_.marks[p].offset not in offsets)
+        if len(offsets) and (p not in slice_.fingerprints or slice_.fingerprints[p].offset not in offsets)
     }
     return (
-        replace(slice_, marks={**slice_.marks, **fingerprints(work.kafka, slice_.topic, unmarked)})
+        replace(slice_, fingerprints={**slice_.fingerprints, **fingerprints(work.kafka, slice_.topic, unmarked)})
         if unmarked
         else slice_
     )
@@ -353,7 +353,9 @@ def _fenced(slices: Sequence[Slice], ms: str) -> str:
     The look before the read cannot see a log that is replaced, or a topic that is recreated, while it is read.
     """
     ordered = sorted(slices, key=attrgetter("ordinal"))
-    marks = {p: mark for slice_ in ordered for p, mark in slice_.marks.items() if mark.offset in slice_.ranges[p]}
+    marks = {
+        p: mark for slice_ in ordered for p, mark in slice_.fingerprints.items() if mark.offset in slice_.ranges[p]
+    }
     if not marks:
         return "value"
     at = _literal_map({p: mark.offset for p, mark in marks.items()})

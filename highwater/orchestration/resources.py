@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
-    from highwater.resources.producer import OnFailure, ReliableProducer
+    from highwater.resources.producer import ReliableProducer
+    from highwater.resources.producer_records import OnFailure
     from highwater.schemas import Schema
 
 
@@ -77,8 +78,9 @@ class ProducerResource(dg.ConfigurableResource["ReliableProducer"]):
             ConfigurationError: a property of `HIGHWATER_KAFKA_CONFIG` would weaken it, or another client of ours.
         """
         from highwater.resources.kafka_options import refuse_weakening
-        from highwater.resources.producer import MOST_WITH_CLIENT, OnFailure, ReliableProducer
+        from highwater.resources.producer import MOST_WITH_CLIENT, ReliableProducer
         from highwater.resources.producer_properties import producer_properties
+        from highwater.resources.producer_records import OnFailure
 
         found = settings()
         refuse_weakening(found.kafka_config)

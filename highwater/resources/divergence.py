@@ -125,8 +125,8 @@ def _replaced_among(kafka: Kafka, state: TopicState, suspect: Mapping[int, Recor
         seen = state.partitions[p]
         log_start, end = seen.log_start or 0, min(was.end, seen.last_stable or 0)
         wholes[p] = OffsetRange(min(log_start, end), end)
-        if was.mark is not None and log_start <= was.mark.offset < end:
-            marks[p] = OffsetRange(was.mark.offset, was.mark.offset + 1)
+        if was.fingerprint is not None and log_start <= was.fingerprint.offset < end:
+            marks[p] = OffsetRange(was.fingerprint.offset, was.fingerprint.offset + 1)
     found: dict[int, list[SeenRecord]] = {}
     for message in kafka.read(state.topic, marks, seconds=LOOK_SECONDS):
         found.setdefault(message.partition() or 0, []).append(_seen(message))
@@ -178,4 +178,4 @@ def _beginning(kafka: Kafka, state: TopicState, partition: int, was: Recorded, d
         else:
             low = found.offset + 1
     # Batches of old formats carry no epoch; then the record that differs is all that is known.
-    return low if low < end or was.mark is None else was.mark.offset
+    return low if low < end or was.fingerprint is None else was.fingerprint.offset

@@ -17,9 +17,10 @@ from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from highwater.errors import KAFKA, DependencyAwayError, OffsetsExpiredError, TopicAbsentError
+from highwater.errors import KAFKA, DependencyAwayError, TopicAbsentError
 from highwater.resources.clients import opened
 from highwater.resources.kafka_options import refuse_weakening, spark_options, without_values
+from highwater.resources.record_reading import READER, WAITS, fetch_waits, records
 from highwater.resources.topic_state import TopicState, id_and_leaders, is_whole, partition_state
 from highwater.settings import KAFKA_CONFIG
 from highwater.slices import OffsetRange
@@ -283,50 +284,17 @@ class Kafka:
         open_ = {p: r for p, r in ranges.items() if len(r)}
         positions = {p: r.start for p, r in open_.items()}
         level = {} if committed else {"isolation.level": "read_uncommitted"}
-        for waits, patience in self._fetch_waits(seconds):
+        for waits, patience in fetch_waits(self._config, seconds):
             if not open_:
                 return
             consumer = self.reader(**waits, **level)
             try:
                 consumer.assign([TopicPartition(topic, p, positions[p]) for p in open_])
-                yield from self._records(consumer, topic, open_, positions, patience)
+                yield from records(consumer, topic, open_, positions, patience, self.away)
             finally:
                 consumer.close()
         if open_:
             raise self.away(f"{topic} gave nothing for {seconds:g} s")
-
-    def _fetch_waits(self, seconds: float) -> list[tuple[Mapping[str, Any], float]]:
-        """The broker's hold of a fetch, and the seconds without a record after which the next wait is tried."""
-        if LONGEST_WAIT in self._config:
-            return [({}, seconds)]
-        # A range that ends with a marker ends only after a whole wait, so three of them fit into the patience.
-        longest = min(MOST_WAIT_MS, int(1000 * seconds / 3))
-        return [(WAITS, seconds / 2), ({LONGEST_WAIT: longest}, seconds)]
-
-    def _records(
-        self, consumer: Any, topic: str, open_: dict[int, OffsetRange], positions: dict[int, int], seconds: float
-    ) -> Iterator[Message]:
-        """Records of the ranges until all are read, or none came for so long; both mappings follow."""
-        from confluent_kafka import KafkaError, TopicPartition
-
-        while open_:
-            message = consumer.poll(seconds)
-            if message is None:
-                return
-            error = message.error()
-            if error and error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - the library's public name
-                raise _expired(message, open_)
-            if error and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                continue  # the client asks for a coordinator that a reader without commits has no use for
-            if error and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - likewise
-                raise self.away(error)
-            partition = message.partition()
-            if not error and partition in open_ and message.offset() in open_[partition]:
-                yield message
-            at = positions[partition] = message.offset() + (0 if error else 1)
-            if partition in open_ and at >= open_[partition].end:
-                del open_[partition]
-                consumer.incremental_unassign([TopicPartition(topic, partition)])
 
     def _described(self, topic: str) -> tuple[str, dict[int, int | None]]:
         return id_and_leaders(self.description(topic))
@@ -497,35 +465,6 @@ def _result(future: Any) -> tuple[Any, int | None]:
         return None, int(error.args[0].code())
     except TimeoutError:
         return None, int(KafkaError._TIMED_OUT)  # noqa: SLF001 - its public name
-
-
-# A consumer of ours is assigned, never subscribed, and never commits: Spark's commit is the only one (I12).
-READER: Mapping[str, Any] = MappingProxyType(
-    {
-        "group.id": "highwater.reader",  # librdkafka demands one; nothing is ever committed under it
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "auto.offset.reset": "error",
-        "isolation.level": "read_committed",
-        "enable.partition.eof": True,
-    }
-)
-# The broker holds a fetch at the log's end for 500 ms by default, and the end of a range often is there.
-LONGEST_WAIT = "fetch.wait.max.ms"
-WAITS: Mapping[str, Any] = MappingProxyType({LONGEST_WAIT: 10})
-# A broker 3.6 or 3.7 answers with nothing when a fetch of tiered records takes longer than the wait. So a reader that
-# got nothing waits longer.
-MOST_WAIT_MS = 5_000
-
-
-def _expired(message: Message, open_: Mapping[int, OffsetRange]) -> OffsetsExpiredError:
-    requested = open_.get(message.partition() or 0)
-    return OffsetsExpiredError(
-        f"topic {message.topic()} partition {message.partition()} does not hold the offsets that were asked for",
-        stored=f"{requested}" if requested else None,
-        found=str(message.error()),
-        remedy="they were deleted by retention, or the log was cut off: highwater status gives its bounds",
-    )
 
 
 def _slow(errors: Any) -> set[int]:

@@ -20,7 +20,8 @@ from uuid import uuid4
 from highwater.errors import ConfigurationError, DependencyAwayError, KeyStoppedError, RecordRefusedError
 from highwater.gaps import FORBIDDEN, compacts
 from highwater.resources.delivery import NOT_SENT, End
-from highwater.resources.producer import Outcome, Record, ReliableProducer, nowhere
+from highwater.resources.producer import ReliableProducer
+from highwater.resources.producer_records import Outcome, Record, nowhere
 from highwater.resources.topic_facts import topic_settings
 from highwater.slices import OffsetRange
 

@@ -4,17 +4,41 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, repeat
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 from weakref import WeakMethod
 
 from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
 from highwater.resources.clients import opened
-from highwater.resources.delivery import NOT_SENT, UNREPORTED, End, end_of, remedy_of
+from highwater.resources.delivery import NOT_SENT, UNREPORTED, End
+from highwater.resources.delivery_tickets import (
+    KEY_TYPES,
+    NO_CALLBACKS,
+    Callbacks,
+    OnDelivered,
+    OnOutcome,
+    Pair,
+    RaisedErrors,
+    Sent,
+    Ticket,
+    TicketPool,
+)
+from highwater.resources.producer_records import (
+    ANY_PARTITION,
+    NOW,
+    Counts,
+    Key,
+    OnFailure,
+    Outcome,
+    Record,
+    nowhere,
+    order_key,
+    outcome_of,
+    refusal_of,
+    undelivered,
+)
 from highwater.resources.several_clients import SeveralClients, client_of
 
 if TYPE_CHECKING:
@@ -22,8 +46,6 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.1
 CLOSE_SECONDS = 60.0
-# An error names at most this many ids; `counts` has them all.
-NAMED = 20
 # Records that the client has: as many as a fast producer writes within a tenth of a second.
 MOST_WITH_CLIENT = 50_000
 # Records that wait here for the client. More would be no faster: they only cost memory.
@@ -36,219 +58,13 @@ BATCH = 100
 # multiple something is stuck, and each record gets a ticket of its own.
 SPREAD = 3
 PURGE_SECONDS = 10.0
-# The client's own words for what a record leaves open.
-ANY_PARTITION, NOW = -1, 0
-
-Headers = Sequence[tuple[str, bytes | None]]
-
-
-class Outcome(NamedTuple):
-    """The outcome of one record.
-
-    `error` is librdkafka's name of the fault, None when the record was delivered; only then are partition, offset and
-    timestamp (milliseconds since 1970) those of the log. The offset is -1 where the broker had the record already and
-    no longer says where. The topic is empty where the client never reported the record. `refused` if the client never
-    took it: then it is nowhere, whatever the same error would leave open in a delivery report.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    error: str | None = None
-    refused: bool = False
-
-    @property
-    def end(self) -> End:
-        """Delivered, not delivered, or unknown."""
-        return End.NOT_DELIVERED if self.refused else end_of(self.error)
-
-    @property
-    def delivered(self) -> bool:
-        """Whether every in-sync replica has the record."""
-        return self.error is None
-
-
-class Record(NamedTuple):
-    """A record to send. A tuple, since one is made for every record: a frozen dataclass takes three times as long.
-
-    Args:
-        topic: the topic, which must exist.
-        key: the key; records of one key stay in order.
-        value: the value; None is a tombstone.
-        headers: in their order.
-        partition: a fixed partition; by the key if None.
-        timestamp: publish time in milliseconds since 1970; now if None.
-    """
-
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: Headers = ()
-    partition: int | None = None
-    timestamp: int | None = None
-
-
-class OnFailure(Enum):
-    """The rule for later records of a key when one of them was not delivered, or perhaps not."""
-
-    STOP_KEY = "stop the key"
-    """Records that were not under way yet are reclaimed, and no more are taken; other keys go on."""
-    GO_ON = "go on"
-    """They are sent all the same, and the failure is reported."""
-
-
-@dataclass
-class Counts:
-    """The numbers of records by their outcome so far; of those that were not delivered, the records.
-
-    `sent` = `delivered` + `not delivered` + `unknown` + `outstanding`, at any time.
-    """
-
-    sent: int = 0
-    delivered: int = 0
-    failed: Counter[str] = field(default_factory=Counter)
-    not_delivered: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-
-    @property
-    def outstanding(self) -> int:
-        """Records without a delivery report yet."""
-        return self.sent - self.delivered - (self.failed.total() if self.failed else 0)
-
-    def __str__(self) -> str:
-        errors = "".join(f", {count:,} {name}" for name, count in sorted(self.failed.items()))
-        ends = f", {len(self.unknown):,} of them unknown" if self.unknown else ""
-        return f"{self.sent:,} sent: {self.delivered:,} delivered, {self.outstanding:,} outstanding{errors}{ends}"
-
-
-OnDelivered = Callable[[str], None]
-OnOutcome = Callable[[Outcome], None]
-Key = tuple[str, bytes]
-_KEY_TYPES = frozenset({bytes, type(None)})
-# Key and value of a record, and its id.
-_Pair = tuple[tuple[bytes | None, bytes | None], str | None]
-
-
-_Callbacks = tuple[OnDelivered | None, OnOutcome | None]
-# A ticket has it once its record was ended without a report; None, where there simply are no callbacks.
-NO_CALLBACKS: _Callbacks = (None, None)
-
-
-class _Sent(NamedTuple):
-    """The state of a record until its end is known."""
-
-    number: int
-    record_id: str | None
-    callbacks: _Callbacks | None
-
-    @property
-    def name(self) -> str:
-        return str(self.number) if self.record_id is None else self.record_id
-
-
-class _Ticket:
-    """The callback for the delivery reports of one or several records.
-
-    Where possible it covers a batch of `send_all`: with one for each record, a report waits for memory that the
-    processor last saw some ten thousand records ago, which was a sixth of a producer's time. The key of a report names
-    its record, so the keys differ; it is read only if the record failed or there is a callback.
-
-    Tickets are used again. One made for each record would be one more object for the interpreter's collector, which
-    then walks through all that a process has loaded: in a worker of Dagster that took a third of a producer's time.
-    """
-
-    __slots__ = ("callbacks", "first", "ids", "left", "one", "places")
-
-    first: int
-    one: str | None
-    """The id of a record that is alone; it costs no sequence of ids."""
-    ids: Sequence[str | None]
-    places: dict[bytes | None, int] | None
-    """By key the places of records without a report; None for a record that is alone."""
-    callbacks: _Callbacks | None
-    left: int
-    """Reports to come."""
-
-    def __call__(self, error: KafkaError | None, message: Message) -> None:
-        raise NotImplementedError
-
-    def impersonate(
-        self,
-        first: int,
-        ids: Sequence[str | None],
-        places: dict[bytes | None, int],
-        callbacks: _Callbacks | None,
-    ) -> Self:
-        """Cover records from the number `first` on; `places` are theirs by key."""
-        self.first, self.one, self.ids, self.places, self.callbacks = first, None, ids, places, callbacks
-        self.left = len(ids)
-        return self
-
-    def stand_for_one(self, number: int, record_id: str | None, callbacks: _Callbacks | None) -> Self:
-        """Cover a single record."""
-        self.first, self.one, self.ids, self.places, self.callbacks = number, record_id, (), None, callbacks
-        self.left = 1
-        return self
-
-    def take_back(self) -> bool:
-        """Drop the last record, which the client did not take; returns whether the ticket is free then."""
-        if self.left:
-            self.left -= 1
-            self.ids = self.ids[:-1]
-            if self.places is not None:
-                self.places.popitem()
-        return not self.left
-
-    def take_reported(self, key: bytes | None) -> _Sent:
-        """The record with this key, whose report has come."""
-        if self.places is None:
-            return _Sent(self.first, self.one, self.callbacks)
-        return self._at(self.places.pop(key))
-
-    def unreported(self) -> list[_Sent]:
-        """Records whose end it does not know, where it lacks reports: of delivered ones it may only have the number."""
-        return (
-            [self.take_reported(None)] if self.places is None else [self._at(place) for place in self.places.values()]
-        )
-
-    def _at(self, place: int) -> _Sent:
-        return _Sent(self.first + place, self.ids[place], self.callbacks)
-
-
-class _Raised:
-    """The first error that callbacks raised since the last look.
-
-    The client goes on with other reports while an error is pending, and keeps the last error alone; so ours waits until
-    the client is done.
-    """
-
-    def __init__(self) -> None:
-        self._first: Exception | None = None
-
-    def __bool__(self) -> bool:
-        return self._first is not None
-
-    def keep(self, error: Exception) -> None:
-        self._first = self._first or error
-
-    def take(self) -> Exception | None:
-        """The error, which is raised then."""
-        first, self._first = self._first, None
-        return first
-
-
-def _key(topic: str, key: bytes | None) -> Key | None:
-    """The key that decides a record's order; without a key there is no order."""
-    return None if key is None else (topic, key)
 
 
 class ReliableProducer:
     """Sends records, waits instead of failing when its queue is full, and accounts for every one of them.
 
     Records wait in a queue of ours, and the client holds a limited number of them: its records may be on a broker
-    already,
-    also when it says that they are still in its queue, so only ours can be withdrawn for sure.
+    already, also when it says that they are still in its queue, so only ours can be withdrawn for sure.
 
     Use it as a context manager, or call `close`, which is where a loss is reported. It belongs to one thread.
 
@@ -289,12 +105,11 @@ class ReliableProducer:
         self.counts = Counts()
         self._next_number = 0
         # A record that the client has holds one of the tickets, or shares it; the others are free.
-        self._tickets: list[_Ticket] = []
-        self._free: list[_Ticket] = []
-        self._raised = _Raised()
-        self._new_ticket = _tickets(self._free, self.counts, self._raised, WeakMethod(self._reported))
+        self._raised = RaisedErrors()
+        self._tickets = TicketPool(self.counts, self._raised, WeakMethod(self._reported))
+        self._free = self._tickets.free
         # Records that wait here hold none.
-        self._queue: deque[tuple[Record, _Sent]] = deque()
+        self._queue: deque[tuple[Record, Sent]] = deque()
         self._most_with_client = max(1, most_with_client)
         # After closing: for each topic, the records that had no report until then.
         self._late: Counter[str] | None = None
@@ -345,7 +160,7 @@ class ReliableProducer:
         """
         if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
             self.poll()
-        callbacks: _Callbacks | None = None
+        callbacks: Callbacks | None = None
         if on_delivered is not None or on_outcome is not None:
             callbacks = self._callbacks
             if callbacks[0] is not on_delivered or callbacks[1] is not on_outcome:
@@ -353,20 +168,20 @@ class ReliableProducer:
         number = self._next_number
         self._next_number = number + 1
         if self.stopped:
-            self._ensure_not_stopped(record, _Sent(number, record_id, callbacks))
+            self._ensure_not_stopped(record, Sent(number, record_id, callbacks))
         counts = self.counts
         # The first comparison is enough for most records, and does without the failed ones.
         full = counts.sent - counts.delivered >= self._most_with_client and self._with_client >= self._most_with_client
         if self._queue or full:
             self._wait_for_room()
             counts.sent += 1
-            self._queue.append((record, _Sent(number, record_id, callbacks)))
+            self._queue.append((record, Sent(number, record_id, callbacks)))
             return
         counts.sent += 1
         try:
             self._hand_over(record, number, record_id, callbacks)
         except Exception as error:  # noqa: BLE001 - errors that are not for the queue are raised there
-            self._not_taken(record, _Sent(number, record_id, callbacks), error)
+            self._not_taken(record, Sent(number, record_id, callbacks), error)
 
     def send_all(
         self,
@@ -397,9 +212,9 @@ class ReliableProducer:
             if time.monotonic() - self._taken_in >= TAKE_IN_SECONDS:
                 self.poll()
 
-    def _send_batch(self, topic: str, pairs: Iterator[_Pair], callbacks: _Callbacks | None) -> bool:
+    def _send_batch(self, topic: str, pairs: Iterator[Pair], callbacks: Callbacks | None) -> bool:
         """Returns whether there was a record."""
-        batch: list[_Pair] = []
+        batch: list[Pair] = []
         failed: Exception | None = None
         try:
             batch.extend(islice(pairs, BATCH))
@@ -412,7 +227,7 @@ class ReliableProducer:
             raise failed
         return bool(batch)
 
-    def _send_some(self, topic: str, batch: list[_Pair], callbacks: _Callbacks | None) -> int:
+    def _send_some(self, topic: str, batch: list[Pair], callbacks: Callbacks | None) -> int:
         """Send the first of them, as many as there is room for; returns how many that were."""
         if self.stopped or self._queue:  # a closer look is for `send`
             return self._send_first(topic, batch, callbacks)
@@ -422,14 +237,15 @@ class ReliableProducer:
             return 0
         some = batch[:room] if room < len(batch) else batch
         keys = [key for (key, _), _ in some]
-        if not {*map(type, keys)} <= _KEY_TYPES:
+        if not {*map(type, keys)} <= KEY_TYPES:
             return self._send_first(topic, batch, callbacks)
         produces = self._produces * len(some) if self._produces_of is None else self._produces_of(keys)
-        tickets: list[_Ticket] = []
+        tickets: list[Ticket] = []
         taken, refused = 0, None
         try:
             # Here is what every record needs, and no more.
-            self._take_tickets(tickets, keys, [record_id for _, record_id in some], callbacks)
+            ids = [record_id for _, record_id in some]
+            self._tickets.take_for(tickets, self._next_number, keys, ids, callbacks, most=self._most_tickets)
             every = zip(some, tickets, produces, strict=True)
             for taken, (((key, value), _), ticket, produce) in enumerate(every, 1):  # noqa: B007
                 produce(topic, value, key, ANY_PARTITION, ticket)
@@ -442,42 +258,18 @@ class ReliableProducer:
         if refused is None:
             return taken
         (key, value), record_id = some[taken]
-        sent = _Sent(self._next_number, record_id, callbacks)
+        sent = Sent(self._next_number, record_id, callbacks)
         self._next_number += 1
         self.counts.sent += 1
         self._not_taken(Record(topic, key, value), sent, refused)
         return taken + 1
 
-    def _send_first(self, topic: str, batch: list[_Pair], callbacks: _Callbacks | None) -> int:
+    def _send_first(self, topic: str, batch: list[Pair], callbacks: Callbacks | None) -> int:
         (key, value), record_id = batch[0]
         self.send(Record(topic, key, value), record_id, (callbacks or NO_CALLBACKS)[0])
         return 1
 
-    def _take_tickets(
-        self,
-        tickets: list[_Ticket],
-        keys: Sequence[bytes | None],
-        ids: Sequence[str | None],
-        callbacks: _Callbacks | None,
-    ) -> None:
-        """Add a ticket for each record: one ticket for all where their keys distinguish them.
-
-        After an interruption, the owner of the list can give back its tickets.
-        """
-        first = self._next_number
-        places = dict(zip(keys, range(len(keys)), strict=True))
-        # Reports do not distinguish an empty key from none. And one stuck record keeps the keys of all that share its
-        # ticket.
-        most = SPREAD * self._most_with_client // BATCH + SPREAD
-        if len(places) == len(keys) and all(keys) and self._busy < most:
-            tickets += [self._ticket()] * len(keys)
-            tickets[0].impersonate(first, ids, places, callbacks)
-            return
-        for number, one in enumerate(ids, first):
-            tickets.append(self._ticket())
-            tickets[-1].stand_for_one(number, one, callbacks)
-
-    def _not_taken(self, record: Record, sent: _Sent, error: Exception) -> None:
+    def _not_taken(self, record: Record, sent: Sent, error: Exception) -> None:
         """The outcome of a record that the client did not take from its sender.
 
         One that meets a full client waits in our queue. To wait for reports with it in hand would let it go out though
@@ -489,34 +281,25 @@ class ReliableProducer:
         self.counts.sent -= 1
         if not isinstance(error, self._client_error):  # a value of a wrong type, say
             raise error
-        refusal = _refusal(record.topic, error.args[0], self.counts)
+        refusal = refusal_of(record.topic, error.args[0], self.counts)
         if isinstance(refusal, RecordRefusedError):
             self.stop(record.topic, record.key, sent.name)
         raise refusal from error
 
     @property
-    def _with_client(self) -> int:
-        return self.counts.outstanding - len(self._queue)
-
-    def _ticket(self) -> _Ticket:
-        """A free one, for as many records as it is reported."""
-        if self._free:
-            return self._free.pop()
-        ticket = self._new_ticket().impersonate(0, (), {}, None)
-        self._tickets.append(ticket)
-        return ticket
+    def _most_tickets(self) -> int:
+        return SPREAD * self._most_with_client // BATCH + SPREAD
 
     @property
-    def _busy(self) -> int:
-        """Tickets with reports to come."""
-        return len(self._tickets) - len(self._free)
+    def _with_client(self) -> int:
+        return self.counts.outstanding - len(self._queue)
 
     def _wait_for_room(self) -> None:
         while len(self._queue) >= MOST_QUEUED:
             self.poll(POLL_SECONDS)
 
-    def _ensure_not_stopped(self, record: Record, sent: _Sent) -> None:
-        key = _key(record.topic, record.key)
+    def _ensure_not_stopped(self, record: Record, sent: Sent) -> None:
+        key = order_key(record.topic, record.key)
         if key is not None and key in self.stopped:
             raise KeyStoppedError(
                 f"records of key {key[1]!r} of {key[0]} are stopped: {sent.name} was not sent",
@@ -528,7 +311,7 @@ class ReliableProducer:
         """Give the client what waits, as long as it has room; records of stopped keys are handed back instead."""
         while self._queue and self._with_client < self._most_with_client:
             record, sent = self._queue.popleft()
-            topic, key = record.topic, _key(record.topic, record.key)
+            topic, key = record.topic, order_key(record.topic, record.key)
             if key is not None and key in self.stopped:
                 self._hand_back(record, sent)
                 continue
@@ -539,7 +322,7 @@ class ReliableProducer:
                 self._queue.appendleft((record, sent))
                 return
             except self._client_error as error:
-                refusal = _refusal(topic, error.args[0], self.counts)
+                refusal = refusal_of(topic, error.args[0], self.counts)
                 # Where no producer takes anything any more, those under way end by themselves.
                 fault = str(refusal.found) if isinstance(refusal, RecordRefusedError) else NOT_SENT
                 self._ended(sent, record.key, nowhere(topic, fault, refused=True))
@@ -547,20 +330,20 @@ class ReliableProducer:
                 self._ended(sent, record.key, nowhere(topic, NOT_SENT))
                 self._raised.keep(error)
 
-    def _hand_back(self, record: Record, sent: _Sent) -> None:
+    def _hand_back(self, record: Record, sent: Sent) -> None:
         """End a record that the client never had; those of a key are kept in order, to be sent by another producer."""
-        key = _key(record.topic, record.key)
+        key = order_key(record.topic, record.key)
         if key is not None:
             self.handed_back.setdefault(key, []).append(sent.name)
         self._settle(sent, nowhere(record.topic, NOT_SENT))
 
-    def _hand_over(self, record: Record, number: int, record_id: str | None, callbacks: _Callbacks | None) -> None:
+    def _hand_over(self, record: Record, number: int, record_id: str | None, callbacks: Callbacks | None) -> None:
         topic, key, value, headers, partition, timestamp = record
         to = ANY_PARTITION if partition is None else partition
         free, produces = self._free, self._produces
         # Inlined: each Python call here is paid for every record.
         produce = produces[0] if len(produces) == 1 else produces[client_of(key, len(produces))]
-        ticket = free.pop() if free else self._ticket()
+        ticket = free.pop() if free else self._tickets.take()
         ticket.first, ticket.one, ticket.callbacks, ticket.left = number, record_id, callbacks, 1
         ticket.ids, ticket.places = (), None
         try:
@@ -574,13 +357,13 @@ class ReliableProducer:
             free.append(ticket)
             raise
 
-    def _reported(self, ticket: _Ticket, error: KafkaError | None, message: Message) -> None:
+    def _reported(self, ticket: Ticket, error: KafkaError | None, message: Message) -> None:
         """Take in the client's delivery report of a record that failed, or whose outcome is asked for."""
         if ticket.callbacks is NO_CALLBACKS:  # it has its end
             self._took_report(ticket)
             return
         topic, key = message.topic() or "", message.key()
-        outcome = _outcome(topic, error, message)
+        outcome = outcome_of(topic, error, message)
         # Only now: a client that broke down for good may report with its own error pending, which ends this above.
         sent = ticket.take_reported(key)
         self._took_report(ticket)
@@ -588,12 +371,12 @@ class ReliableProducer:
             self._late[topic] += 1
         self._ended(sent, key, outcome)
 
-    def _took_report(self, ticket: _Ticket) -> None:
+    def _took_report(self, ticket: Ticket) -> None:
         ticket.left -= 1
         if not ticket.left:
             self._free.append(ticket)
 
-    def _ended(self, sent: _Sent, key: bytes | None, outcome: Outcome) -> None:
+    def _ended(self, sent: Sent, key: bytes | None, outcome: Outcome) -> None:
         if outcome.end is not End.DELIVERED:
             self.stop(outcome.topic, key, sent.name)
         self._settle(sent, outcome)
@@ -603,33 +386,23 @@ class ReliableProducer:
         if self._on_failure is OnFailure.STOP_KEY and key is not None:
             self.stopped.setdefault((topic, key), record_id)
 
-    def _settle(self, sent: _Sent, outcome: Outcome) -> None:
+    def _settle(self, sent: Sent, outcome: Outcome) -> None:
         on_delivered, on_outcome = sent.callbacks or NO_CALLBACKS
         if outcome.error is None:
             self.counts.delivered += 1
             if on_delivered is not None:
-                self._call(on_delivered, sent.name)
+                self._raised.call(on_delivered, sent.name)
         else:
             self.counts.failed[outcome.error] += 1
             ids = self.counts.not_delivered if outcome.end is End.NOT_DELIVERED else self.counts.unknown
             ids.append(sent.name)
         if on_outcome is not None:
-            self._call(on_outcome, outcome)
-
-    def _call(self, callback: Callable[..., None], report: str | Outcome) -> None:
-        try:
-            callback(report)
-        except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised again
-            self._raised.keep(raised)
-
-    def _ensure_no_callback_raised(self) -> None:
-        if (raised := self._raised.take()) is not None:
-            raise raised
+            self._raised.call(on_outcome, outcome)
 
     def poll(self, seconds: float = 0) -> None:
         """Take in delivery reports that have come, waiting so long at the most for the first one."""
         self._take_in(seconds)
-        self._ensure_no_callback_raised()
+        self._raised.raise_first()
 
     def _take_in(self, seconds: float) -> None:
         self._client.poll(seconds)
@@ -639,7 +412,7 @@ class ReliableProducer:
     def flush(self, seconds: float = CLOSE_SECONDS) -> int:
         """Wait so long at the most until every record has its report; returns how many have none."""
         self._drain(seconds)
-        self._ensure_no_callback_raised()
+        self._raised.raise_first()
         return self.counts.outstanding
 
     def _drain(self, seconds: float, *, past_errors: bool = False) -> None:
@@ -656,8 +429,7 @@ class ReliableProducer:
         """Wait so long at the most for the rest; returns the counts when every record was delivered.
 
         Nothing is left in a queue afterwards: a record that the client never got is not delivered, other outstanding
-        records
-        are unknown, also those that the client never reports. A callback that raises keeps no other record
+        records are unknown, also those that the client never reports. A callback that raises keeps no other record
         waiting: it is raised at the end, with what was not delivered as a note.
 
         Raises:
@@ -681,7 +453,7 @@ class ReliableProducer:
     def _end(self, seconds: float) -> UndeliveredError | None:
         """Abandon records that are outstanding after this many seconds; returns the error that names them."""
         late = self._give_up()
-        return self._undelivered(seconds, late) if self.counts.failed or self.counts.outstanding else None
+        return undelivered(self.counts, seconds, late) if self.counts.failed or self.counts.outstanding else None
 
     def _leave(self, error: BaseException) -> None:
         """End the remaining records at once, and report them beside an error that goes on."""
@@ -703,47 +475,18 @@ class ReliableProducer:
             deadline = time.monotonic() + PURGE_SECONDS
             while self._with_client and time.monotonic() < deadline:
                 self._client.poll(POLL_SECONDS)
-        self._drop_free_tickets()
-        for ticket in self._without_report():
+        self._tickets.drop_free()
+        for ticket in self._tickets.without_report():
             self._end_unreported(ticket)
         return late
 
-    def _end_unreported(self, ticket: _Ticket) -> None:
+    def _end_unreported(self, ticket: Ticket) -> None:
         """End records without a report as unknown, and with them those that share an ambiguous ticket."""
         unreported = ticket.unreported()
         self.counts.delivered -= len(unreported) - ticket.left
         ticket.callbacks = NO_CALLBACKS
         for sent in unreported:
             self._settle(sent, nowhere("", UNREPORTED))
-
-    def _drop_free_tickets(self) -> None:
-        """By themselves they would stay until the collector comes: a class like theirs keeps itself alive."""
-        free = {id(ticket) for ticket in self._free}
-        self._tickets = [ticket for ticket in self._tickets if id(ticket) not in free]
-        self._free.clear()
-
-    def _undelivered(self, seconds: float, late: Counter[str]) -> UndeliveredError:
-        left = ", ".join(f"{number:,} of {topic}" for topic, number in sorted(late.items()))
-        waited = f"; without a report after {seconds:g} s: {left}" if left else ""
-        unreported = self.counts.failed[UNREPORTED]
-        silent = f"; of {unreported:,} the client never reported" if unreported else ""
-        ids = _named("not delivered", self.counts.not_delivered) + _named("unknown", self.counts.unknown)
-        return UndeliveredError(
-            "not every record was delivered",
-            found=f"{self.counts}{waited}{silent}{ids}",
-            remedy=(
-                "see that the brokers answer and the topics exist, then send again those that were not delivered; "
-                "look for those that are unknown in the topic first, or they may come twice"
-            ),
-        )
-
-    def _without_report(self) -> list[_Ticket]:
-        """Tickets of records that the client never reported, in the order of sending, once the free ones are gone.
-
-        What a callback sends meanwhile takes another ticket.
-        """
-        silent = (ticket for ticket in self._tickets if ticket.left and ticket.callbacks is not NO_CALLBACKS)
-        return sorted(silent, key=lambda ticket: ticket.first)
 
     def __enter__(self) -> Self:
         return self
@@ -755,87 +498,3 @@ class ReliableProducer:
             self.close()
         else:  # the caller's own error goes on
             self._leave(error)
-
-
-def _tickets(
-    free: list[_Ticket],
-    counts: Counts,
-    raised: _Raised,
-    reported: WeakMethod[Callable[[_Ticket, KafkaError | None, Message], None]],
-) -> type[_Ticket]:
-    """Makes the tickets of a producer.
-
-    Args:
-        free: where a ticket goes when all its records were delivered.
-        counts: where that is counted.
-        raised: where what a callback raises goes.
-        reported: takes the surplus of reports. Weak, or no client would end before the collector comes.
-    """
-
-    class Ticket(_Ticket):
-        __slots__ = ()
-
-        def __call__(self, error: KafkaError | None, message: Message) -> None:
-            callbacks = self.callbacks
-            if error is None and callbacks is None:
-                counts.delivered += 1
-                self.left -= 1
-                if not self.left:
-                    free.append(self)
-                return
-            on_delivered, on_outcome = callbacks or NO_CALLBACKS
-            if error is not None or on_outcome is not None or on_delivered is None:
-                if (more := reported()) is not None:
-                    more(self, error, message)
-                return
-            # Without a `_Sent`, which would take as long as all the rest.
-            if self.places is None:
-                number, name = self.first, self.one
-            else:
-                place = self.places.pop(message.key())
-                number, name = self.first + place, self.ids[place]
-            counts.delivered += 1
-            self.left -= 1
-            if not self.left:
-                free.append(self)
-            try:
-                on_delivered(str(number) if name is None else name)
-            except Exception as error_of_callback:  # noqa: BLE001 - whatever it is, it is raised again
-                raised.keep(error_of_callback)
-
-    return Ticket
-
-
-def _named(end: str, ids: Sequence[str]) -> str:
-    if not ids:
-        return ""
-    more = f" and {len(ids) - NAMED:,} more" if len(ids) > NAMED else ""
-    return f"; {end}: {', '.join(ids[:NAMED])}{more}"
-
-
-def nowhere(topic: str, error: str, *, refused: bool = False) -> Outcome:
-    """The outcome of a record that has no place in the log, or none that is known."""
-    return Outcome(topic, -1, -1, -1, error, refused)
-
-
-def _outcome(topic: str, error: KafkaError | None, message: Message) -> Outcome:
-    if error is not None:
-        return nowhere(topic, error.name())
-    partition, offset = message.partition(), message.offset()
-    return Outcome(
-        topic, -1 if partition is None else partition, -1 if offset is None else offset, message.timestamp()[1]
-    )
-
-
-def _refusal(topic: str, error: KafkaError, counts: Counts) -> RecordRefusedError | UndeliveredError:
-    if error.fatal() or error.name() == "_FATAL":
-        return UndeliveredError(
-            f"the producer can send nothing more to {topic}: {error.str()}",
-            found=str(counts),
-            remedy="start a new producer, and send again what was not delivered",
-        )
-    return RecordRefusedError(
-        f"the client refuses a record for {topic}: {error.str()}",
-        found=error.name(),
-        remedy=remedy_of(error.name()),
-    )

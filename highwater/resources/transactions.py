@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from highwater.errors import ConfigurationError, RecordTooLargeError, SupersededAttemptError, TemporaryError
 from highwater.message_size import size_of, too_large
 from highwater.resources.clients import opened
-from highwater.resources.producer import ANY_PARTITION, NOW, POLL_SECONDS, Record
+from highwater.resources.producer import POLL_SECONDS
 from highwater.resources.producer_properties import producer_properties
+from highwater.resources.producer_records import ANY_PARTITION, NOW, Record
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, KafkaException, Producer

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dev.compare import SHAPES
 from dev.compare_accepted import compare_accepted
 from dev.differences import Differences
 from dev.readings import Place, TopicRecord
+from dev.shapes import SHAPES
 
 Held = dict[Place, TopicRecord]
 

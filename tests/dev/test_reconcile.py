@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from dev.account import Account, Written, digest
-from dev.compare import SHAPES, Comparison, compare, current_view, expected_event
+from dev.compare import Comparison, compare, current_view, expected_event
 from dev.intended import EVENT, UNRESOLVED, Ending, Intended
 from dev.orders import ORDERS
 from dev.readings import Place, Tables, TopicRecord
 from dev.script import Script
+from dev.shapes import SHAPES
 
 BEGIN = datetime(2026, 5, 1, tzinfo=UTC)
 ORDER_SHAPE = SHAPES["orders"]

@@ -63,10 +63,14 @@ def test_what_is_wrong_is_reported_and_is_the_exit_status(
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.timeout(3600)
-def test_fifty_thousand_records_and_ten_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("records", "kills"), [(20_000, 5), pytest.param(50_000, 10, marks=pytest.mark.long)], ids=["short", "long"]
+)
+def test_every_record_is_accounted_for_after_kills(tmp_path: Path, records: int, kills: int) -> None:
     """Of workers, daemon, broker and Spark, while every fault is written; compared with an account of its own."""
-    result = Soak(tmp_path / "soak", Console(width=200), Ordeal(50_000, 10, least=4, most=10, settle=1800)).run()
+    ordeal = Ordeal(records, kills, least=4, most=10, settle=1800)
+    result = Soak(tmp_path / "soak", Console(width=200), ordeal).run()
     assert result.wrong == []
-    assert sum(result.killed.values()) == 10
+    assert sum(result.killed.values()) == kills
     assert len(result.killed) == len(Victim)
-    assert sum(comparison.numbers["records in the topic"] for comparison in result.comparisons) >= 49_000
+    assert sum(comparison.numbers["records in the topic"] for comparison in result.comparisons) >= 0.98 * records

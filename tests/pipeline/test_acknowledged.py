@@ -18,8 +18,9 @@ from dev.proxy import LossyProxy
 from highwater.assets import raw
 from highwater.declaration import Limits
 from highwater.orchestration.sensing.topic_planner import Planner
-from highwater.resources.producer import Record, ReliableProducer
+from highwater.resources.producer import ReliableProducer
 from highwater.resources.producer_properties import producer_properties
+from highwater.resources.producer_records import Record
 from tests.conftest import create_topic
 from tests.support import Bench, make_bench, read_topic
 

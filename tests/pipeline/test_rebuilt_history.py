@@ -85,28 +85,28 @@ def look_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_rebuilt_ledger_knows_the_epochs_and_the_last_records(tmp_path: Path) -> None:
     """The commit record of the slice that holds a record has its fingerprint, which counts for later plans too."""
-    first = a_slice(0, {0: (0, 9), 1: (0, 4)}, epochs={0: 1, 1: 7}, marks={0: mark(8), 1: mark(3)})
-    second = a_slice(1, {0: (9, 20), 1: (4, 4)}, epochs={0: 2, 1: 7}, marks={0: mark(19), 1: mark(3)})
-    after = a_slice(3, {0: (25, 30), 1: (4, 4)}, epochs={0: 3, 1: 7}, marks={0: mark(29), 1: mark(3)})
+    first = a_slice(0, {0: (0, 9), 1: (0, 4)}, epochs={0: 1, 1: 7}, fingerprints={0: mark(8), 1: mark(3)})
+    second = a_slice(1, {0: (9, 20), 1: (4, 4)}, epochs={0: 2, 1: 7}, fingerprints={0: mark(19), 1: mark(3)})
+    after = a_slice(3, {0: (25, 30), 1: (4, 4)}, epochs={0: 3, 1: 7}, fingerprints={0: mark(29), 1: mark(3)})
     deployed = Deployed(tmp_path, Plain("nowhere:1"))
     deployed.commit(first, second, after)
     deployed.rebuild()
     found = deployed.ledger.slices("orders")
-    assert [(one.ordinal, one.epochs, one.marks) for one in found] == [
-        (0, first.epochs, first.marks),
-        (1, second.epochs, second.marks),
-        (2, after.epochs, second.marks),  # never read: nothing in it is of a later epoch than what follows it
-        (3, after.epochs, after.marks),
+    assert [(one.ordinal, one.epochs, one.fingerprints) for one in found] == [
+        (0, first.epochs, first.fingerprints),
+        (1, second.epochs, second.fingerprints),
+        (2, after.epochs, second.fingerprints),  # never read: nothing in it is of a later epoch than what follows it
+        (3, after.epochs, after.fingerprints),
     ]
 
 
 def test_a_fingerprint_goes_into_no_other_generation() -> None:
     """There another record is under its offset, as a person accepted."""
-    before = a_slice(0, {0: (0, 200), 1: (0, 4)}, epochs={0: 1, 1: 1}, marks={0: mark(199), 1: mark(3)})
+    before = a_slice(0, {0: (0, 200), 1: (0, 4)}, epochs={0: 1, 1: 1}, fingerprints={0: mark(199), 1: mark(3)})
     ranges = {0: OffsetRange(100, 100), 1: OffsetRange(4, 9)}
-    after = replace(before, ordinal=1, generation=1, ranges=ranges, marks={1: mark(8)})
+    after = replace(before, ordinal=1, generation=1, ranges=ranges, fingerprints={1: mark(8)})
     found = rebuilding.rebuilt(STREAM, [before, after], {}, NOON)
-    assert [one.marks for one in found.slices] == [before.marks, {1: mark(8)}]
+    assert [one.fingerprints for one in found.slices] == [before.fingerprints, {1: mark(8)}]
 
 
 def test_a_commit_record_without_a_past_is_read_and_named(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_a_commit_record_without_a_past_is_read_and_named(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("look_before")
 def test_history_that_was_replaced_is_noticed_behind_a_rebuilt_ledger(tmp_path: Path) -> None:
     """Every old slice passed for sound: it was read again over the only copy, and the planner went on behind it."""
-    below = a_slice(0, {0: (0, 90)}, epochs={0: 1}, marks={0: Fingerprint(89, digest(0, b"k", b"89"))})
-    across = a_slice(1, {0: (90, 200)}, epochs={0: 1}, marks={0: mark(199)})
+    below = a_slice(0, {0: (0, 90)}, epochs={0: 1}, fingerprints={0: Fingerprint(89, digest(0, b"k", b"89"))})
+    across = a_slice(1, {0: (90, 200)}, epochs={0: 1}, fingerprints={0: mark(199)})
     deployed = Deployed(tmp_path, Plain("nowhere:1"))
     deployed.commit(below, across)
     deployed.rebuild()
@@ -184,8 +184,8 @@ def test_a_commit_of_raw_keeps_what_its_plan_recorded(bench: Bench, tmp_path: Pa
     lost, bench.ledger = bench.ledger, Ledger(f"sqlite:///{tmp_path / 'another.sqlite'}")
     rebuilding.rebuild_from_lake(bench.ledger, bench.lake, bench.kafka, bench.stream, [], bench.log.append, sure=True)
     [found] = bench.ledger.slices("orders")
-    assert slice_.marks
-    assert (found.epochs, found.marks) == (slice_.epochs, slice_.marks)
+    assert slice_.fingerprints
+    assert (found.epochs, found.fingerprints) == (slice_.epochs, slice_.fingerprints)
     assert lost.get([slice_.key]) == [found]
     [again] = raw.materialise(bench.work(found, kafka=Elected(bench.bootstrap)))
     assert "rows kept as they are" in str(again.note)

@@ -23,7 +23,7 @@ from tests.accepted import Event, Log, Tables
 from tests.world import STREAM
 
 if TYPE_CHECKING:
-    from highwater.resources.producer import Record
+    from highwater.resources.producer_records import Record
 
 PARKED = STREAM.parked_topic
 

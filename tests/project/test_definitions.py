@@ -27,7 +27,7 @@ from highwater.orchestration.asset_keys import table_key, topic_key
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.jobs import IN_PROCESS
 from highwater.orchestration.resources import ProducerResource
-from highwater.resources.producer import OnFailure, Record
+from highwater.resources.producer_records import OnFailure, Record
 from highwater.tables import stages_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -26,6 +26,7 @@ from highwater.errors import (
     TopicAbsentError,
 )
 from highwater.resources.kafka import Kafka
+from highwater.resources.record_reading import records
 from highwater.resources.spark import translated
 from highwater.resources.topic_state import PartitionState
 from highwater.resources.transactions import publishing_properties
@@ -547,7 +548,7 @@ def test_who_may_not_use_a_group_still_reads() -> None:
     def reading(*reported: Report) -> list[Any]:
         left = [*reported]
         consumer = SimpleNamespace(poll=lambda _: left.pop(0), incremental_unassign=lambda _: None)
-        return [*Kafka("127.0.0.1:1")._records(consumer, "orders", {0: OffsetRange(7, 8)}, {0: 7}, 1)]
+        return [*records(consumer, "orders", {0: OffsetRange(7, 8)}, {0: 7}, 1, Kafka("127.0.0.1:1").away)]
 
     record = Report()
     assert reading(Report(KafkaError.GROUP_AUTHORIZATION_FAILED), record) == [record]

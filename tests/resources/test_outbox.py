@@ -22,8 +22,9 @@ from highwater.errors import ConfigurationError, DependencyAwayError, Undelivere
 from highwater.resources.delivery import NOT_SENT, End
 from highwater.resources.kafka import Kafka
 from highwater.resources.outbox import ID_HEADER, ORIGIN_HEADER, Outbox, _window
-from highwater.resources.producer import Outcome, Record, ReliableProducer
+from highwater.resources.producer import ReliableProducer
 from highwater.resources.producer_properties import producer_properties
+from highwater.resources.producer_records import Outcome, Record
 from highwater.resources.topic_facts import topic_settings
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slices import OffsetRange

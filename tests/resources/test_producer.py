@@ -17,14 +17,9 @@ import highwater.resources.producer
 from highwater.errors import ConfigurationError, KeyStoppedError, RecordRefusedError, UndeliveredError
 from highwater.resources import delivery
 from highwater.resources.delivery import End, Kind, end_of, kind_of
-from highwater.resources.producer import (
-    MOST_WITH_CLIENT,
-    OnFailure,
-    Outcome,
-    Record,
-    ReliableProducer,
-)
+from highwater.resources.producer import MOST_WITH_CLIENT, ReliableProducer
 from highwater.resources.producer_properties import producer_properties
+from highwater.resources.producer_records import OnFailure, Outcome, Record
 from highwater.resources.several_clients import SeveralClients, client_of
 from tests.conftest import TopicFactory, create_topic
 from tests.resources.fake_client import FakeClient, fault
@@ -721,7 +716,7 @@ def test_of_many_that_the_client_never_reports_those_that_it_reported_are_as_unk
 def test_an_interrupt_before_any_was_sent_leaves_none_unknown(
     client: FakeClient, keys: list[bytes | None], at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    impersonate, calls = highwater.resources.producer._Ticket.impersonate, itertools.count(1)
+    impersonate, calls = highwater.resources.delivery_tickets.Ticket.impersonate, itertools.count(1)
 
     def interrupted(*given: Any) -> object:
         if next(calls) == at:
@@ -731,7 +726,7 @@ def test_an_interrupt_before_any_was_sent_leaves_none_unknown(
     client.room = 3
     producer = producing()
     with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
-        patched.setattr(highwater.resources.producer._Ticket, "impersonate", interrupted)
+        patched.setattr(highwater.resources.delivery_tickets.Ticket, "impersonate", interrupted)
         producer.send_all("t", [(key, b"v") for key in keys])
     assert producer._with_client == len(client.sent) == producer.counts.sent
     client.ends = [None] * 3
@@ -758,7 +753,7 @@ def test_a_stuck_record_of_each_batch_keeps_only_so_many_keys(client: FakeClient
     for n in range(50):
         producer.send_all("t", [(b"stuck", b"v"), (b"%d" % n, b"v")])
         client.under_way.pop()[2](None, None)
-    shared = [ticket for ticket in producer._tickets if ticket.left and ticket.places]
+    shared = [ticket for ticket in producer._tickets.every if ticket.left and ticket.places]
     assert len(shared) == 2 * highwater.resources.producer.SPREAD
     assert (producer.counts.delivered, producer.counts.outstanding) == (50, 50)
 
@@ -830,7 +825,7 @@ def test_what_takes_in_reports_is_used_again() -> None:
         for _ in range(50):
             producer.send_all("t", pairs(100))
             producer.flush()
-        assert len(producer._tickets) == 1
+        assert len(producer._tickets.every) == 1
     assert producer.counts.delivered == 5_000
 
 

@@ -13,7 +13,7 @@ from dev.processes import wait_until
 from highwater.errors import DependencyAwayError, SupersededAttemptError
 from highwater.resources import transactions
 from highwater.resources.kafka import Kafka
-from highwater.resources.producer import Record
+from highwater.resources.producer_records import Record
 from highwater.resources.transactions import PublicationMark, Transactions
 from tests.conftest import TopicFactory, create_topic
 from tests.support import read_topic

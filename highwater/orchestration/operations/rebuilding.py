@@ -174,7 +174,7 @@ def _of_topic(stream: Stream, some_slices: Sequence[Slice], highest: int, now: d
             # It was planned under one of the ordinals in between, and will be read under the first of them.
             ordinal = before.ordinal + 1 if before else 0
             # It was planned before this one, so nothing in it can be of a later epoch either.
-            missing = replace(slice_, ordinal=ordinal, ranges=_between(slice_, holes), marks=marks)
+            missing = replace(slice_, ordinal=ordinal, ranges=_between(slice_, holes), fingerprints=marks)
             slices.append(missing)
             unread.append(missing.key)
         else:
@@ -183,8 +183,8 @@ def _of_topic(stream: Stream, some_slices: Sequence[Slice], highest: int, now: d
                 for p, hole in sorted(holes.items())
             ]
         # A slice commit holds the marks of its own records alone, and a plan those from before as well.
-        marks = {**marks, **slice_.marks}
-        slices.append(replace(slice_, marks=marks))
+        marks = {**marks, **slice_.fingerprints}
+        slices.append(replace(slice_, fingerprints=marks))
         ends.update({p: r.end for p, r in slice_.ranges.items()})
     generations[-1] = replace(generations[-1], first_ordinal=highest + 1)
     return Rebuilt(generations, slices, unread, losses, unknown)

@@ -12,7 +12,7 @@ from highwater.envelope import Envelope, Place, opened, wrapped
 from highwater.errors import ConfigurationError, RecordTooLargeError, UnbalancedError
 from highwater.message_size import Limits, size_of, too_large
 from highwater.resources.dlq_topics import ensure
-from highwater.resources.producer import Record
+from highwater.resources.producer_records import Record
 from highwater.resources.transactions import PublicationMark, Transactions
 
 if TYPE_CHECKING:

@@ -276,7 +276,7 @@ def _cut(
                 planned_at=planned_at,
                 lag=rest,
                 epochs=epochs,
-                marks={p: was.mark for p, was in planned.recorded.items() if was.mark is not None},
+                fingerprints={p: was.fingerprint for p, was in planned.recorded.items() if was.fingerprint is not None},
             )
         )
         at = {p: offsets.end for p, offsets in ranges.items()}

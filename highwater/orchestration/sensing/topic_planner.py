@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # one tick takes more planners than anybody runs.
 TRIES = 5
 # A tick looks so long at the most for the last records of its slices.
-MARK_SECONDS = 5.0
+FINGERPRINT_SECONDS = 5.0
 # Each look connects again, which takes longer than what it reads.
 LOOKS_AT_ONCE = 4
 # At the end of each partition this many offsets are searched for sent records: the last are transactions' markers.
@@ -165,7 +165,7 @@ class Planner:
             if not dry:
                 if result.losses and not self._confirmed(stream, state, result.losses):
                     continue
-                result = self._marked(state, result)
+                result = self._with_fingerprints(state, result)
             if dry or self._stored(planned, result):
                 return PlanningResult(stream, result, state, _ends(planned, result), planned.generation)
         _ensure_own(self._ledger, stream)
@@ -194,9 +194,9 @@ class Planner:
         same = second.topic_id == state.topic_id
         return same and all(found.get(loss.partition, 0) >= loss.offsets.end for loss in losses)
 
-    def _marked(self, state: TopicState, result: SlicePlan) -> SlicePlan:
+    def _with_fingerprints(self, state: TopicState, result: SlicePlan) -> SlicePlan:
         """The plan with the fingerprint of the last record of each range."""
-        deadline = time.monotonic() + MARK_SECONDS
+        deadline = time.monotonic() + FINGERPRINT_SECONDS
 
         def look(slice_: Slice) -> Mapping[int, Fingerprint]:
             return fingerprints(self._kafka, state.topic, slice_.ranges) if time.monotonic() < deadline else {}
@@ -208,9 +208,9 @@ class Planner:
         marks: dict[int, Fingerprint] = {}
         slices = []
         for slice_ in result.slices:
-            # An older mark stays true where no newer one was found.
-            marks = {**slice_.marks, **marks, **found[slice_.key]}
-            slices.append(replace(slice_, marks=marks))
+            # An older one stays true where no newer one was found.
+            marks = {**slice_.fingerprints, **marks, **found[slice_.key]}
+            slices.append(replace(slice_, fingerprints=marks))
         return replace(result, slices=tuple(slices))
 
     def _stored(self, planned: Planned, result: SlicePlan) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from highwater.divergence import epochs_from_plain, epochs_to_plain, marks_from_plain, marks_to_plain
+from highwater.divergence import epochs_from_plain, epochs_to_plain, fingerprints_from_plain, fingerprints_to_plain
 from highwater.envelope import Origin
 from highwater.gaps import Gaps
 from highwater.plans import Discard, Generation, Loss, starts_from_plain
@@ -28,7 +28,7 @@ def slice_row(slice_: Slice) -> dict[str, Any]:
         "lag": slice_.lag,
         "extra": {
             "epochs": epochs_to_plain(slice_.epochs),
-            "marks": marks_to_plain(slice_.marks),
+            "fingerprints": fingerprints_to_plain(slice_.fingerprints),
         },
     }
 
@@ -44,7 +44,7 @@ def slice_of(row: Row[Any]) -> Slice:
         planned_at=row.planned_at,
         lag=row.lag,
         epochs=epochs_from_plain(row.extra.get("epochs", {})),
-        marks=marks_from_plain(row.extra.get("marks", {})),
+        fingerprints=fingerprints_from_plain(row.extra.get("fingerprints", {})),
     )
 
 

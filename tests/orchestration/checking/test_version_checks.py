@@ -14,9 +14,9 @@ import pytest
 
 from assets.streams.orders import STREAM as ORDERS
 from assets.streams.payments import STREAM as PAYMENTS
-from dev.compare import SHAPES
 from dev.compare_versions import NUMBERS, OF_THE_DATA, compare_versions, wrong_versions
 from dev.planted import plant as plant_table
+from dev.shapes import SHAPES
 from highwater.declaration import Field, Severity, Transitions
 from highwater.envelope import Origin
 from highwater.orchestration.checking import missing_versions, version_questions

@@ -326,13 +326,20 @@ def _marked(monkeypatch: pytest.MonkeyPatch, look: Callable[[int], object], slic
     monkeypatch.setattr(topic_planner, "fingerprints", fingerprints)
     made = [
         Slice(
-            "orders", "orders", "Id", 0, n, {0: OffsetRange(10 * n, 10 * n + 10)}, NOON, marks={0: Fingerprint(0, "")}
+            "orders",
+            "orders",
+            "Id",
+            0,
+            n,
+            {0: OffsetRange(10 * n, 10 * n + 10)},
+            NOON,
+            fingerprints={0: Fingerprint(0, "")},
         )
         for n in range(slices)
     ]
     nobody = cast("Any", None)
-    result = topic_planner.Planner(nobody, nobody)._marked(topic(led(0, 100)), SlicePlan(slices=tuple(made)))
-    return [[mark.offset for mark in slice_.marks.values()] for slice_ in result.slices]
+    result = topic_planner.Planner(nobody, nobody)._with_fingerprints(topic(led(0, 100)), SlicePlan(slices=tuple(made)))
+    return [[mark.offset for mark in slice_.fingerprints.values()] for slice_ in result.slices]
 
 
 def test_the_last_records_of_several_slices_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,4 +353,8 @@ def test_where_looking_takes_too_long_the_newest_slice_has_its_mark(monkeypatch:
     clock = [0.0]
     monkeypatch.setattr(topic_planner, "LOOKS_AT_ONCE", 1)
     monkeypatch.setattr(topic_planner, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    assert _marked(monkeypatch, lambda _: clock.append(clock.pop() + topic_planner.MARK_SECONDS), 3) == [[0], [0], [29]]
+    assert _marked(monkeypatch, lambda _: clock.append(clock.pop() + topic_planner.FINGERPRINT_SECONDS), 3) == [
+        [0],
+        [0],
+        [29],
+    ]

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-WAS = Recorded(end=10, epoch=3, mark=Fingerprint(9, "a"))
+WAS = Recorded(end=10, epoch=3, fingerprint=Fingerprint(9, "a"))
 
 
 def record(offset: int, text: str, epoch: int | None) -> SeenRecord:
@@ -62,8 +62,8 @@ def record(offset: int, text: str, epoch: int | None) -> SeenRecord:
         (WAS, [record(7, "z", 2)], False),  # compaction took the marked one
         (WAS, [record(9, "a", 3), record(9, "c", 5)], True),
         (WAS, [], False),
-        (replace(WAS, mark=None), [record(9, "b", 5)], True),
-        (replace(WAS, mark=None), [record(9, "b", 3)], False),
+        (replace(WAS, fingerprint=None), [record(9, "b", 5)], True),
+        (replace(WAS, fingerprint=None), [record(9, "b", 3)], False),
         (Recorded(10, None, None), [record(9, "b", 5)], False),
     ],
 )
@@ -243,7 +243,7 @@ def test_what_is_accepted_begins_where_older_plans_still_agree(ledger: Ledger) -
     ledger.topics.open_generation(generation(0, {0: 0}))
     for ordinal, end, text in ((0, 40, MADE[39]), (1, 90, "other"), (2, 200, "other")):
         slice_ = Slice("orders", "orders", "id", 0, ordinal, {0: OffsetRange(end - 40, end)}, NOON, epochs={0: 1})
-        ledger.add([replace(slice_, marks={0: Fingerprint(end - 1, text)})])
+        ledger.add([replace(slice_, fingerprints={0: Fingerprint(end - 1, text)})])
     found = accept_loss(
         ledger, PLAYED, make_stream("orders"), lambda _: [], by="ann", now=NOON, divergence=True, dry=True
     )
@@ -253,11 +253,11 @@ def test_what_is_accepted_begins_where_older_plans_still_agree(ledger: Ledger) -
 def test_a_range_without_a_fingerprint_gets_one_before_it_is_read() -> None:
     """Its plan had no answer in time; nothing would have reported other records that came there during the read."""
     ranges = {0: OffsetRange(40, 60), 1: OffsetRange(5, 5)}
-    slice_ = Slice("orders", "orders", "id", 0, 0, ranges, NOON, marks={0: Fingerprint(39, MADE[39])})
+    slice_ = Slice("orders", "orders", "id", 0, 0, ranges, NOON, fingerprints={0: Fingerprint(39, MADE[39])})
     work: Any = SimpleNamespace(kafka=PLAYED)
-    marked = raw._marked(work, slice_)
-    assert marked.marks == {0: Fingerprint(59, MADE[59])}
-    assert raw._marked(work, marked) is marked
+    marked = raw._with_fingerprints(work, slice_)
+    assert marked.fingerprints == {0: Fingerprint(59, MADE[59])}
+    assert raw._with_fingerprints(work, marked) is marked
 
 
 # From here on against real brokers.
@@ -268,8 +268,8 @@ def test_a_plan_keeps_the_last_record_of_each_range_and_raw_agrees_with_it(bench
     """Python and Spark compute the same digest, of a record with a null key or value too."""
     bench.send(order_message("o1", 1), Message(b"k", None, 1), Message(None, b"v", 2))
     [slice_] = planned(bench)
-    assert {p: mark.offset for p, mark in slice_.marks.items()} == {0: 0, 1: 0, 2: 0}
-    assert bench.ledger.get([slice_.key])[0].marks == slice_.marks
+    assert {p: mark.offset for p, mark in slice_.fingerprints.items()} == {0: 0, 1: 0, 2: 0}
+    assert bench.ledger.get([slice_.key])[0].fingerprints == slice_.fingerprints
     assert raw.materialise(bench.work(slice_))[0].rows == 3
 
 
@@ -278,7 +278,7 @@ def test_another_record_under_the_mark_is_not_read(bench: Bench) -> None:
     """As a topic that is recreated while it is read would have it: the look before the read has seen nothing."""
     bench.send(order_message("o1", 1), order_message("o1", 2))
     [slice_] = planned(bench)
-    other = replace(slice_, marks={0: Fingerprint(1, digest(0, b"o1", b"other"))})
+    other = replace(slice_, fingerprints={0: Fingerprint(1, digest(0, b"o1", b"other"))})
     with pytest.raises(TopicTruncatedError, match="another record is") as caught:
         raw.materialise(bench.work(other))
     assert "partition 0 offset 1" in str(caught.value.found)
@@ -302,7 +302,7 @@ def test_a_mark_is_found_behind_markers_and_aborted_records(bench: Bench) -> Non
     )
     [slice_] = planned(bench)
     assert slice_.ranges[0].end == 42
-    assert slice_.marks[0].offset == 0
+    assert slice_.fingerprints[0].offset == 0
 
 
 TOPIC = "orders.diverging"
