@@ -135,7 +135,22 @@ def _stack(streams: int, partitions: int, base: Mapping[str, str]) -> Iterator[S
         (declared / "many.py").write_text(DECLARATIONS.format(streams=streams))
         extra = {settings.STREAMS_FOLDER: str(declared)}
         with Stack(Path(folder, "home"), base={**own, **base}, extra=extra, on_broker=prepare) as stack:
+            _ensure_planned(stack, streams)
             yield stack
+
+
+def _ensure_planned(stack: Stack, streams: int) -> None:
+    """Wait until the planner has looked at every stream: a code server with other streams would measure nothing.
+
+    Raises:
+        AssertionError: it has not within minutes.
+    """
+    from dev.processes import wait_until
+    from highwater.resources.ledger import Ledger
+    from highwater.settings import Settings
+
+    ledger = Ledger(Settings.from_environment(stack.env).ledger_url)
+    wait_until(lambda: len(ledger.topics.all_planned()) == streams, 300, "the first plan of every stream")
 
 
 def _make_topics(bootstrap: str, streams: int, partitions: int) -> None:

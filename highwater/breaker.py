@@ -25,7 +25,7 @@ LONGEST_PROBE = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttemptResult:
     """The counted result of an attempt at a slice.
 
     Args:
@@ -54,7 +54,7 @@ class Circuit:
         lost: probes in a row that failed or were refused since it opened.
     """
 
-    window: tuple[Outcome, ...] = ()
+    window: tuple[AttemptResult, ...] = ()
     since: datetime | None = None
     why: str | None = None
     until: datetime | None = None
@@ -108,7 +108,7 @@ class Circuit:
     def from_plain(cls, plain: dict[str, Any]) -> Circuit:
         """The reverse of `to_plain`."""
         return cls(
-            tuple(Outcome(**one) for one in plain["window"]),
+            tuple(AttemptResult(**one) for one in plain["window"]),
             _moment(plain["since"]),
             plain["why"],
             _moment(plain["until"]),
@@ -137,7 +137,7 @@ def admit(circuit: Circuit, keys: Sequence[str], now: datetime) -> Circuit | Non
 
 
 def judge(
-    circuit: Circuit, rules: Breaker, cases: Sequence[Outcome], first: Collection[str], now: datetime
+    circuit: Circuit, rules: Breaker, cases: Sequence[AttemptResult], first: Collection[str], now: datetime
 ) -> tuple[Circuit, tuple[str, ...]]:
     """The outcome of slices that are decided together: the breaker afterwards, and the slices that are refused.
 
@@ -170,7 +170,7 @@ def judge(
     return (circuit if refused else replace(circuit, window=window)), tuple(refused)
 
 
-def beyond(window: Sequence[Outcome], rules: Breaker, least: int) -> Sequence[Outcome]:
+def beyond(window: Sequence[AttemptResult], rules: Breaker, least: int) -> Sequence[AttemptResult]:
     """The fewest of the newest slices that are over the limit together; none if they are not.
 
     The newest by itself, it and the one before, and so on: sound slices of before do not hide a burst, and few records
@@ -184,7 +184,7 @@ def beyond(window: Sequence[Outcome], rules: Breaker, least: int) -> Sequence[Ou
     return ()
 
 
-def _shares_text(over: Sequence[Outcome]) -> str:
+def _shares_text(over: Sequence[AttemptResult]) -> str:
     records, rejects = sum(one.records for one in over), sum(one.rejects for one in over)
     where = over[-1].key if len(over) == 1 else f"the {len(over)} slices up to {over[-1].key}"
     return f"{rejects:,} of {records:,} records of {where} were rejected"
@@ -211,7 +211,7 @@ def fail(
     if not circuit.closed or not counted:
         return circuit
     others = [one for one in circuit.window if one.key not in counted]
-    window = [*others, Outcome(counted[-1], failed=True)][-_longest(rules) :]
+    window = [*others, AttemptResult(counted[-1], failed=True)][-_longest(rules) :]
     last = window[-rules.failures :]
     if len(last) == rules.failures and all(one.failed for one in last):
         return opened(circuit, rules, f"{len(last)} runs up to {last[-1].key} failed in a row, the last: {what}", now)

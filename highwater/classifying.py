@@ -23,7 +23,7 @@ from highwater.second_reader import (
 
 if TYPE_CHECKING:
     from highwater.declaration import Field, Stream
-    from highwater.second_reader import Record
+    from highwater.second_reader import KafkaRecord
 
 _RANGES = {"integer": 2**31, "long": 2**63}
 _NESTED_TYPES = frozenset({"json", "array", "map", "struct"})
@@ -31,7 +31,7 @@ _BEGIN = datetime(1970, 1, 1)  # noqa: DTZ001 - a time that is shown without its
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Classification:
     """The outcome of a record.
 
     Args:
@@ -53,27 +53,27 @@ class Outcome:
     event_time: int | None = None
 
 
-def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome:
+def classify(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Classification:
     """Classify a record as the pipeline does, but for lookups, rules and fields that are expressions.
 
     Raises:
         DependencyAwayError: the registry gave no answer.
     """
     if record.value is None and not stream.tombstones_delete:
-        return Outcome("tombstone")
+        return Classification("tombstone")
     try:
         own_key = _own_key(stream, record, schemas)
         infinite = any(map(_takes_infinite, read_fields(stream)))
         found = {} if record.value is None else document(stream.value, record, schemas, infinite=infinite)
         _ensure_sound(stream, found)
     except UnknownSchemaError as error:
-        return Outcome("reject", "unresolved", str(error))
+        return Classification("reject", "unresolved", str(error))
     except MisfitError as error:
-        return Outcome("reject", "malformed", str(error))
+        return Classification("reject", "malformed", str(error))
     except RecursionError:
-        return Outcome("reject", "malformed", "the value is nested deeper than Python reads")
+        return Classification("reject", "malformed", "the value is nested deeper than Python reads")
     if isinstance(own_key, MisfitError):
-        return Outcome("reject", "malformed", str(own_key))
+        return Classification("reject", "malformed", str(own_key))
     deletes = _deletes(stream, record, found, own_key)
     values, errors = _values(stream, record, found, own_key, deletes=deletes)
     problem, reason = None, "malformed"
@@ -86,16 +86,16 @@ def classify(stream: Stream, record: Record, schemas: Schemas | None) -> Outcome
     if problem is None and (problem := _unknown_problem(stream, found)):
         reason = "schema"
     if problem is not None:
-        return Outcome("reject", reason, problem, values)
+        return Classification("reject", reason, problem, values)
     if invalid := _invalid(stream, values):
-        return Outcome("reject", "invalid", invalid, values, key)
+        return Classification("reject", "invalid", invalid, values, key)
     version = version_of(stream, values)
     time = record.timestamp_ms * 1000 if stream.event_time is None else values.get(stream.event_time)
-    return Outcome("delete" if deletes else "event", None, None, values, key, version, time)
+    return Classification("delete" if deletes else "event", None, None, values, key, version, time)
 
 
 def _values(
-    stream: Stream, record: Record, found: Mapping[str, Any], own_key: Any, *, deletes: bool
+    stream: Stream, record: KafkaRecord, found: Mapping[str, Any], own_key: Any, *, deletes: bool
 ) -> tuple[dict[str, Any], list[tuple[str, ValueError]]]:
     """The fields that can be read by name, and the faults of the others."""
     values, errors = dict[str, Any](), list[tuple[str, ValueError]]()
@@ -166,7 +166,7 @@ def _ensure_part_is_sound(name: str, part: Any) -> None:
             raise MisfitError(f"field {name} has half of a surrogate pair")
 
 
-def _own_key(stream: Stream, record: Record, schemas: Schemas | None) -> Any:
+def _own_key(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Any:
     """The record's decoded key, or its fault: a value whose schema is not known yet comes first."""
     try:
         return document_of_key(stream, record, schemas)
@@ -176,7 +176,7 @@ def _own_key(stream: Stream, record: Record, schemas: Schemas | None) -> Any:
         return error
 
 
-def _deletes(stream: Stream, record: Record, found: Any, own_key: Any) -> bool:
+def _deletes(stream: Stream, record: KafkaRecord, found: Any, own_key: Any) -> bool:
     deletes = stream.deletes
     if deletes is None or record.value is None:
         return deletes is not None
@@ -260,7 +260,7 @@ def _key_text(declared: Field, value: Any) -> str | None:
     return f"{value:f}" if isinstance(value, Decimal) else str(value)
 
 
-def _key_problem(stream: Stream, record: Record, key: str | None) -> str | None:
+def _key_problem(stream: Stream, record: KafkaRecord, key: str | None) -> str | None:
     if stream.record_key != "strict" or not stream.key or key is None:
         return None
     same = record.key == key.encode("utf-8", "surrogatepass")

@@ -34,7 +34,7 @@ def _says(document: Any, read: Any) -> bool:
 
 
 def _is_said(one: Any, other: Any) -> bool:
-    """The same of what has nothing inside."""
+    """Whether a JSON document says a decoded value that has nothing inside."""
     if isinstance(other, bytes):
         return bool(one == base64.b64encode(other).decode())
     if isinstance(other, datetime):

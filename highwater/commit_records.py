@@ -42,7 +42,7 @@ class CommitRecord:
 
 
 @dataclass(frozen=True)
-class Span:
+class OrdinalSpan:
     """Consecutive ordinals of one topic, ends included, with one attempt number."""
 
     first: int
@@ -50,23 +50,23 @@ class Span:
     attempt: int
 
 
-def spans_of(attempts: Mapping[str, int]) -> dict[str, list[Span]]:
+def spans_of(attempts: Mapping[str, int]) -> dict[str, list[OrdinalSpan]]:
     """Slices and their attempts in a short form: neighbours with one attempt number become one span.
 
     Args:
         attempts: by slice key.
     """
     slices = sorted((SliceKey.parse(key).topic, SliceKey.parse(key).ordinal, n) for key, n in attempts.items())
-    found: dict[str, list[Span]] = {}
+    found: dict[str, list[OrdinalSpan]] = {}
     # Consecutive ordinals minus their place in the list are equal.
     numbered = enumerate(slices)
     for (topic, attempt, _), group in groupby(numbered, key=lambda one: (one[1][0], one[1][2], one[1][1] - one[0])):
         ordinals = [slice_[1] for _, slice_ in group]
-        found.setdefault(topic, []).append(Span(ordinals[0], ordinals[-1], attempt))
+        found.setdefault(topic, []).append(OrdinalSpan(ordinals[0], ordinals[-1], attempt))
     return found
 
 
-def attempts_of(spans: Mapping[str, Iterable[Span]]) -> dict[str, int]:
+def attempts_of(spans: Mapping[str, Iterable[OrdinalSpan]]) -> dict[str, int]:
     """The inverse of `spans_of`."""
     return {
         str(SliceKey(topic, ordinal)): span.attempt
@@ -115,7 +115,7 @@ def from_user_metadata(text: str | None, version: int, committed_at: datetime | 
     plain = _plain(text)
     if plain is None:
         return []
-    spans = {topic: [Span(*span) for span in of_topic] for topic, of_topic in plain["slices"].items()}
+    spans = {topic: [OrdinalSpan(*span) for span in of_topic] for topic, of_topic in plain["slices"].items()}
     base = CommitRecord("", 0, None, plain["batch"], plain["run"], version, committed_at)
     short = [replace(base, slice_key=key, attempt=attempt) for key, attempt in attempts_of(spans).items()]
     return [*short, *(with_slice_commit(base, SliceCommit.from_plain(one)) for one in plain["records"])]

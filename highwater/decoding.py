@@ -19,7 +19,7 @@ from highwater.format_rules import python_pattern
 from highwater.formats import Avro, BigEndian, Csv, Format, Json, KeyFormat, Lines, Protobuf, Raw, Text
 from highwater.protobuf import compiled, declared_files
 from highwater.schemas import KEY_HEADER, VALUE_HEADER, FramingError, framing_of, protobuf_message, self_contained_avro
-from highwater.second_reader import HALF_OF_A_PAIR, MISSING, Infinite, MisfitError, Record, Whole, number_of
+from highwater.second_reader import HALF_OF_A_PAIR, MISSING, Infinite, KafkaRecord, MisfitError, Whole, number_of
 from highwater.sources import Rest
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def _with_taken(stream: Stream, field: Field) -> Field:
     return replace(field, source=replace(field.source, taken=stream.members_taken(field.source.path)))
 
 
-def document(declared: Format, record: Record, schemas: Schemas | None, *, infinite: bool = True) -> dict[str, Any]:
+def document(
+    declared: Format, record: KafkaRecord, schemas: Schemas | None, *, infinite: bool = True
+) -> dict[str, Any]:
     """The document of a record's value.
 
     Args:
@@ -79,7 +81,7 @@ def document(declared: Format, record: Record, schemas: Schemas | None, *, infin
     return dict(readers[type(declared)](declared, record.value))
 
 
-def document_of_key(stream: Stream, record: Record, schemas: Schemas | None) -> Any:
+def document_of_key(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Any:
     """A record's key, decoded; `MISSING` without one, or where no field is taken from it.
 
     Args:
@@ -99,7 +101,7 @@ def document_of_key(stream: Stream, record: Record, schemas: Schemas | None) -> 
     return decoded_key(stream.key_format, record.key, record, schemas)
 
 
-def decoded_key(declared: KeyFormat, key: bytes, record: Record, schemas: Schemas | None) -> Any:
+def decoded_key(declared: KeyFormat, key: bytes, record: KafkaRecord, schemas: Schemas | None) -> Any:
     """A record's key in a format.
 
     Raises:
@@ -121,7 +123,7 @@ def decoded_key(declared: KeyFormat, key: bytes, record: Record, schemas: Schema
         raise MisfitError("the key is nested deeper than Python reads") from error
 
 
-def _key(declared: KeyFormat, key: bytes, moved: Record, schemas: Schemas | None) -> Any:
+def _key(declared: KeyFormat, key: bytes, moved: KafkaRecord, schemas: Schemas | None) -> Any:
     if isinstance(declared, Raw):
         return key
     if isinstance(declared, Text):
@@ -235,7 +237,7 @@ def _json(value: bytes, *, infinite: bool) -> dict[str, Any]:
     return found
 
 
-def _framed(record: Record, schemas: Schemas | None, *, by_guid: bool = True) -> tuple[Framed, Schema | None]:
+def _framed(record: KafkaRecord, schemas: Schemas | None, *, by_guid: bool = True) -> tuple[Framed, Schema | None]:
     """The payload and its schema; a document in JSON is read without one where that is known by a GUID alone."""
     try:
         framed = framing_of(record.value, record.headers)
@@ -258,7 +260,7 @@ def _self_contained(schema: Schema) -> str:
         raise MisfitError(f"schema {schema.id} cannot be read: {error}") from error
 
 
-def _avro_record(declared: Avro, record: Record, schemas: Schemas | None, *, any_type: bool) -> Any:
+def _avro_record(declared: Avro, record: KafkaRecord, schemas: Schemas | None, *, any_type: bool) -> Any:
     """The decoded value, by the declared schema or by the one that the framing names."""
     if declared.schema is not None:
         return decode_avro(declared.schema, record.value or b"", "the declared schema", any_type=any_type)
@@ -269,7 +271,7 @@ def _avro_record(declared: Avro, record: Record, schemas: Schemas | None, *, any
     return decode_avro(_self_contained(schema), framed.payload, f"schema {schema.id or framed.guid}", any_type=any_type)
 
 
-def _protobuf(declared: Protobuf, record: Record, schemas: Schemas | None, *, any_type: bool = False) -> Any:
+def _protobuf(declared: Protobuf, record: KafkaRecord, schemas: Schemas | None, *, any_type: bool = False) -> Any:
     from google.protobuf.message import DecodeError
 
     try:

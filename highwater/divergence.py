@@ -61,7 +61,7 @@ def _part(content: bytes | None) -> bytes:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class PlannedFacts:
     """The facts that were recorded of a partition when offsets of it were planned.
 
     Args:
@@ -100,7 +100,7 @@ class Divergence:
 SOUND = Divergence()
 
 
-def replaced(was: Recorded, now: Sequence[SeenRecord]) -> bool:
+def replaced(was: PlannedFacts, now: Sequence[SeenRecord]) -> bool:
     """Whether other records are before the planned end than at planning time.
 
     A record that retention or compaction removed is no divergence: then only a later epoch shows one.

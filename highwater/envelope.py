@@ -77,7 +77,7 @@ ORIGIN_TYPES = tuple(zip(ORIGIN, ("string", "int32", "int32", "int64"), strict=T
 
 
 @dataclass(frozen=True)
-class Reference:
+class ValueReference:
     """The headers of a reference beside the envelope.
 
     Args:
@@ -146,7 +146,7 @@ class Envelope:
     slice_key: str
     first_failed_at: datetime
     reclaims: int = 0
-    reference: Reference | None = None
+    reference: ValueReference | None = None
 
     @property
     def origin(self) -> Origin:
@@ -206,7 +206,7 @@ def opened(headers: Iterable[Header], believed: Callable[[str], bool] | None = N
     topic, numbers = text.get(ORIGIN_TOPIC), _numbers(text)
     if not topic or numbers is None or (believed is not None and not believed(topic)):
         return None
-    reference = Reference.of(text)
+    reference = ValueReference.of(text)
     if reference is None and LEFT_OUT in text:
         return None
     generation, partition, offset, timestamp, attempt, reclaims = numbers

@@ -76,7 +76,7 @@ class Erased:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedErasure:
     """An erasure, and what it took from each slice, by the slice's key."""
 
     erasure: Erasure

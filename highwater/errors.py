@@ -51,7 +51,7 @@ class PermanentError(HighwaterError):
 
 
 class TemporaryError(HighwaterError):
-    """The same attempt may succeed later: a dependency is away, or another writer was first."""
+    """A later attempt may succeed: a dependency is away, or another writer was first."""
 
 
 class ConfigurationError(PermanentError):

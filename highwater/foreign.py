@@ -88,7 +88,7 @@ def _from_bytes(value: bytes | None, length: int) -> int | None:
     return int.from_bytes(value, "big")
 
 
-class Span(NamedTuple):
+class UnreadSpan(NamedTuple):
     """Offsets of the main topic, from `start` up to `end` (None: all that follow), that a generation did not read.
 
     `reader` is the later generation whose slices read them; None where none ever does.
@@ -152,7 +152,7 @@ class MainLog:
             for loss in self.losses
         )
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[UnreadSpan]:
         """All offsets that their own generation did not read: what `reader` says, as ranges that do not overlap."""
         return [
             span for one in self.generations for p in sorted(self._named()) for span in self._spans_of(one.number, p)
@@ -163,7 +163,7 @@ class MainLog:
         named = {p for one in self.generations for p in one.starts}
         return named | {p for ends in self.ends.values() for p in ends} | {loss.partition for loss in self.losses}
 
-    def _spans_of(self, generation: int, partition: int) -> Iterator[Span]:
+    def _spans_of(self, generation: int, partition: int) -> Iterator[UnreadSpan]:
         lost = [loss.offsets for loss in self.losses if loss.partition == partition]
         bounds = {0, *(one.starts.get(partition) or 0 for one in self.generations)}
         bounds |= {ends.get(partition, 0) for ends in self.ends.values()}
@@ -171,7 +171,7 @@ class MainLog:
         for start, end in zip_longest(ordered := sorted(bounds), ordered[1:]):
             reader = self.reader(generation, partition, start)
             if reader != generation:
-                yield Span(generation, partition, start, end, reader)
+                yield UnreadSpan(generation, partition, start, end, reader)
 
 
 def milliseconds(moment: datetime) -> int:

@@ -19,7 +19,7 @@ LONGEST_DETAIL = 200
 
 
 @dataclass(frozen=True)
-class Found:
+class HoldingRecords:
     """The records that hold a slice, as an attempt found them.
 
     Args:
@@ -35,7 +35,7 @@ class Found:
     detail: str
 
     @classmethod
-    def of(cls, records: int, origin: Origin, reason: str, detail: str | None) -> Found:
+    def of(cls, records: int, origin: Origin, reason: str, detail: str | None) -> HoldingRecords:
         """With the detail cut where it would repeat what the record holds."""
         return cls(records, origin, reason, (detail or "").split(_TYPE_PARAMETERS)[0][:LONGEST_DETAIL])
 
@@ -79,7 +79,7 @@ class Hold:
     slice_key: str
     stream: str
     since: datetime
-    found: Found
+    found: HoldingRecords
     attempts: int
     tried_at: datetime
     release: Release | None = None
@@ -119,7 +119,7 @@ def place(origin: Origin) -> str:
     return f"{origin.topic} partition {origin.partition} offset {origin.offset}"
 
 
-def found_again(known: Hold | None, slice_key: str, stream: str, found: Found, now: datetime) -> Hold:
+def found_again(known: Hold | None, slice_key: str, stream: str, found: HoldingRecords, now: datetime) -> Hold:
     """The hold after another attempt at its slice."""
     if known is None:
         return Hold(slice_key, stream, now, found, 1, now)

@@ -14,13 +14,13 @@ from highwater.declaration import Answers, Deletes, Field, Stream
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Format, Json, Protobuf, Text
-from highwater.inference_formats import Envelope, Recognised, recognise
+from highwater.inference_formats import Recognised, ValueEnvelope, recognise
 from highwater.inference_keys import Evidence, KeyChoice, RecordKeys, choose_key, recognise_keys
 from highwater.inference_layout import Layout, layout_of
 from highwater.inference_names import Draft, named
-from highwater.inference_roles import Choice, choose_event_time, choose_version
+from highwater.inference_roles import ChosenColumn, choose_event_time, choose_version
 from highwater.schemas import Schema
-from highwater.second_reader import Record
+from highwater.second_reader import KafkaRecord
 from highwater.sources import Key
 
 EXAMPLE_LENGTH = 40
@@ -83,7 +83,7 @@ class Inferred:
 
 def infer(
     topic: str,
-    records: Sequence[Record],
+    records: Sequence[KafkaRecord],
     *,
     name: str | None = None,
     schemas: Schemas | None = None,
@@ -143,7 +143,7 @@ def _evidence(
     recognised: Recognised,
     keys: RecordKeys,
     layout: Layout,
-    records: Sequence[Record],
+    records: Sequence[KafkaRecord],
     schemas: Schemas | None,
 ) -> list[Evidence]:
     """The values of the columns in each record that can be read, by the rules that the pipeline has too."""
@@ -175,7 +175,7 @@ def _concluded(
     name: str,
     recognised: Recognised,
     keys: RecordKeys,
-    envelope: Envelope,
+    envelope: ValueEnvelope,
     layout: Layout,
     evidence: Sequence[Evidence],
     *,
@@ -186,7 +186,7 @@ def _concluded(
     version = choose_version(layout.drafts, evidence, key, compacted=compacted, preferred=layout.versions)
     tombstones = version.draft is not None and version.draft not in layout.drafts
     if tombstones:
-        event_time = Choice(None, "the record's timestamp: a tombstone, which deletes its key, has no other")
+        event_time = ChosenColumn(None, "the record's timestamp: a tombstone, which deletes its key, has no other")
     else:
         event_time = choose_event_time(layout.drafts, evidence, preferred=layout.times)
     roles = _Roles.of(layout, key, version, event_time, tombstones=tombstones)
@@ -239,7 +239,9 @@ class _Roles:
     event_time: Draft | None
 
     @classmethod
-    def of(cls, layout: Layout, key: KeyChoice, version: Choice, event_time: Choice, *, tombstones: bool) -> _Roles:
+    def of(
+        cls, layout: Layout, key: KeyChoice, version: ChosenColumn, event_time: ChosenColumn, *, tombstones: bool
+    ) -> _Roles:
         """The drafts when those with a role cannot be null, and a tombstone's key comes from the record's key."""
         chosen = [one for one in (*key.drafts, version.draft, event_time.draft) if one is not None]
         moved = dict(zip(key.drafts, key.from_record, strict=True)) if tombstones else {}
@@ -265,7 +267,7 @@ class _Roles:
 
 
 def _deletes(
-    envelope: Envelope, layout: Layout, roles: _Roles, by_draft: Mapping[Draft, Field], *, compacted: bool
+    envelope: ValueEnvelope, layout: Layout, roles: _Roles, by_draft: Mapping[Draft, Field], *, compacted: bool
 ) -> tuple[Deletes | None, str]:
     if roles.version is None:
         return None, "none: without a key and a version nothing is deleted"

@@ -13,7 +13,7 @@ from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
 from highwater.formats import Avro, Csv, Format, Json, Lines, Protobuf, Raw
 from highwater.schemas import Framed, FramingError, Schema, framing_of, protobuf_message
-from highwater.second_reader import Infinite, Record
+from highwater.second_reader import Infinite, KafkaRecord
 from highwater.settings import SCHEMA_REGISTRY_URL
 
 # A format is recognised if nine values in ten have it; the others will be rejects.
@@ -43,7 +43,7 @@ class Recognised:
     message: tuple[int, ...] = (0,)
 
 
-def recognise(records: Sequence[Record], schemas: Schemas | None) -> Recognised:
+def recognise(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recognised:
     """Find the format of the records that have a value.
 
     Raises:
@@ -97,7 +97,7 @@ class _Names:
     unknown: Counter[int | str] = field(default_factory=Counter)
 
 
-def _framed(records: Sequence[Record], schemas: Schemas | None) -> Recognised | None:
+def _framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -> Recognised | None:
     """The format of values whose schemas a registry knows; None where the values are not framed."""
     framed = [one for record in records if (one := _framing(record)) is not None]
     if not _is_most(len(framed), len(records)):
@@ -130,7 +130,7 @@ def _framed(records: Sequence[Record], schemas: Schemas | None) -> Recognised | 
     return Recognised(Protobuf(), reason, (), read, _message(known))
 
 
-def _framing(record: Record) -> Framed | None:
+def _framing(record: KafkaRecord) -> Framed | None:
     try:
         return framing_of(record.value, record.headers)
     except FramingError:
@@ -205,7 +205,7 @@ def _plain(lines: Sequence[str]) -> Recognised:
 
 
 @dataclass(frozen=True)
-class Envelope:
+class ValueEnvelope:
     """The delimiters around the data of a value.
 
     Args:
@@ -221,11 +221,11 @@ class Envelope:
     schema: Any = None
 
 
-_NONE = Envelope("", "none: the fields are at the top of the value")
+_NONE = ValueEnvelope("", "none: the fields are at the top of the value")
 _CLOUD = frozenset({"specversion", "id", "source", "type"})
 
 
-def envelope_of(documents: Sequence[Any], records: Sequence[Record]) -> Envelope:
+def envelope_of(documents: Sequence[Any], records: Sequence[KafkaRecord]) -> ValueEnvelope:
     """Find the envelope of JSON documents."""
     objects = [one for one in documents if isinstance(one, Mapping)]
     connect = [one for one in objects if {*one} == {"schema", "payload"}]
@@ -233,21 +233,21 @@ def envelope_of(documents: Sequence[Any], records: Sequence[Record]) -> Envelope
         schema = next((one["schema"] for one in reversed(connect) if one["schema"]), None)
         payloads = [one["payload"] for one in connect if isinstance(one["payload"], Mapping)]
         if _is_most(sum(map(is_change, payloads)), len(payloads)):
-            return Envelope("debezium", "Debezium, with the schema of Kafka Connect", ("payload",), schema)
-        return Envelope("connect", "schema and payload of Kafka Connect's JsonConverter", ("payload",), schema)
+            return ValueEnvelope("debezium", "Debezium, with the schema of Kafka Connect", ("payload",), schema)
+        return ValueEnvelope("connect", "schema and payload of Kafka Connect's JsonConverter", ("payload",), schema)
     if _is_most(sum(map(is_change, objects)), len(objects)):
-        return Envelope("debezium", "Debezium: before, after, source and op")
+        return ValueEnvelope("debezium", "Debezium: before, after, source and op")
     if _is_most(sum({*one} >= _CLOUD for one in objects), len(objects)):
-        return Envelope("cloudevents", "CloudEvents, structured: the event is in data")
+        return ValueEnvelope("cloudevents", "CloudEvents, structured: the event is in data")
     return header_envelope(records)
 
 
-def header_envelope(records: Sequence[Record]) -> Envelope:
+def header_envelope(records: Sequence[KafkaRecord]) -> ValueEnvelope:
     """The envelope that headers are, whatever the format."""
     filled = [record for record in records if record.value is not None]
     named = [record for record in filled if {"ce_id", "ce_type"} <= {name for name, _ in record.headers}]
     if _is_most(len(named), len(filled)):
-        return Envelope("cloudevents headers", "CloudEvents, binary: attributes in the headers ce_*")
+        return ValueEnvelope("cloudevents headers", "CloudEvents, binary: attributes in the headers ce_*")
     return _NONE
 
 

@@ -15,7 +15,7 @@ from highwater.inference_fields import Hints, guessed_scalar, words
 from highwater.inference_formats import document_of, text_of
 from highwater.inference_names import Draft, is_writable, path_text
 from highwater.schemas import KEY_HEADER, FramingError, Kind, framing_of
-from highwater.second_reader import MisfitError, Record
+from highwater.second_reader import KafkaRecord, MisfitError
 from highwater.sources import Key
 
 _NO_KEY = frozenset({"float", "double", "binary", "json", "array", "map", "struct"})
@@ -61,7 +61,7 @@ class RecordKeys:
     format: KeyFormat
     reason: str
 
-    def read(self, record: Record, schemas: Schemas | None) -> RecordKey | None:
+    def read(self, record: KafkaRecord, schemas: Schemas | None) -> RecordKey | None:
         """A record's key; None without one."""
         if record.key is None:
             return None
@@ -83,7 +83,7 @@ class RecordKeys:
 class Evidence:
     """One sampled record with the values of its columns, in the order of the drafts."""
 
-    record: Record
+    record: KafkaRecord
     values: tuple[Any, ...]
     key: RecordKey | None
 
@@ -105,7 +105,7 @@ class KeyChoice:
     record_key: Literal["warn", "ignore"] = "ignore"
 
 
-def recognise_keys(records: Sequence[Record], schemas: Schemas | None) -> RecordKeys:
+def recognise_keys(records: Sequence[KafkaRecord], schemas: Schemas | None) -> RecordKeys:
     """Find the format of the records' keys: the one that all of them have."""
     keyed = [(record, record.key) for record in records if record.key is not None]
     keys = [key for _, key in keyed]
@@ -130,7 +130,7 @@ def recognise_keys(records: Sequence[Record], schemas: Schemas | None) -> Record
     return RecordKeys(Text(), "none that is known: the keys are neither text, integers, JSON nor framed")
 
 
-def _framed(records: Sequence[Record], schemas: Schemas | None) -> RecordKeys | None:
+def _framed(records: Sequence[KafkaRecord], schemas: Schemas | None) -> RecordKeys | None:
     """The format of keys whose schemas a registry knows, if all can be read by it."""
     if schemas is None:
         return None
@@ -154,7 +154,7 @@ def _framed(records: Sequence[Record], schemas: Schemas | None) -> RecordKeys | 
     return RecordKeys(_FRAMED[kind], f"the keys name schemas of the registry: {kind} {shown}")
 
 
-def _is_broken(declared: KeyFormat, record: Record, schemas: Schemas) -> bool:
+def _is_broken(declared: KeyFormat, record: KafkaRecord, schemas: Schemas) -> bool:
     try:
         decoded_key(declared, record.key or b"", record, schemas)
     except MisfitError:

@@ -10,11 +10,11 @@ from highwater.declaration import Field
 from highwater.errors import ConfigurationError
 from highwater.formats import Csv, Lines, Raw
 from highwater.inference_fields import Guesses, Hints, leaves, seen_in
-from highwater.inference_formats import Envelope, Recognised, envelope_of, header_envelope
+from highwater.inference_formats import Recognised, ValueEnvelope, envelope_of, header_envelope
 from highwater.inference_keys import RecordKey, key_column
 from highwater.inference_names import Draft, Path, is_writable, writable
 from highwater.inference_schemas import connect_tree, merged, tree_of
-from highwater.second_reader import Record
+from highwater.second_reader import KafkaRecord
 from highwater.sources import Header
 
 _CHANGE = frozenset({"op", "source", "before", "after"})
@@ -42,8 +42,8 @@ class Layout:
 
 
 def layout_of(
-    recognised: Recognised, records: Sequence[Record], keys: Sequence[RecordKey | None] = ()
-) -> tuple[Layout, Envelope]:
+    recognised: Recognised, records: Sequence[KafkaRecord], keys: Sequence[RecordKey | None] = ()
+) -> tuple[Layout, ValueEnvelope]:
     """The columns of the values, and the envelope around them.
 
     Args:
@@ -75,7 +75,9 @@ def layout_of(
     return layout, envelope
 
 
-def _tree(recognised: Recognised, records: Sequence[Record]) -> tuple[Field | None, Envelope, Mapping[Path, str]]:
+def _tree(
+    recognised: Recognised, records: Sequence[KafkaRecord]
+) -> tuple[Field | None, ValueEnvelope, Mapping[Path, str]]:
     """The tree of the values' fields, the envelope, and why types were guessed, by path."""
     documents = recognised.documents
     if isinstance(recognised.format, Raw):
@@ -83,7 +85,7 @@ def _tree(recognised: Recognised, records: Sequence[Record]) -> tuple[Field | No
     schema_tree = _schema_tree(recognised)
     if not documents:
         is_change_tree = schema_tree is not None and _is_change_tree(schema_tree)
-        found = Envelope("debezium", "Debezium, by the schema: before, after, source and op")
+        found = ValueEnvelope("debezium", "Debezium, by the schema: before, after, source and op")
         return schema_tree, found if is_change_tree else header_envelope(records), {}
     envelope = envelope_of(documents, records)
     if envelope.schema is not None:

@@ -20,7 +20,7 @@ _EVENT_TIME_WORDS = ("event", "occurred", "happened", "ts", "timestamp", "time",
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenColumn:
     """A chosen column, or none, and why."""
 
     draft: Draft | None
@@ -34,7 +34,7 @@ def choose_version(
     *,
     compacted: bool,
     preferred: Sequence[str] = (),
-) -> Choice:
+) -> ChosenColumn:
     """The column that orders the states of a key.
 
     Args:
@@ -45,23 +45,25 @@ def choose_version(
         preferred: the wanted names that the envelope gives, best first; no others are considered then.
     """
     if not key.drafts:
-        return Choice(None, "none, since there is no key: each record is an event of its own")
+        return ChosenColumn(None, "none, since there is no key: each record is an event of its own")
     positions = [drafts.index(one) for one in key.drafts if one in drafts]
     fallen = []
     for at in _version_candidates(drafts, evidence, preferred):
         trend = _rising(at, positions, evidence)
         if trend is not None:
-            return Choice(drafts[at], f"{drafts[at].wanted} {trend}")
+            return ChosenColumn(drafts[at], f"{drafts[at].wanted} {trend}")
         fallen.append(drafts[at].wanted)
     tail = f"; {', '.join(fallen)} would contradict the order of the offsets" if fallen else ""
     if not compacted:
-        return Choice(None, f"none, so the table is append-only: no field rises with each change of a key{tail}")
+        return ChosenColumn(None, f"none, so the table is append-only: no field rises with each change of a key{tail}")
     if not key.from_record:
-        return Choice(None, f"none: the record key cannot be read as the key's columns{tail}")
+        return ChosenColumn(None, f"none: the record key cannot be read as the key's columns{tail}")
     if not _one_partition_each(evidence):
-        return Choice(None, f"none: records of one key are in several partitions, so offsets do not order them{tail}")
+        return ChosenColumn(
+            None, f"none: records of one key are in several partitions, so offsets do not order them{tail}"
+        )
     draft = Draft("record_offset", Field("", "long"), (Meta("offset"),), "the record's offset")
-    return Choice(draft, f"the record's offset: all records of a key are in one partition{tail}")
+    return ChosenColumn(draft, f"the record's offset: all records of a key are in one partition{tail}")
 
 
 def _version_candidates(drafts: Sequence[Draft], evidence: Sequence[Evidence], preferred: Sequence[str]) -> list[int]:
@@ -111,18 +113,18 @@ def _one_partition_each(evidence: Sequence[Evidence]) -> bool:
 
 def choose_event_time(
     drafts: Sequence[Draft], evidence: Sequence[Evidence], *, preferred: Sequence[str] = ()
-) -> Choice:
+) -> ChosenColumn:
     """The column that says when an event happened."""
     able = [at for at, one in enumerate(drafts) if one.field.type == "timestamp" and is_filled(at, evidence)]
     for name in preferred:
         for at in able:
             if drafts[at].wanted == name:
-                return Choice(drafts[at], f"{name}: the envelope says when it happened")
+                return ChosenColumn(drafts[at], f"{name}: the envelope says when it happened")
     ranked = [(rank, len(drafts[at].path), at) for at in able if (rank := _rank(drafts[at])) is not None]
     if ranked:
         draft = drafts[min(ranked)[2]]
-        return Choice(draft, f"{draft.wanted}: always filled, and named like the time of an event")
-    return Choice(None, "the record's timestamp: no time is always filled and named like the time of an event")
+        return ChosenColumn(draft, f"{draft.wanted}: always filled, and named like the time of an event")
+    return ChosenColumn(None, "the record's timestamp: no time is always filled and named like the time of an event")
 
 
 def _rank(draft: Draft) -> int | None:

@@ -35,7 +35,7 @@ class Instance:
 
     @property
     def text(self) -> str:
-        """The same in some words."""
+        """The instance in some words."""
         return f"{self.id} ({self.place}), last seen {self.last_seen:%Y-%m-%d %H:%M:%S} UTC"
 
     def to_plain(self) -> dict[str, Any]:

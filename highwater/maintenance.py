@@ -99,7 +99,7 @@ def whole_hours(time: timedelta) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class TablePartition:
     """A partition of a table by its log.
 
     Args:
@@ -116,7 +116,7 @@ class Part:
         return tuple(size for size in self.files if size < SMALL_BYTES)
 
 
-def to_compact(parts: Iterable[Part]) -> list[str]:
+def to_compact(parts: Iterable[TablePartition]) -> list[str]:
     """The partitions whose files are joined: those with the most small files first, within what one maintenance does.
 
     A file never holds two partitions.
@@ -154,7 +154,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Group:
+class FileGroup:
     """Small files that are joined by one commit."""
 
     files: tuple[File, ...]
@@ -165,26 +165,26 @@ class Group:
         return sum(file.size for file in self.files)
 
 
-def to_merge(files: Iterable[File]) -> list[Group]:
+def to_merge(files: Iterable[File]) -> list[FileGroup]:
     """The small files that are joined, slices beside each other together.
 
     The last group of few files waits until there are more.
     """
     small = sorted((file for file in files if file.size < TARGET_BYTES // 2), key=lambda file: (file.first, file.path))
-    found: list[Group] = []
+    found: list[FileGroup] = []
     mine: list[File] = []
     size = 0
     for file in small:
         mine.append(file)
         size += file.size
         if size >= TARGET_BYTES or len(mine) == FILES_A_GROUP:
-            found.append(Group(tuple(mine)))
+            found.append(FileGroup(tuple(mine)))
             mine, size = [], 0
-    return [*found, Group(tuple(mine))] if len(mine) >= FEWEST_FILES else found
+    return [*found, FileGroup(tuple(mine))] if len(mine) >= FEWEST_FILES else found
 
 
 @dataclass(frozen=True)
-class Key:
+class LiveKey:
     """A live key of Dagster.
 
     Args:
@@ -198,7 +198,7 @@ class Key:
     recalled_at: datetime | None = None
 
 
-def candidates(live: Sequence[Key], newest: int, longest: timedelta | None, now: datetime) -> list[str]:
+def candidates(live: Sequence[LiveKey], newest: int, longest: timedelta | None, now: datetime) -> list[str]:
     """The keys that are retired if their slices are complete and nobody names them, the oldest first.
 
     Args:

@@ -30,7 +30,7 @@ def size_of_headers(headers: Iterable[Header]) -> int:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SizeLimits:
     """The size limits of topics and the producer.
 
     Args:
@@ -91,7 +91,7 @@ def too_large(
         sizes: of each record its topic and its size.
         client: `message.max.bytes` of the producer.
         bootstrap: for the command.
-        rooms: `max.message.bytes` of the topics, where it is known: who has room is not to be given less.
+        rooms: `max.message.bytes` of the topics, where it is known: a topic with enough of it gets no command.
     """
     given = [*sizes]
     largest = {topic: max(size for other, size in given if other == topic) for topic, _ in given}

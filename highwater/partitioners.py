@@ -64,7 +64,7 @@ _HASHES: Mapping[Partitioner, Callable[[bytes], int]] = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class PartitionedBy:
     """A partitioner with a partition count: what may have chosen the partition of a record."""
 
     partitioner: Partitioner
@@ -77,7 +77,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Place:
+class KeyPlace:
     """Records of a key in one partition.
 
     Args:
@@ -91,12 +91,12 @@ class Place:
     records: int = 1
 
 
-def choices(place: Place, counts: Collection[int]) -> list[Choice]:
+def choices(place: KeyPlace, counts: Collection[int]) -> list[PartitionedBy]:
     """The partitioners that may have chosen a place: records may be older than the partitions that the slice knows."""
-    return [Choice(one, count) for one in Partitioner for count in sorted(counts) if count <= place.partitions]
+    return [PartitionedBy(one, count) for one in Partitioner for count in sorted(counts) if count <= place.partitions]
 
 
-def explaining(key: bytes, place: Place, counts: Collection[int]) -> frozenset[Choice]:
+def explaining(key: bytes, place: KeyPlace, counts: Collection[int]) -> frozenset[PartitionedBy]:
     """The choices that explain where records of a key are."""
     hashed = _hashed(key)
     return frozenset(
@@ -120,7 +120,7 @@ class Why(Enum):
     """A place is that of none: a producer names partitions itself, or hashes otherwise."""
 
 
-def why_several(key: bytes, places: Iterable[Place], counts: Collection[int]) -> Why:
+def why_several(key: bytes, places: Iterable[KeyPlace], counts: Collection[int]) -> Why:
     """The reason why a key is in several partitions.
 
     With few partitions a partition soon matches some partitioner by chance: one key shows only a possibility, many keys
@@ -133,10 +133,10 @@ def why_several(key: bytes, places: Iterable[Place], counts: Collection[int]) ->
     return Why.ADDED if common else Why.FLEETS
 
 
-Tally = Counter[tuple[int, frozenset[Choice]]]
+Tally = Counter[tuple[int, frozenset[PartitionedBy]]]
 
 
-def tallied(found: Iterable[tuple[bytes, Place]], counts: Collection[int]) -> Tally:
+def tallied(found: Iterable[tuple[bytes, KeyPlace]], counts: Collection[int]) -> Tally:
     """Records by the number of partitions and by what explains where they are."""
     tally: Tally = Counter()
     for key, place in found:
@@ -144,7 +144,7 @@ def tallied(found: Iterable[tuple[bytes, Place]], counts: Collection[int]) -> Ta
     return tally
 
 
-def shares(tally: Tally) -> dict[Choice | None, float]:
+def shares(tally: Tally) -> dict[PartitionedBy | None, float]:
     """Each partitioner's share of the records, the greatest first; None for those of no known partitioner.
 
     A place that one partitioner chose is by chance that of another one in every n-th case, so counting would find
@@ -153,7 +153,7 @@ def shares(tally: Tally) -> dict[Choice | None, float]:
     1977).
     """
     total = tally.total()
-    sources: list[Choice | None] = [*sorted({one for _, found in tally for one in found}, key=_order), None]
+    sources: list[PartitionedBy | None] = [*sorted({one for _, found in tally for one in found}, key=_order), None]
     held = dict.fromkeys(sources, 1 / len(sources))
     for _ in range(ROUNDS if total else 0):
         gained = dict.fromkeys(sources, 0.0)
@@ -168,5 +168,5 @@ def shares(tally: Tally) -> dict[Choice | None, float]:
     return dict(sorted(relevant.items(), key=lambda item: -item[1]))
 
 
-def _order(choice: Choice) -> tuple[int, int]:
+def _order(choice: PartitionedBy) -> tuple[int, int]:
     return list(Partitioner).index(choice.partitioner), choice.partitions

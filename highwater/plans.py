@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from highwater.divergence import Recorded
+from highwater.divergence import PlannedFacts
 from highwater.envelope import Origin
 from highwater.errors import InconsistentRecordError
 from highwater.slices import OffsetRange, Slice
@@ -120,7 +120,7 @@ class Planned:
         return max(following, self.generation.first_ordinal)
 
     @property
-    def recorded(self) -> dict[int, Recorded]:
+    def recorded(self) -> dict[int, PlannedFacts]:
         """For each partition what its past must still agree with.
 
         Into a new generation of the same topic go the partitions that went on: what was accepted concerned others.

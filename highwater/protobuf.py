@@ -24,7 +24,7 @@ def declared_files(declared: Protobuf) -> tuple[bytes, str]:
 
 
 def compiled(schema: Schema) -> tuple[bytes, str]:
-    """The same of a schema of a registry, which is text.
+    """The `FileDescriptorSet` of a registry's schema, which is text, and the name of its last file.
 
     Raises:
         ValueError: the text, or what it imports, is no Protobuf schema.

@@ -85,7 +85,7 @@ class PublicationOutcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Copy:
+class PossibleCopy:
     """An event whose version may have been accepted before with the same content.
 
     Args:
@@ -103,14 +103,14 @@ class Copy:
     place: int | None = None
 
 
-def second_deliveries(copies: Iterable[Copy], horizon: timedelta) -> set[tuple[str, Origin]]:
+def second_deliveries(copies: Iterable[PossibleCopy], horizon: timedelta) -> set[tuple[str, Origin]]:
     """Records to send now whose content was accepted before, by slice and origin.
 
     Before are all that were decided in earlier publications, then the others in the order in which they would be sent.
     The horizon looks back from an event's own time of publication; what was published later than it, and decided
     before it, counts always: it is a copy that overtook.
     """
-    by_content: dict[str, list[Copy]] = defaultdict(list)
+    by_content: dict[str, list[PossibleCopy]] = defaultdict(list)
     for copy in copies:
         by_content[copy.fingerprint].append(copy)
     reach = round(horizon.total_seconds() * 1000)

@@ -54,7 +54,7 @@ def option_for(stream: Stream, topic: str) -> str:
 
 
 def stream_of_topic(stream: Stream, topic: str | None) -> Stream:
-    """The stream as the planner sees it when it plans this topic of its.
+    """The stream as the planner sees it when it plans this one of its topics.
 
     Raises:
         ConfigurationError: it is neither its main topic nor one whose records are retried.

@@ -13,7 +13,7 @@ from highwater.classifying import classify
 from highwater.declaration import Stream
 from highwater.decoding import Schemas
 from highwater.errors import ConfigurationError
-from highwater.second_reader import Record
+from highwater.second_reader import KafkaRecord
 
 _VARIABLE = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")
 DETAIL_LENGTH = 100
@@ -81,7 +81,7 @@ class SampleCounts:
 COUNT_NAMES = ("classified as", "records", "share", "first example", "at")
 
 
-def count_sample(stream: Stream, records: Sequence[Record], schemas: Schemas | None) -> SampleCounts:
+def count_sample(stream: Stream, records: Sequence[KafkaRecord], schemas: Schemas | None) -> SampleCounts:
     """Classify each record of a sample.
 
     Raises:
@@ -111,7 +111,7 @@ def count_sample(stream: Stream, records: Sequence[Record], schemas: Schemas | N
     return SampleCounts(len(records), kinds["event"], kinds["delete"], kinds["tombstone"], distinct, rejects)
 
 
-def records_from_lines(lines: Iterable[str], topic: str) -> list[Record]:
+def records_from_lines(lines: Iterable[str], topic: str) -> list[KafkaRecord]:
     """Records from lines of JSON: `key_hex`, `value_hex`, `headers` as pairs of name and hex, `timestamp_ms`.
 
     The number of the line, counted from 0, is the offset.
@@ -127,7 +127,7 @@ def records_from_lines(lines: Iterable[str], topic: str) -> list[Record]:
             plain = json.loads(line)
             headers = tuple((name, _bytes(value)) for name, value in plain.get("headers") or ())
             value, key = _bytes(plain["value_hex"]), _bytes(plain.get("key_hex"))
-            found.append(Record(value, key, headers, topic, 0, number, int(plain.get("timestamp_ms") or 0)))
+            found.append(KafkaRecord(value, key, headers, topic, 0, number, int(plain.get("timestamp_ms") or 0)))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigurationError(
                 f"line {number + 1} of the file is no record",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from highwater.second_reader import Record
+from highwater.second_reader import KafkaRecord
 from highwater.slices import OffsetRange
 
 Part = Literal["beginning", "end"]
@@ -50,13 +50,13 @@ def window(log: OffsetRange, width: int, part: Part) -> OffsetRange:
     return OffsetRange(max(log.start, log.end - width), log.end)
 
 
-def lacks_repeats(records: Sequence[Record]) -> bool:
+def lacks_repeats(records: Sequence[KafkaRecord]) -> bool:
     """Whether each record has a key, and few keys occur twice."""
     keys = {record.key for record in records}
     return None not in keys and len(records) - len(keys) < _enough(records)
 
 
-def repeats(sampled: Sequence[Record], others: Iterable[Record]) -> list[Record]:
+def repeats(sampled: Sequence[KafkaRecord], others: Iterable[KafkaRecord]) -> list[KafkaRecord]:
     """The records that have the key of a sampled one, until there are enough.
 
     Args:
@@ -65,7 +65,7 @@ def repeats(sampled: Sequence[Record], others: Iterable[Record]) -> list[Record]
     """
     places = {(record.partition, record.offset) for record in sampled}
     left = Counter(dict.fromkeys((record.key for record in sampled), REPEATS_A_KEY))
-    found: list[Record] = []
+    found: list[KafkaRecord] = []
     size = 0
     for record in others:
         size += len(record.value or b"")
@@ -77,5 +77,5 @@ def repeats(sampled: Sequence[Record], others: Iterable[Record]) -> list[Record]
     return found
 
 
-def _enough(sampled: Sequence[Record]) -> int:
+def _enough(sampled: Sequence[KafkaRecord]) -> int:
     return -(-len(sampled) // RECORDS_A_REPEAT)  # rounded up

@@ -37,7 +37,7 @@ class FramingError(ValueError):
 
 
 @dataclass(frozen=True)
-class Reference:
+class SchemaReference:
     """A schema that another schema needs.
 
     Args:
@@ -68,7 +68,7 @@ class Schema:
     id: int | None
     kind: Kind
     text: str
-    references: tuple[Reference, ...] = ()
+    references: tuple[SchemaReference, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class UnreadableError(ValueError):
 
 
 @dataclass(frozen=True)
-class Record:
+class KafkaRecord:
     """A record as Kafka gave it, with its origin."""
 
     value: bytes | None
@@ -108,7 +108,7 @@ def number_of(text: str) -> Decimal | Beyond:
     return Beyond(text) if len(exponent) > 3 or int(exponent or 0) > _MOST_EXPONENT else Decimal(text)
 
 
-def value_of(field: Field, record: Record, document: Any, key: Any) -> Any:
+def value_of(field: Field, record: KafkaRecord, document: Any, key: Any) -> Any:
     """A field in its column's type.
 
     Args:
@@ -147,7 +147,7 @@ def _read(field: Field, found: Any) -> Any:
     return _READERS[field.type.split("(")[0]](field, found)
 
 
-def _found(field: Field, record: Record, document: Any, key: Any) -> Any:
+def _found(field: Field, record: KafkaRecord, document: Any, key: Any) -> Any:
     """The value of the first source that has one."""
     for source in field.sources:
         found = _from(source, record, document, key)
@@ -159,7 +159,7 @@ def _found(field: Field, record: Record, document: Any, key: Any) -> Any:
 
 
 def _from(
-    source: Key | Header | Meta | Reference | Rest | tuple[str, ...], record: Record, document: Any, key: Any
+    source: Key | Header | Meta | Reference | Rest | tuple[str, ...], record: KafkaRecord, document: Any, key: Any
 ) -> Any:
     if isinstance(source, tuple):
         return _at(document, source)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 
-from highwater.divergence import Fingerprint, Recorded
+from highwater.divergence import Fingerprint, PlannedFacts
 from highwater.errors import UnknownSliceError
 
 ORDINAL_DIGITS = 7
@@ -105,9 +105,9 @@ class Slice:
         return sum(len(r) for r in self.ranges.values())
 
     @property
-    def recorded(self) -> dict[int, Recorded]:
+    def recorded(self) -> dict[int, PlannedFacts]:
         """For each partition what its past must still agree with."""
-        return {p: Recorded(r.end, self.epochs.get(p), self.fingerprints.get(p)) for p, r in self.ranges.items()}
+        return {p: PlannedFacts(r.end, self.epochs.get(p), self.fingerprints.get(p)) for p, r in self.ranges.items()}
 
     @property
     def identity(self) -> str:

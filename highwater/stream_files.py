@@ -16,15 +16,18 @@ from highwater.settings import CHECKOUT, STREAMS_FOLDER, STREAMS_FOLDERS, projec
 from highwater.stream_yaml import FILE, load_yaml
 
 
-def streams_folder(environment: Mapping[str, str] = os.environ, start: Path | None = None) -> Path:
+def streams_folder(
+    environment: Mapping[str, str] = os.environ, start: Path | None = None, *, default: Path | None = None
+) -> Path:
     """The streams folder of the project that a process works for.
 
-    It is `HIGHWATER_STREAMS`, else `streams` or `assets/streams` in the nearest parent of the working folder that has a
-    `workspace.yaml`.
+    It is `HIGHWATER_STREAMS`, else the default, else `streams` or `assets/streams` in the nearest parent of the working
+    folder that has a `workspace.yaml`.
 
     Args:
         environment: the process's environment variables.
         start: where the search starts; the working folder if None.
+        default: the folder of a project that knows it, such as the one beside its definitions.
 
     Raises:
         ConfigurationError: there is no such folder.
@@ -37,6 +40,8 @@ def streams_folder(environment: Mapping[str, str] = os.environ, start: Path | No
             found=given,
             remedy="set it to the folder with the files of the streams",
         )
+    if default is not None:
+        return default
     here = (start or Path.cwd()).absolute()
     for project in projects(here, *here.parents, CHECKOUT):
         return next(project / one for one in STREAMS_FOLDERS if (project / one).is_dir())

@@ -67,7 +67,7 @@ class _Node:
         return [*found, indent + self.end]
 
     def prefixed(self, text: str) -> _Node:
-        """The same behind a text, such as an argument's name."""
+        """The source behind a text, such as an argument's name."""
         return _Node(text + self.text, self.parts, self.end, self.single)
 
 

@@ -16,7 +16,7 @@ from highwater.plans import Loss, Planned, left_to_read
 from highwater.slices import Slice, merge_ranges
 
 
-class Span(NamedTuple):
+class OffsetSpan(NamedTuple):
     """Offsets of a generation's partition from `start` up to `end` (None: all that follow)."""
 
     generation: int
@@ -37,7 +37,7 @@ class Undecided:
 
     newest: int
     partitions: frozenset[int]
-    spans: Sequence[Span]
+    spans: Sequence[OffsetSpan]
 
     def holds(self, generation: int, partition: int, offset: int) -> bool:
         """Whether an origin is one of them."""
@@ -71,11 +71,11 @@ def undecided(
     left = sorted((left_to_read(slice_, losses) for slice_ in waiting), key=attrgetter("generation"))
     # A slice may have been planned meanwhile: it lies in the tail.
     spans = [
-        Span(generation, p, max(offsets.start, before.get(p, 0)), end)
+        OffsetSpan(generation, p, max(offsets.start, before.get(p, 0)), end)
         for generation, slices in groupby(left, key=attrgetter("generation"))
         for p, ranges in merge_ranges(slices).items()
         for offsets in ranges
         for end in [min(offsets.end, tails.get(p, offsets.end)) if generation == newest else offsets.end]
         if max(offsets.start, before.get(p, 0)) < end
     ]
-    return Undecided(newest, partitions, [*spans, *(Span(newest, p, start, None) for p, start in tails.items())])
+    return Undecided(newest, partitions, [*spans, *(OffsetSpan(newest, p, start, None) for p, start in tails.items())])

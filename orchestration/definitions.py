@@ -7,7 +7,7 @@ import dagster as dg
 
 from highwater.orchestration import log_lines
 from highwater.orchestration.build import build_defs
-from highwater.stream_files import read_streams
+from highwater.stream_files import read_streams, streams_folder
 from resources import project_resources
 
 STREAMS = Path(__file__).resolve().parent.parent / "assets" / "streams"
@@ -17,4 +17,6 @@ STREAMS = Path(__file__).resolve().parent.parent / "assets" / "streams"
 def defs() -> dg.Definitions:
     """All definitions, built when Dagster asks for them."""
     log_lines.install(os.environ)
-    return build_defs(streams=read_streams(STREAMS), resources=project_resources(), environment=os.environ)
+    return build_defs(
+        streams=read_streams(streams_folder(default=STREAMS)), resources=project_resources(), environment=os.environ
+    )

@@ -10,7 +10,7 @@ from typing import Any
 from highwater.declaration import Answers, Deletes, Field, Stream
 from highwater.formats import Avro, Json
 from highwater.schemas import Schema
-from highwater.second_reader import Record
+from highwater.second_reader import KafkaRecord
 
 FOLDER = Path(__file__).parent / "formats"
 ANSWERS = Answers("By key.", "The same version counts once.", "Rejects wait for a person.")
@@ -144,15 +144,15 @@ def find_schema(one: int | str) -> Schema | None:
     return SCHEMAS.get(one) if isinstance(one, int) else None
 
 
-def records(name: str) -> list[Record]:
+def records(name: str) -> list[KafkaRecord]:
     """The records of a format, in their order."""
     lines = (FOLDER / f"{name}.jsonl").read_text().splitlines()
     return [_record(at, json.loads(line)) for at, line in enumerate(lines)]
 
 
-def _record(offset: int, line: Mapping[str, Any]) -> Record:
+def _record(offset: int, line: Mapping[str, Any]) -> KafkaRecord:
     value, key = line["value_hex"], line["key_hex"]
-    return Record(
+    return KafkaRecord(
         value=None if value is None else bytes.fromhex(value),
         key=None if key is None else bytes.fromhex(key),
         headers=[(header, bytes.fromhex(content)) for header, content in line["headers"]],

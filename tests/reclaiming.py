@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from highwater.envelope import Origin
 from highwater.orchestration.checking.origin_counts import Ends, count_ends
-from highwater.orchestration.operations.reclaiming import Found, ReclaimRequest, reclaim_records
+from highwater.orchestration.operations.reclaiming import ReclaimRequest, RecordsOnDlq, reclaim_records
 from highwater.orchestration.reporting.locating import locate
 from highwater.resources.ledger import Ledger
 from tests.support import order
@@ -35,7 +35,7 @@ class Reclaiming:
     def where(self) -> tuple[Ledger, Lake, Stream]:
         return self.world.ledger, self.world.lake, STREAM
 
-    def reclaim(self, **asked: Any) -> Found:
+    def reclaim(self, **asked: Any) -> RecordsOnDlq:
         self.world.write()
         return reclaim_records(*self.where, ReclaimRequest(**asked), self.log.append)
 

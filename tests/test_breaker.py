@@ -21,7 +21,7 @@ from highwater.assets import split_decision
 from highwater.assets.breaker_gate import ensure_admitted, ensure_within_limit
 from highwater.assets.commit import CommittedSlices
 from highwater.assets.work import Work
-from highwater.breaker import LONGEST_PROBE, Circuit, Outcome, admit, done, fail, judge
+from highwater.breaker import LONGEST_PROBE, AttemptResult, Circuit, admit, done, fail, judge
 from highwater.declaration import Breaker, OnReject
 from highwater.declaration_parts import ON_REJECT
 from highwater.errors import (
@@ -45,7 +45,7 @@ from highwater.orchestration.sensing.step_breaker import watched
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger, breakers
-from highwater.resources.ledger.breakers import Acceptance, AcceptedReason, Judgement
+from highwater.resources.ledger.breakers import AcceptedReason, AcceptedSlice, Judgement
 from highwater.slice_commits import SliceCommit
 from highwater.slices import Slice
 from tests.commits import commit_empty
@@ -160,7 +160,7 @@ def test_the_breaker_is_what_the_model_says(steps: list[tuple[int, str, int, int
             seen |= {key} if counted else set()
         elif how != "killed":
             counted = circuit.closed
-            circuit, refused = judge(circuit, RULES, [Outcome(key, records, rejects)], first, now)
+            circuit, refused = judge(circuit, RULES, [AttemptResult(key, records, rejects)], first, now)
             assert bool(refused) == model.decide(key, records, rejects, now)
             seen |= {key} if counted else set()
             if not refused:
@@ -176,7 +176,7 @@ def test_slices_that_are_taken_together_are_judged_like_one_after_another(
     counts: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     """Up to the first that is refused; with it the whole run is, and none of the sound ones counts."""
-    cases = [Outcome(f"orders@{n:07d}", max(a, b), min(a, b)) for n, (a, b) in enumerate(counts)]
+    cases = [AttemptResult(f"orders@{n:07d}", max(a, b), min(a, b)) for n, (a, b) in enumerate(counts)]
     keys = {case.key for case in cases}
     at = data.draw(st.integers(0, len(cases)))
     before, _ = judge(Circuit(), RULES, cases[:at], keys, NOON)
@@ -192,15 +192,17 @@ def test_slices_that_are_taken_together_are_judged_like_one_after_another(
 
 
 def test_a_burst_opens_it_at_its_first_slice_whatever_came_before() -> None:
-    sound = [Outcome(f"orders@{n:07d}", 200_000) for n in range(5)]
+    sound = [AttemptResult(f"orders@{n:07d}", 200_000) for n in range(5)]
     circuit, _ = judge(Circuit(), RULES, sound, {one.key for one in sound}, NOON)
-    circuit, refused = judge(circuit, RULES, [Outcome("orders@0000005", 200_000, 150_000)], {"orders@0000005"}, NOON)
+    circuit, refused = judge(
+        circuit, RULES, [AttemptResult("orders@0000005", 200_000, 150_000)], {"orders@0000005"}, NOON
+    )
     assert (circuit.state, refused) == ("open", ("orders@0000005",))
     assert "150,000 of 200,000 records of orders@0000005" in circuit.text
 
 
 def test_many_small_slices_open_it_together_and_a_few_records_do_not() -> None:
-    poison = [Outcome(f"orders@{n:07d}", 30, 30) for n in range(4)]
+    poison = [AttemptResult(f"orders@{n:07d}", 30, 30) for n in range(4)]
     keys = {one.key for one in poison}
     circuit, refused = judge(Circuit(), RULES, poison[:3], keys, NOON)
     assert (circuit.state, refused) == ("closed", ())
@@ -209,9 +211,9 @@ def test_many_small_slices_open_it_together_and_a_few_records_do_not() -> None:
 
 
 def test_an_old_slice_that_is_materialised_again_is_refused_and_opens_nothing() -> None:
-    again = [Outcome("orders@0000001", 500, 400)]
+    again = [AttemptResult("orders@0000001", 500, 400)]
     assert judge(Circuit(), RULES, again, set(), NOON) == (Circuit(), ("orders@0000001",))
-    both = [*again, Outcome("orders@0000002", 500)]
+    both = [*again, AttemptResult("orders@0000002", 500)]
     assert judge(Circuit(), RULES, both, {"orders@0000002"}, NOON) == (Circuit(), ("orders@0000001",)), "none counts"
 
 
@@ -293,11 +295,11 @@ def test_a_change_that_another_made_first_is_recreated(ledger: Ledger, monkeypat
 
     def decide(circuit: Circuit, _: Mapping[str, Judgement]) -> tuple[Circuit, Sequence[Judgement]]:
         seen.append(circuit)
-        return replace(circuit, window=(*circuit.window, Outcome("a", 1))), ()
+        return replace(circuit, window=(*circuit.window, AttemptResult("a", 1))), ()
 
     ledger.breakers.settle("orders", (), decide)
     assert len(seen) == 2
-    assert ledger.breakers.circuit("orders") == Circuit((Outcome("a", 1),), since=NOON)
+    assert ledger.breakers.circuit("orders") == Circuit((AttemptResult("a", 1),), since=NOON)
 
 
 # What a run may decide
@@ -364,7 +366,7 @@ def test_only_first_attempts_count(ledger: Ledger, work: Callable[..., Work]) ->
     for _ in range(3):
         ensure_within_limit(work(TWO), [TWO], {}, counted(s2=(99, 40)))
     found = ledger.breakers.circuit("orders")
-    assert found.window == (Outcome(TWO.key, 99, 40),)
+    assert found.window == (AttemptResult(TWO.key, 99, 40),)
     assert found.closed
 
 
@@ -378,8 +380,8 @@ def test_an_accepted_slice_passes_and_changes_nothing(ledger: Ledger, work: Call
     with pytest.raises(RejectsOverLimitError):
         ensure_within_limit(work(ONE), [ONE], {}, counted(s1=(100, 100)))
     before = ledger.breakers.circuit("orders")
-    assert ledger.breakers.accept("orders", [Acceptance(ONE.key, "test data", "ann", NOON)]) == 1
-    again = Acceptance(ONE.key, "again", "bob", NOON + minutes(1))
+    assert ledger.breakers.accept("orders", [AcceptedSlice(ONE.key, "test data", "ann", NOON)]) == 1
+    again = AcceptedSlice(ONE.key, "again", "bob", NOON + minutes(1))
     assert ledger.breakers.accept("orders", [again]) == 0
     assert ledger.breakers.accepted([ONE.key, TWO.key]) == {ONE.key: again}, "what is given again counts from then"
     ensure_admitted(work(ONE), [ONE])
@@ -645,7 +647,7 @@ def test_repair_closes_what_has_no_slice_left_to_probe(repairing: Repairing) -> 
 def test_repair_asks_for_an_accepted_slice_however_often_it_failed(repairing: Repairing) -> None:
     opened(repairing.ledger, replace(OPEN, until=datetime.now(UTC) + minutes(5)))
     repairing.fail_often(ONE.key)
-    accepted = Acceptance(ONE.key, "test data", "ann", datetime.now(UTC) + timedelta(seconds=1))
+    accepted = AcceptedSlice(ONE.key, "test data", "ann", datetime.now(UTC) + timedelta(seconds=1))
     repairing.ledger.breakers.accept("orders", [accepted])
     assert ([ONE.key], False, "repair") in repairing.tick()[0]
 

@@ -180,9 +180,9 @@ def test_a_registry_that_is_away_rejects_nothing(bench: Bench) -> None:
 
 def test_schemas_of_other_kinds_reject_their_records_alone(bench: Bench) -> None:
     """A record of another topic, with a Protobuf schema that imports another, failed the slice for ever."""
-    from highwater.schemas import Reference, Schema
+    from highwater.schemas import Schema, SchemaReference
 
-    imported = Reference("other.proto", "other", 1, 'syntax = "proto3"; message Other {}')
+    imported = SchemaReference("other.proto", "other", 1, 'syntax = "proto3"; message Other {}')
     strange = {
         5: Schema(
             5, "PROTOBUF", 'syntax = "proto3"; import "other.proto"; message Order { Other other = 1; }', (imported,)
@@ -303,9 +303,9 @@ def test_debezium_in_avro_whose_tombstones_delete(bench: Bench) -> None:
 
 def test_current_with_a_map_is_rebuilt(bench: Bench) -> None:
     """Spark subtracts no rows with maps."""
-    from highwater.assets.current_rebuild import Look, differences, rebuild
+    from highwater.assets.current_rebuild import RebuildSnapshot, differences, rebuild
 
     loaded(bench, "10-avro-logical-types")
     work = bench.work()
-    assert differences(work, Look.take(work)).none
+    assert differences(work, RebuildSnapshot.take(work)).none
     assert rebuild(work) == 1

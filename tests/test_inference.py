@@ -30,7 +30,7 @@ from highwater.inference import Inferred, infer, infer_from_schema
 from highwater.sample_counts import count_sample, records_from_lines
 from highwater.sampling import lacks_repeats, repeats, shares
 from highwater.schemas import Schema
-from highwater.second_reader import Record
+from highwater.second_reader import KafkaRecord
 from highwater.sources import Header, Key, Meta
 from highwater.stream_files import load_streams
 from highwater.stream_source import to_source
@@ -43,14 +43,16 @@ BEGIN_MS = 1_767_225_600_000
 
 def records_of(
     pairs: Iterable[tuple[Any, Any]], headers: Sequence[tuple[str, bytes]] = (), **more: Any
-) -> list[Record]:
+) -> list[KafkaRecord]:
     """Records from keys and values; what is no bytes is written as JSON."""
 
     def written(one: Any) -> Any:
         return one if one is None or isinstance(one, bytes) else json.dumps(one).encode()
 
     return [
-        Record(written(value), written(key), tuple(headers), "t", more.get("partition", 0), offset, BEGIN_MS + offset)
+        KafkaRecord(
+            written(value), written(key), tuple(headers), "t", more.get("partition", 0), offset, BEGIN_MS + offset
+        )
         for offset, (key, value) in enumerate(pairs)
     ]
 
@@ -59,7 +61,7 @@ def types(found: Inferred) -> dict[str, str]:
     return {one.name: one.type for one in found.stream.fields}
 
 
-def kinds(found: Inferred, records: Sequence[Record], schemas: Schemas | None = None) -> list[str]:
+def kinds(found: Inferred, records: Sequence[KafkaRecord], schemas: Schemas | None = None) -> list[str]:
     return [classify(found.stream, one, schemas).kind for one in records]
 
 
@@ -437,8 +439,8 @@ def test_json_of_a_registry_is_framed_or_named_by_a_header() -> None:
             order["coupon"] = None
         payload, key = json.dumps(order).encode(), order["order_id"].encode()
         guid = b"\x01" + bytes.fromhex(GUID.replace("-", ""))
-        by_header = Record(payload, key, (("__value_schema_id", guid),), "t", 0, number)
-        records.append(Record(framed(42, payload), key, (), "t", 0, number) if number % 2 else by_header)
+        by_header = KafkaRecord(payload, key, (("__value_schema_id", guid),), "t", 0, number)
+        records.append(KafkaRecord(framed(42, payload), key, (), "t", 0, number) if number % 2 else by_header)
     found = infer("orders", records, schemas=REGISTRY.get)
     assert found.stream.value == Json(registry=True)
     assert found.stream.fields == (
@@ -586,7 +588,7 @@ def test_cloud_events_have_their_data_and_their_time() -> None:
 
 def test_cloud_events_in_headers_have_columns_too() -> None:
     records = [
-        Record(
+        KafkaRecord(
             json.dumps({"total": n}).encode(),
             None,
             (
@@ -946,8 +948,8 @@ def test_partitions_give_equal_shares_of_a_sample(sizes: dict[int, int], count: 
     assert shares(sizes, count) == expected
 
 
-def keyed(*keys: bytes | None, value: bytes = b"{}", first: int = 0) -> list[Record]:
-    return [Record(value, key, (), "t", 0, first + number) for number, key in enumerate(keys)]
+def keyed(*keys: bytes | None, value: bytes = b"{}", first: int = 0) -> list[KafkaRecord]:
+    return [KafkaRecord(value, key, (), "t", 0, first + number) for number, key in enumerate(keys)]
 
 
 def test_repeats_have_the_keys_of_the_sample() -> None:

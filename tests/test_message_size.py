@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 
 from dev.planted import plant
 from highwater import envelope as names
-from highwater.assets.dlq_sending import Reject, Sending
+from highwater.assets.dlq_sending import RejectSending, RejectToSend
 from highwater.assets.parked_references import Original, came_as, original, original_of, originals_of, place_of
 from highwater.batching import batch_ranges, batched_by_size
-from highwater.envelope import MOST_BYTES, MOST_DETAIL, Envelope, Header, Origin, Place, Reference, opened, wrapped
+from highwater.envelope import MOST_BYTES, MOST_DETAIL, Envelope, Header, Origin, Place, ValueReference, opened, wrapped
 from highwater.errors import (
     DependencyAwayError,
     RecordTooLargeError,
     SupersededAttemptError,
     UnbalancedError,
 )
-from highwater.message_size import Limits, size_of
+from highwater.message_size import SizeLimits, size_of
 from highwater.orchestration.operations import redriving
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.kafka import Kafka
@@ -59,7 +59,7 @@ OWN = st.none() | st.binary(max_size=90)
 def test_a_reference_fits_and_leaves_out_no_more_than_it_must(key: bytes | None, own: list[Header], most: int) -> None:
     reported: list[Header] = [("highwater.all", b"x" * 300)]
     full, headless, least = size_of(key, b"", own + reported), size_of(key, b"", reported), size_of(None, b"", reported)
-    limits = Limits({PARKED: most}, client=10_000)
+    limits = SizeLimits({PARKED: most}, client=10_000)
     if most < least:
         with pytest.raises(RecordTooLargeError, match=f"max.message.bytes={MOST_BYTES}"):
             limits.left_out(PARKED, key, own, reported)
@@ -74,7 +74,7 @@ def test_a_reference_fits_and_leaves_out_no_more_than_it_must(key: bytes | None,
 )
 def test_what_is_sent_whole(size: int, client: int, *, compresses: bool, whole: bool) -> None:
     """The client counts before compression; what the topic takes after it only the broker knows."""
-    assert Limits({TIER: 100}, client, compresses).admits(TIER, size) is whole
+    assert SizeLimits({TIER: 100}, client, compresses).admits(TIER, size) is whole
 
 
 @given(
@@ -82,7 +82,7 @@ def test_what_is_sent_whole(size: int, client: int, *, compresses: bool, whole: 
     st.integers(0, 2**63 - 1),
 )
 def test_a_reference_is_read_as_it_was_written(parts: list[str], number: int) -> None:
-    written = an_envelope(reference=Reference(tuple(parts), Place("ö", 3, 1, number), 5))
+    written = an_envelope(reference=ValueReference(tuple(parts), Place("ö", 3, 1, number), 5))
     assert opened(wrapped(written, [("own", b"1")])) == written
 
 
@@ -101,7 +101,7 @@ def test_a_reference_is_read_as_it_was_written(parts: list[str], number: int) ->
 )
 def test_a_reference_that_cannot_be_believed_is_no_record(header: str, value: bytes) -> None:
     """Its empty value must never be taken for the record's."""
-    sound = an_envelope(reference=Reference(("value",), PLACE, 5)).headers()
+    sound = an_envelope(reference=ValueReference(("value",), PLACE, 5)).headers()
     assert opened(sound) is not None
     assert opened([*sound, (header, value)]) is None
 
@@ -113,7 +113,7 @@ def test_the_longest_envelope_of_a_reference_has_room() -> None:
         topic="orders.foreign/" + "y" * 249,
         detail="\U0001f600" * MOST_DETAIL,
         slice_key="z" * 260,
-        reference=Reference(everything, place, 2**40),
+        reference=ValueReference(everything, place, 2**40),
     )
     assert size_of(None, b"", longest.headers()) < MOST_BYTES
 
@@ -139,8 +139,8 @@ def test_a_reject_says_what_its_envelope_says(
 ) -> None:
     """Also one of many that are alike: what they have in common is written once."""
     envelope, found = an_envelope(offset=offset, timestamp=ms, detail=detail), Original(key, value, own)
-    other = Reject.of(an_envelope(detail=detail), TIER, Original(b"k", None, [("own", b"1")]))
-    for one in (Reject.of(envelope, TIER, found), other.template.reject(offset, ms, found)):
+    other = RejectToSend.of(an_envelope(detail=detail), TIER, Original(b"k", None, [("own", b"1")]))
+    for one in (RejectToSend.of(envelope, TIER, found), other.template.reject(offset, ms, found)):
         assert one.headers == wrapped(envelope, own)
         assert one.size == size_of(key, value, wrapped(envelope, own))
         assert (one.envelope, one.topic, one.found) == (envelope, TIER, found)
@@ -209,7 +209,7 @@ class Refusing:
         self.committed.append(([*records], mark))
 
 
-class Noting(Sending):
+class Noting(RejectSending):
     """Writes nothing, and remembers what it is asked to."""
 
     def _record_parked(self, notes: Any) -> None:
@@ -231,7 +231,7 @@ def test_what_the_broker_refuses_ends_as_what_is_known_to_be_too_large(tmp_path:
     sizes = {1: 10, 2: 30_000, 3: 60_000}
     found = {offset: Original(b"k%d" % offset, os.urandom(size), [("own", b"1")]) for offset, size in sizes.items()}
     a_raw(lake, [("orders@0000000", PLACE._replace(offset=offset), one) for offset, one in found.items()])
-    batch = [Reject.of(an_envelope(offset=offset), TIER, one) for offset, one in found.items()]
+    batch = [RejectToSend.of(an_envelope(offset=offset), TIER, one) for offset, one in found.items()]
     by_answer = Refusing({TIER: 20_000, PARKED: 40_000})
     by_size = Refusing({TIER: 20_000, PARKED: 20_000}, compresses=False)
     for transactions, room in ((by_answer, 20_000), (by_size, 20_000)):
@@ -263,18 +263,18 @@ def test_a_reference_that_is_refused_ends_it(tmp_path: Path) -> None:
     a_raw(lake := Lake(str(tmp_path)), [("orders@0000000", PLACE, one)])
     with pytest.raises(RecordTooLargeError):
         a_sending(lake, Refusing({TIER: 20_000, PARKED: 10}), 20_000).send(
-            [Reject.of(an_envelope(), PARKED, one)], BEFORE, AFTER
+            [RejectToSend.of(an_envelope(), PARKED, one)], BEFORE, AFTER
         )
 
 
 def test_a_reference_that_somebody_sent_to_a_tier_is_parked_as_what_it_was(tmp_path: Path) -> None:
-    written = an_envelope(reference=Reference(("value", "headers"), PLACE, 5))
+    written = an_envelope(reference=ValueReference(("value", "headers"), PLACE, 5))
     found = Original(b"k", b"", written.headers())
     assert came_as(found) == written.reference
     assert came_as(found._replace(value=b"fixed")) is None
     transactions = Refusing({PARKED: 20_000}, compresses=False)
     again = an_envelope(attempt=2, reference=came_as(found))
-    a_sending(Lake(str(tmp_path)), transactions, 20_000).send([Reject.of(again, PARKED, found)], BEFORE, AFTER)
+    a_sending(Lake(str(tmp_path)), transactions, 20_000).send([RejectToSend.of(again, PARKED, found)], BEFORE, AFTER)
     [([record], _)] = transactions.committed
     assert opened(record.headers) == again
 

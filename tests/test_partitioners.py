@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.partitioners import (
-    Choice,
+    KeyPlace,
+    PartitionedBy,
     Partitioner,
-    Place,
     Why,
     fnv1a,
     murmur2,
@@ -74,8 +74,10 @@ def keys(count: int) -> list[bytes]:
     return [b"order-%d" % number for number in range(count)]
 
 
-def placed(partitioner: Partitioner, some: list[bytes], partitions: int, known: int = 0) -> list[tuple[bytes, Place]]:
-    return [(key, Place(partitioner.partition(key, partitions), known or partitions)) for key in some]
+def placed(
+    partitioner: Partitioner, some: list[bytes], partitions: int, known: int = 0
+) -> list[tuple[bytes, KeyPlace]]:
+    return [(key, KeyPlace(partitioner.partition(key, partitions), known or partitions)) for key in some]
 
 
 @pytest.mark.parametrize("partitions", [2, 3, 12])
@@ -84,19 +86,19 @@ def test_two_fleets_have_their_shares(partitions: int) -> None:
     some = keys(20_000)
     found = [*placed(MURMUR2, some[:19_600], partitions), *placed(CRC32, some[19_600:], partitions)]
     reported = shares(tallied(found, {partitions}))
-    assert reported[Choice(MURMUR2, partitions)] == pytest.approx(0.98, abs=0.01)
-    assert reported[Choice(CRC32, partitions)] == pytest.approx(0.02, abs=0.01)
+    assert reported[PartitionedBy(MURMUR2, partitions)] == pytest.approx(0.98, abs=0.01)
+    assert reported[PartitionedBy(CRC32, partitions)] == pytest.approx(0.02, abs=0.01)
 
 
 def test_a_single_fleet_is_no_mixture() -> None:
     reported = shares(tallied(placed(CRC32, keys(5_000), 6), {6}))
-    assert reported == {Choice(CRC32, 6): pytest.approx(1, abs=0.001)}
+    assert reported == {PartitionedBy(CRC32, 6): pytest.approx(1, abs=0.001)}
 
 
 def test_what_nobody_hashed_is_of_no_partitioner() -> None:
     """A producer that names partitions itself puts some keys by chance where a partitioner would have."""
     chosen = random.Random(3)
-    found = [(key, Place(chosen.randrange(4), 4)) for key in keys(20_000)]
+    found = [(key, KeyPlace(chosen.randrange(4), 4)) for key in keys(20_000)]
     reported = shares(tallied(found, {4}))
     assert next(iter(reported)) is None
     assert reported[None] > 0.95
@@ -106,15 +108,15 @@ def test_records_from_before_partitions_were_added_are_distinguished() -> None:
     some = keys(10_000)
     found = [*placed(MURMUR2, some[:3_000], 4, known=6), *placed(MURMUR2, some[3_000:], 6)]
     reported = shares(tallied(found, {4, 6}))
-    assert reported[Choice(MURMUR2, 4)] == pytest.approx(0.3, abs=0.02)
-    assert reported[Choice(MURMUR2, 6)] == pytest.approx(0.7, abs=0.02)
+    assert reported[PartitionedBy(MURMUR2, 4)] == pytest.approx(0.3, abs=0.02)
+    assert reported[PartitionedBy(MURMUR2, 6)] == pytest.approx(0.7, abs=0.02)
 
 
 def test_records_weigh() -> None:
     some = keys(2_000)
-    found = [(key, Place(MURMUR2.partition(key, 8), 8, records=9)) for key in some[:1_000]]
+    found = [(key, KeyPlace(MURMUR2.partition(key, 8), 8, records=9)) for key in some[:1_000]]
     reported = shares(tallied([*found, *placed(CRC32, some[1_000:], 8)], {8}))
-    assert reported[Choice(CRC32, 8)] == pytest.approx(0.1, abs=0.01)
+    assert reported[PartitionedBy(CRC32, 8)] == pytest.approx(0.1, abs=0.01)
 
 
 def test_of_no_record_there_is_no_share() -> None:
@@ -133,14 +135,14 @@ def a_key(*unlike: tuple[Partitioner, int]) -> bytes:
 
 def test_why_a_key_is_in_several_partitions() -> None:
     key = a_key((MURMUR2, 4), (MURMUR2, 12), (CRC32, 12), (FNV1A, 12))
-    before = Place(MURMUR2.partition(key, 4), 4)
-    after, other = (Place(one.partition(key, 12), 12) for one in (MURMUR2, CRC32))
+    before = KeyPlace(MURMUR2.partition(key, 4), 4)
+    after, other = (KeyPlace(one.partition(key, 12), 12) for one in (MURMUR2, CRC32))
     assert why_several(key, [before, after], {4, 12}) is Why.ADDED
     assert why_several(key, [after, other], {12}) is Why.FLEETS
-    assert why_several(key, [after, Place(11, 12)], {4, 12}) is Why.OTHER
+    assert why_several(key, [after, KeyPlace(11, 12)], {4, 12}) is Why.OTHER
 
 
 def test_a_slice_knows_no_partitions_that_were_added_later() -> None:
     key = a_key((MURMUR2, 4), (MURMUR2, 12))
-    assert why_several(key, [Place(MURMUR2.partition(key, 12), 4), Place(11, 12)], {4, 12}) is Why.OTHER
+    assert why_several(key, [KeyPlace(MURMUR2.partition(key, 12), 4), KeyPlace(11, 12)], {4, 12}) is Why.OTHER
     assert zlib.crc32(key) % 12 == CRC32.partition(key, 12)

@@ -13,8 +13,8 @@ from highwater.schemas import (
     VALUE_HEADER,
     Framed,
     FramingError,
-    Reference,
     Schema,
+    SchemaReference,
     framing_of,
     message_indexes,
     protobuf_message,
@@ -180,8 +180,8 @@ ORDER = {
 
 def order_schema() -> Schema:
     references = (
-        Reference("shop.Money", "money", 1, json.dumps(MONEY)),
-        Reference("shop.cart.Line", "line", 1, json.dumps(LINE)),
+        SchemaReference("shop.Money", "money", 1, json.dumps(MONEY)),
+        SchemaReference("shop.cart.Line", "line", 1, json.dumps(LINE)),
     )
     return Schema(1, "AVRO", json.dumps(ORDER), references)
 
@@ -229,7 +229,7 @@ def test_each_type_is_defined_once_where_it_is_used_first() -> None:
 
 def test_a_type_by_its_name_needs_no_object_around_it() -> None:
     order = {"type": "record", "name": "Order", "fields": [{"name": "total", "type": {"type": "shop.Money"}}]}
-    schema = Schema(1, "AVRO", json.dumps(order), (Reference("shop.Money", "money", 1, json.dumps(MONEY)),))
+    schema = Schema(1, "AVRO", json.dumps(order), (SchemaReference("shop.Money", "money", 1, json.dumps(MONEY)),))
     assert json.loads(self_contained_avro(schema))["fields"][0]["type"]["name"] == "Money"
 
 

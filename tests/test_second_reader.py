@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.classifying import Outcome, classify
+from highwater.classifying import Classification, classify
 from highwater.column_comparison import same
 from highwater.declaration import Field
 from highwater.decoding import document
@@ -26,12 +26,12 @@ from highwater.format_rules import java_pattern, python_pattern
 from highwater.formats import Avro, Csv, Json, Lines, Protobuf, Raw
 from highwater.protobuf import compiled
 from highwater.schemas import Schema
-from highwater.second_reader import MisfitError, Record
+from highwater.second_reader import KafkaRecord, MisfitError
 from highwater.sources import Key, Meta
 from tests.format_streams import FORMATS, find_schema, records
 
 
-def outcomes(name: str) -> list[Outcome]:
+def outcomes(name: str) -> list[Classification]:
     return [classify(FORMATS[name], one, find_schema) for one in records(name)]
 
 
@@ -154,7 +154,7 @@ def test_what_an_avro_encoder_writes_comes_out(values: dict[str, Any]) -> None:
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(WRITTEN), values)
     stream = replace(FORMATS["05-github-events"], fields=READ, key=(), event_time=None, value=Avro(json.dumps(WRITTEN)))
-    found = classify(stream, Record(out.getvalue()), None)
+    found = classify(stream, KafkaRecord(out.getvalue()), None)
     assert (found.kind, found.values) == ("event", values)
 
 
@@ -177,7 +177,7 @@ def lined(value: Any, *fields: Field) -> Any:
 )
 def test_lines_of_separated_values(line: bytes, wanted: Any) -> None:
     stream = lined(Csv(("x", "n", "ok")), Field("x", "string"), Field("n", "integer"), Field("ok", "boolean"))
-    found = classify(stream, Record(line), None)
+    found = classify(stream, KafkaRecord(line), None)
     assert (found.values if found.kind == "event" else found.detail) == wanted
 
 
@@ -187,28 +187,28 @@ def test_lines_by_a_pattern() -> None:
         Lines(pattern), Field("level", "string"), Field("thread", "string", optional=True), Field("text", "string")
     )
     values = {"level": "WARN", "thread": None, "text": "disk is full"}
-    assert classify(stream, Record(b"WARN disk is full\r\n"), None).values == values
-    assert classify(stream, Record(b"WARN [main] x"), None).values["thread"] == "main"
-    assert classify(stream, Record(b"nothing"), None).detail == "the line does not match the declared pattern"
+    assert classify(stream, KafkaRecord(b"WARN disk is full\r\n"), None).values == values
+    assert classify(stream, KafkaRecord(b"WARN [main] x"), None).values["thread"] == "main"
+    assert classify(stream, KafkaRecord(b"nothing"), None).detail == "the line does not match the declared pattern"
 
 
 def test_bytes_that_are_not_parsed() -> None:
     stream = lined(Raw(), Field("body", "binary", source="value"), Field("text", "string", source="value"))
-    assert classify(stream, Record(b"\xc3\xa9"), None).values == {"body": b"\xc3\xa9", "text": "é"}
-    assert classify(stream, Record(b"\xff"), None).detail == "field text: it is missing"
+    assert classify(stream, KafkaRecord(b"\xc3\xa9"), None).values == {"body": b"\xc3\xa9", "text": "é"}
+    assert classify(stream, KafkaRecord(b"\xff"), None).detail == "field text: it is missing"
 
 
 def test_a_schema_with_a_reference() -> None:
     """Its types are defined where they are used first."""
     from highwater.decoding import document
-    from highwater.schemas import Reference
+    from highwater.schemas import SchemaReference
 
     money = json.dumps({"type": "record", "name": "shop.Money", "fields": [{"name": "cents", "type": "long"}]})
     order = json.dumps({"type": "record", "name": "shop.Order", "fields": [{"name": "sum", "type": "shop.Money"}]})
-    schema = Schema(1, "AVRO", order, (Reference("shop.Money", "money", 1, money),))
-    assert document(Avro(), Record(b"\x00\x00\x00\x00\x01\x0e"), lambda _: schema) == {"sum": {"cents": 7}}
+    schema = Schema(1, "AVRO", order, (SchemaReference("shop.Money", "money", 1, money),))
+    assert document(Avro(), KafkaRecord(b"\x00\x00\x00\x00\x01\x0e"), lambda _: schema) == {"sum": {"cents": 7}}
     with pytest.raises(MisfitError, match="bytes follow"):
-        document(Avro(), Record(b"\x00\x00\x00\x00\x01\x0e\x00"), lambda _: schema)
+        document(Avro(), KafkaRecord(b"\x00\x00\x00\x00\x01\x0e\x00"), lambda _: schema)
 
 
 def json_field(kind: str, **declared: Any) -> Any:
@@ -314,7 +314,7 @@ WRITTEN_JSON: dict[str, tuple[str, dict[str, Any], str, Any]] = {
 def test_json_is_read_as_strictly_as_by_the_pipeline(name: str) -> None:
     """Python's parsers took some of these for other values, or for none; each differed from the pipeline."""
     kind, declared, written, wanted = WRITTEN_JSON[name]
-    found = classify(json_field(kind, **declared), Record(f'{{"x": {written}}}'.encode()), None)
+    found = classify(json_field(kind, **declared), KafkaRecord(f'{{"x": {written}}}'.encode()), None)
     if isinstance(wanted, Refused):
         assert found.reason == "malformed"
         assert wanted in str(found.detail)
@@ -324,13 +324,13 @@ def test_json_is_read_as_strictly_as_by_the_pipeline(name: str) -> None:
 
 def test_another_encoding_is_no_json() -> None:
     for encoding in ("utf-16", "utf-32", "utf-8-sig"):
-        assert classify(json_field("string"), Record('{"x": "a"}'.encode(encoding)), None).reason == "malformed"
+        assert classify(json_field("string"), KafkaRecord('{"x": "a"}'.encode(encoding)), None).reason == "malformed"
 
 
 def test_nan_beside_a_field_that_takes_it() -> None:
     stream = lined(Json(), Field("x", "double", nan="null"), Field("y", "long", optional=True))
-    assert classify(stream, Record(b'{"x": NaN, "z": -Infinity}'), None).values == {"x": None, "y": None}
-    assert classify(stream, Record(b'{"x": 1, "y": NaN}'), None).detail == "field y: it is NaN"
+    assert classify(stream, KafkaRecord(b'{"x": NaN, "z": -Infinity}'), None).values == {"x": None, "y": None}
+    assert classify(stream, KafkaRecord(b'{"x": 1, "y": NaN}'), None).detail == "field y: it is NaN"
 
 
 @pytest.mark.parametrize(
@@ -348,14 +348,14 @@ def test_nan_beside_a_field_that_takes_it() -> None:
 def test_a_key_is_the_text_that_spark_writes(kind: str, written: str, key: str) -> None:
     """A decimal lacked its zeros, and a time was a number of microseconds."""
     stream = replace(json_field(kind), key=("x",), record_key="strict")
-    assert classify(stream, Record(f'{{"x": {written}}}'.encode(), key.encode()), None).key == key
-    assert classify(stream, Record(f'{{"x": {written}}}'.encode(), b"other"), None).reason == "malformed"
+    assert classify(stream, KafkaRecord(f'{{"x": {written}}}'.encode(), key.encode()), None).key == key
+    assert classify(stream, KafkaRecord(f'{{"x": {written}}}'.encode(), b"other"), None).reason == "malformed"
 
 
 def test_a_key_with_half_of_a_pair_is_a_reject() -> None:
     """It raised UnicodeEncodeError."""
     stream = replace(json_field("string"), key=("x",), record_key="strict")
-    assert classify(stream, Record(b'{"x": "\\ud83d"}', b"?"), None).reason == "malformed"
+    assert classify(stream, KafkaRecord(b'{"x": "\\ud83d"}', b"?"), None).reason == "malformed"
 
 
 # --- Avro
@@ -371,7 +371,7 @@ def avro(kind: Any, value: Any, declared: Field, *, physical: Any = None) -> Any
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(schema(physical or kind)), {"x": value, "end": "ö"})
     stream = lined(Avro(json.dumps(schema(kind))), declared, Field("end", "string"))
-    found = classify(stream, Record(out.getvalue()), None)
+    found = classify(stream, KafkaRecord(out.getvalue()), None)
     return found.values["x"] if found.kind == "event" else found.detail
 
 
@@ -431,7 +431,7 @@ def test_a_logical_type_that_cannot_be_is_ignored() -> None:
     """So Avro's specification says; a declared schema is refused for it, one of the registry is read."""
     kind = {"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 4}
     text = json.dumps({"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]})
-    value = Record(b"\0\0\0\0\x01\x02\x05")
+    value = KafkaRecord(b"\0\0\0\0\x01\x02\x05")
     found = classify(lined(Avro(), Field("x", "binary")), value, lambda _: Schema(1, "AVRO", text))
     assert found.values == {"x": b"\x05"}
 
@@ -449,7 +449,9 @@ def test_a_logical_type_that_cannot_be_is_ignored() -> None:
 )
 def test_a_schema_of_the_registry_that_cannot_be_read_is_a_reject(text: str, reported: str) -> None:
     """It raised JSONDecodeError or fastavro's own errors."""
-    found = classify(lined(Avro(), Field("x", "string")), Record(b"\0\0\0\0\x01\0"), lambda _: Schema(1, "AVRO", text))
+    found = classify(
+        lined(Avro(), Field("x", "string")), KafkaRecord(b"\0\0\0\0\x01\0"), lambda _: Schema(1, "AVRO", text)
+    )
     assert found.reason == "malformed"
     assert reported in str(found.detail)
 
@@ -503,7 +505,7 @@ def message(name: str = "M") -> Any:
 def of_message(made: Any, *fields: Field, places: bytes = b"\x02\x02") -> Any:
     stream = lined(Protobuf(), *fields)
     value = b"\0\0\0\0\x01" + places + made.SerializeToString()
-    found = classify(stream, Record(value), lambda _: SCHEMA)
+    found = classify(stream, KafkaRecord(value), lambda _: SCHEMA)
     return found.values if found.kind == "event" else found.detail
 
 
@@ -610,7 +612,7 @@ def test_what_a_json_encoder_writes_comes_out(values: dict[str, Any], ascii_alon
     lists = Field("v", "array", of=Field("e", "integer", nullable=True))
     fields = (Field("s", "string"), Field("n", "long"), Field("d", "double"), Field("ok", "boolean"))
     stream = lined(Json(), *fields, Field("m", "map", of=lists))
-    found = classify(stream, Record(json.dumps(values, ensure_ascii=ascii_alone).encode()), None)
+    found = classify(stream, KafkaRecord(json.dumps(values, ensure_ascii=ascii_alone).encode()), None)
     assert (found.kind, found.values) == ("event", values)
 
 
@@ -628,21 +630,21 @@ def test_what_a_csv_encoder_writes_comes_out(values: list[str], delimiter: str, 
     csv.writer(out, delimiter=delimiter, quotechar=quote, lineterminator="\r\n").writerow(values)
     names = tuple(f"c{at}" for at, _ in enumerate(values))
     stream = lined(Csv(names, delimiter, quote, null=None), *[Field(name, "string") for name in names])
-    found = classify(stream, Record(out.getvalue().encode()), None)
+    found = classify(stream, KafkaRecord(out.getvalue().encode()), None)
     assert (found.kind, [*found.values.values()]) == ("event", values)
 
 
 @pytest.mark.parametrize("line", [b'"a', b'"a"b,1', b'"a""', b'"a" ,1'])
 def test_a_quote_that_is_not_closed_is_a_reject(line: bytes) -> None:
     stream = lined(Csv(("a", "b")), Field("a", "string"))
-    assert classify(stream, Record(b"\xc3\xb6," + line), None).detail == (
+    assert classify(stream, KafkaRecord(b"\xc3\xb6," + line), None).detail == (
         "no line of separated values: a quote that is not closed begins at byte 3"
     )
 
 
 def test_a_long_value_is_no_reject() -> None:
     """The module csv refuses more than 131,072 characters."""
-    found = classify(lined(Csv(("a", "b")), Field("a", "string")), Record(b"x" * 200_000 + b",1"), None)
+    found = classify(lined(Csv(("a", "b")), Field("a", "string")), KafkaRecord(b"x" * 200_000 + b",1"), None)
     assert found.values == {"a": "x" * 200_000}
 
 
@@ -650,13 +652,13 @@ def test_a_boolean_from_a_key_that_is_no_text() -> None:
     """It raised TypeError: a list has no hash."""
     stream = replace(lined(Csv(("a",)), Field("a", "string")), key_format=Json())
     stream = replace(stream, fields=(Field("x", "boolean", source=Key("k")),))
-    assert classify(stream, Record(b"1", b'{"k": []}'), None).reason == "malformed"
+    assert classify(stream, KafkaRecord(b"1", b'{"k": []}'), None).reason == "malformed"
 
 
 def test_classes_of_a_pattern_have_ascii_alone() -> None:
     """As Java's: a digit of another script matched in Python alone."""
     stream = lined(Lines(r"(?P<n>\d+)"), Field("n", "string"))
-    assert classify(stream, Record("\u0663".encode()), None).reason == "malformed"
+    assert classify(stream, KafkaRecord("\u0663".encode()), None).reason == "malformed"
 
 
 @pytest.mark.parametrize(
@@ -686,7 +688,7 @@ def test_what_python_and_java_do_not_share_is_refused(pattern: str) -> None:
 def test_what_both_read_is_declared(pattern: str, line: str) -> None:
     """`++` behind a backslash was refused, and a parenthesis behind one was taken for a group."""
     stream = lined(Lines(pattern), Field("a", "string"))
-    assert classify(stream, Record(line.encode()), None).values == {"a": "7"}
+    assert classify(stream, KafkaRecord(line.encode()), None).values == {"a": "7"}
 
 
 @pytest.mark.parametrize("quantifier", ["*", "+", "*?", "{2,}", "{2,3}", "{0,9}?"])
@@ -764,10 +766,10 @@ def test_an_enum_of_avro_has_no_negative_symbols() -> None:
     kind = {"type": "enum", "name": "K", "symbols": ["A", "B"]}
     fields = [{"name": "a", "type": kind}, {"name": "b", "type": ["null", "K"]}]
     declared = Avro(json.dumps({"type": "record", "name": "R", "fields": fields}))
-    assert document(declared, Record(b"\x02\x02\x00"), None) == {"a": "B", "b": "A"}
+    assert document(declared, KafkaRecord(b"\x02\x02\x00"), None) == {"a": "B", "b": "A"}
     for value in (b"\x01\x00", b"\x00\x02\x01", b"\x04\x00"):
         with pytest.raises(MisfitError, match="no Avro at byte"):
-            document(declared, Record(value), None)
+            document(declared, KafkaRecord(value), None)
 
 
 def test_nested_values_are_compared_with_rows_of_a_table() -> None:

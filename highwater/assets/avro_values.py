@@ -40,7 +40,7 @@ def texts_are_sound(value: Column, schema: Any) -> Column:
 
 
 def with_nullable_doubles(schema: Any) -> Any:
-    """The same schema for its reader, in which elements of arrays that are `double` may be null.
+    """A schema for its reader, in which elements of arrays that are `double` may be null.
 
     Avro 1.12.0, the one in Spark 4.0, keeps an array of `double` in an array of its own, which rounds to `float`
     (AVRO-4108). An array whose elements may be null it keeps as objects.

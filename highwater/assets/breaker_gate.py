@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from highwater.breaker import Circuit, Outcome, admit, done, judge
+from highwater.breaker import AttemptResult, Circuit, admit, done, judge
 from highwater.errors import BreakerOpenError, RejectsOverLimitError
 from highwater.resources.ledger.breakers import Judgement
 
@@ -154,13 +154,13 @@ def _counted(
     return records, max(0, rejects(counts) - rejects(before)), reasons
 
 
-def _case(key: str, counted: _Counted) -> Outcome:
-    return Outcome(key, counted[0], counted[1])
+def _case(key: str, counted: _Counted) -> AttemptResult:
+    return AttemptResult(key, counted[0], counted[1])
 
 
 def _judgement(
     work: Work,
-    case: Outcome,
+    case: AttemptResult,
     reasons: Mapping[str, int],
     known: Judgement | None,
     now: datetime,
@@ -172,7 +172,7 @@ def _judgement(
 
 
 def _over(
-    work: Work, circuit: Circuit, refused: Sequence[Outcome], together: int, accepted: Collection[str]
+    work: Work, circuit: Circuit, refused: Sequence[AttemptResult], together: int, accepted: Collection[str]
 ) -> RejectsOverLimitError:
     shares = "; ".join(f"{one.rejects:,} of {one.records:,} records of {one.key} would be rejected" for one in refused)
     rest = "" if together == 1 else f"; none of the {together} slices of this run was decided"

@@ -74,7 +74,7 @@ class CommittedSlices:
         return self.slice_commits[key].attempt if key in self.slice_commits else 0
 
 
-class Batch(Protocol):
+class RowsToCommit(Protocol):
     """Rows of some slices, ready to be committed."""
 
     @property
@@ -103,7 +103,7 @@ class Batch(Protocol):
         """Let go of what Spark holds for the batch."""
 
 
-Prepare = Callable[[Work, "Sequence[Slice]", Clock], Batch]
+Prepare = Callable[[Work, "Sequence[Slice]", Clock], RowsToCommit]
 
 
 def commit_until_settled(
@@ -138,13 +138,13 @@ def commit_until_settled(
     return reports(work, table, final, notes, clock, version)
 
 
-def _refusals(batch: Batch, pending: Sequence[Slice], committed: CommittedSlices) -> dict[str, str]:
+def _refusals(batch: RowsToCommit, pending: Sequence[Slice], committed: CommittedSlices) -> dict[str, str]:
     found = {slice_.key: batch.refused(slice_, committed.slice_commits.get(slice_.key)) for slice_ in pending}
     return {key: reason for key, reason in found.items() if reason is not None}
 
 
 def _settle(
-    work: Work, table: str, committed: CommittedSlices, batch: Batch, notes: dict[str, str], clock: Clock
+    work: Work, table: str, committed: CommittedSlices, batch: RowsToCommit, notes: dict[str, str], clock: Clock
 ) -> tuple[Mapping[str, SliceCommit], int]:
     """Commit what has no note yet; slices that others committed meanwhile get a note instead."""
     seen = committed
@@ -180,7 +180,7 @@ def _taken_over(pending: Sequence[Slice], before: CommittedSlices, now: Committe
 
 
 def _commit(
-    work: Work, table: str, seen: CommittedSlices, batch: Batch, pending: Sequence[Slice]
+    work: Work, table: str, seen: CommittedSlices, batch: RowsToCommit, pending: Sequence[Slice]
 ) -> tuple[dict[str, SliceCommit], int]:
     keys = [slice_.key for slice_ in pending]
     attempts = work.ledger.next_attempts(keys)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from highwater.assets.work import Work
     from highwater.declaration import Stream
-    from highwater.maintenance import Group
+    from highwater.maintenance import FileGroup
 
 
 # The slices of one commit are listed in the text of its predicate; the others are merged by the next maintenance.
@@ -38,7 +38,7 @@ def cluster_columns(stream: Stream, table: str) -> tuple[str, ...]:
     return ("partition", "offset") if table == "raw" else ("origin_partition", "origin_offset")
 
 
-def compact(work: Work, table: str, group: Group) -> bool:
+def compact(work: Work, table: str, group: FileGroup) -> bool:
     """Rewrite the rows of the slices in some small files into files of the size that readers expect.
 
     It is a numbered commit in the turn of the table's writers, and changes no row. A slice that has rows in other files
@@ -98,7 +98,7 @@ def _unchecked(spark: SparkSession) -> Iterator[None]:
             spark.conf.unset(_CHECK)
 
 
-def _movable(opened: DeltaTable, group: Group) -> list[str]:
+def _movable(opened: DeltaTable, group: FileGroup) -> list[str]:
     """The slices in the files of a group that have no row in any other file.
 
     Raises:

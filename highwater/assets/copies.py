@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from highwater.assets import event_json
 from highwater.assets.origins import MILLISECONDS
 from highwater.envelope import ORIGIN, Origin
-from highwater.publishing import Copy, Known
+from highwater.publishing import Known, PossibleCopy
 from highwater.resources.delta import query_arrow, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Twice:
         """Whether there are any copies; nearly always there are none. It needs neither fields nor rows."""
         return bool(len(query_arrow({"e": self.events}, f"WITH {self._twice} SELECT 1 FROM twice LIMIT 1")))
 
-    def copies(self, book: Book, known: Mapping[Origin, Known]) -> list[Copy]:
+    def copies(self, book: Book, known: Mapping[Origin, Known]) -> list[PossibleCopy]:
         """Events of versions that came more than once, in the batch or in slices that were published.
 
         Args:
@@ -64,9 +64,9 @@ class Twice:
         for at, (key, origin, print_, when) in enumerate(ordered):
             before = published.get(origin)
             if before is not None and before.fingerprint is not None:
-                found.append(Copy(key, origin, before.fingerprint, when))
+                found.append(PossibleCopy(key, origin, before.fingerprint, when))
             if key in place and (before is None or before.fingerprint != print_):
-                found.append(Copy(key, origin, print_, when, at))
+                found.append(PossibleCopy(key, origin, print_, when, at))
         return found
 
     def _published_elsewhere(self, book: Book, keys: Sequence[str]) -> dict[Origin, Known]:

@@ -268,7 +268,8 @@ def _recomputed(work: Work, rows: DataFrame, keys: Sequence[str], again: Sequenc
     if "deleted" not in rows.columns:
         won = winners(mine.join(affected, "key", "left_semi").drop("slice"), "key")
         return affected.join(won, "key", "left")
-    # A delete that the slices had brought left no row: what it kept out, or let in since, is nowhere named.
+    # Where the slices had brought a delete there is no row in `current`, so the keys that it concerns are found by the
+    # difference between `current` and the events.
     alive = winners(mine.drop("slice"), "key").where("NOT deleted")
     names = (*ORIGIN, "updated_by_slice")
     ours, theirs = (

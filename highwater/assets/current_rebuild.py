@@ -57,7 +57,7 @@ class Differences:
 
     @property
     def lines(self) -> list[str]:
-        """The same in sentences."""
+        """The differences in sentences."""
         found = [f"{self.slices:,} slices with events; {self.lacking:,} rows are lacking, {self.wrong:,} are wrong"]
         if self.behind:
             found.append(f"{len(self.behind):,} slices are not in current at their attempt: {_some(self.behind)}")
@@ -71,7 +71,7 @@ def _some(keys: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Look:
+class RebuildSnapshot:
     """Events and `current` at one moment.
 
     Args:
@@ -85,7 +85,7 @@ class Look:
     seen: Committed
 
     @classmethod
-    def take(cls, work: Work) -> Look:
+    def take(cls, work: Work) -> RebuildSnapshot:
         """Look now.
 
         Raises:
@@ -120,7 +120,7 @@ class Look:
         return sorted(self.seen.records.keys() - self.decisions.keys())
 
 
-def differences(work: Work, look: Look) -> Differences:
+def differences(work: Work, look: RebuildSnapshot) -> Differences:
     """Compare `current` with the events, row by row.
 
     Raises:
@@ -157,7 +157,7 @@ def _comparable(work: Work, name: str) -> Column:
     return F.to_json(F.struct(name)).alias(name.strip("`")) if name in nested else F.col(name)
 
 
-def _right_rows(work: Work, look: Look) -> DataFrame:
+def _right_rows(work: Work, look: RebuildSnapshot) -> DataFrame:
     """The rows that `current` must hold: the winners among the events of all slices."""
     from pyspark.sql import functions as F
 
@@ -192,7 +192,7 @@ def rebuild(work: Work) -> int:
         LeaseHeldError: other merges went on for too long; nothing was written.
         DependencyAwayError: Spark or the lake is away; nothing was written.
     """
-    Look.take(work)  # before a table is made: without events there is nothing to make
+    RebuildSnapshot.take(work)  # before a table is made: without events there is nothing to make
     work = with_added_fields(work)
     ensure_table(work, TABLE, current.columns(work.stream), current.SEARCHED)
     adapt_types(work, TABLE, current.columns(work.stream))
@@ -200,7 +200,7 @@ def rebuild(work: Work) -> int:
         try:
             with current.merge_lease(work):
                 current.settle(work)
-                replace_all(work, Look.take(work))
+                replace_all(work, RebuildSnapshot.take(work))
         except SupersededAttemptError:
             if tries == current.TRIES:
                 raise
@@ -212,7 +212,7 @@ def rebuild(work: Work) -> int:
     raise AssertionError("unreachable")
 
 
-def replace_all(work: Work, look: Look) -> int:
+def replace_all(work: Work, look: RebuildSnapshot) -> int:
     """Commit the winners of all slices in place of the whole table; returns the version of the table."""
     rows = _right_rows(work, look)
     records = [CommitRecord(key, one.attempt, one.rows, batch="") for key, one in look.decisions.items()]

@@ -164,7 +164,7 @@ def _document_problem(stream: Stream) -> Column:
 
 
 def evaluated_once(column: Column) -> Column:
-    """The same values, in a form that the optimizer does not copy into the filters above.
+    """The column's values, in a form that the optimizer does not copy into the filters above.
 
     It never inlines a non-deterministic expression. Copies of the scan made the plan of a filter on `reason` take 20 s.
     """

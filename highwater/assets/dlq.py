@@ -25,7 +25,7 @@ from highwater.assets.commit import (
     require_newer,
 )
 from highwater.assets.dlq_marks import PREFIX, delete_marks, group_name
-from highwater.assets.dlq_sending import EnvelopeTemplate, Reject, Sending
+from highwater.assets.dlq_sending import EnvelopeTemplate, RejectSending, RejectToSend
 from highwater.assets.events import ORIGIN_COLUMNS, ensure_held, require
 from highwater.assets.origins import DLQ as TABLE
 from highwater.assets.origins import MILLISECONDS, TIMESTAMP, covering
@@ -33,7 +33,7 @@ from highwater.assets.parked_references import came_as, originals_of
 from highwater.assets.reclaims import NUMBER, counted
 from highwater.assets.work import SliceReport, Work, uncollected
 from highwater.batching import Ahead, batch_ranges
-from highwater.envelope import MOST_COUNT, MOST_DETAIL, ORIGIN, Envelope, Reference
+from highwater.envelope import MOST_COUNT, MOST_DETAIL, ORIGIN, Envelope, ValueReference
 from highwater.errors import ConfigurationError, SupersededAttemptError, UnbalancedError
 from highwater.plans import Publication
 from highwater.resources.commit_log import slice_commits_in
@@ -141,7 +141,7 @@ def _publish(work: Work, slice_: Slice, decision: SliceCommit, topics: Mapping[s
             _record_sent(work, slice_, decision, sent)
             if sent < total:
                 work.log(f"{slice_.key}: publishing {total - sent:,} of {total:,} rejects")
-            sending = Sending(work, decision, waiting.version, topics, transactions)
+            sending = RejectSending(work, decision, waiting.version, topics, transactions)
             ahead = waiting.batches(sent)
             for batch in ahead:
                 following = beside.submit(ahead.prepare)
@@ -248,7 +248,7 @@ class _Waiting:
         self.rejects = len(found)
         held = _published(self._held_by, mine)
         self._open = found.filter(_is_open(found, held))
-        self._first: Ahead[list[Reject]] | None = self._begun(0)
+        self._first: Ahead[list[RejectToSend]] | None = self._begun(0)
 
     def __len__(self) -> int:
         """The number of copies."""
@@ -265,7 +265,7 @@ class _Waiting:
         now = [lake.table(stream, rejects.TABLE), lake.table(stream, TABLE)]
         return [_identity(one) for one in now] == [_identity(one) for one in (self._table, self._held_by)]
 
-    def batches(self, sent: int) -> Ahead[list[Reject]]:
+    def batches(self, sent: int) -> Ahead[list[RejectToSend]]:
         """The rejects behind the first `sent` ones, in batches for a transaction each; the first of them is read.
 
         Value sizes bound a read; sizes of whole records bound a transaction.
@@ -273,12 +273,12 @@ class _Waiting:
         first, self._first = self._first, None
         return self._begun(sent) if sent or first is None else first
 
-    def _begun(self, sent: int) -> Ahead[list[Reject]]:
+    def _begun(self, sent: int) -> Ahead[list[RejectToSend]]:
         ahead = Ahead(self._batches(sent))
         ahead.prepare()
         return ahead
 
-    def _batches(self, sent: int) -> Iterator[list[Reject]]:
+    def _batches(self, sent: int) -> Iterator[list[RejectToSend]]:
         left = self._open.slice(sent)
         for start, end in batch_ranges(left["bytes"].to_pylist(), RECORDS_A_READ, BYTES_A_TRANSACTION):
             rows = self._read(left.slice(start, end - start))
@@ -309,7 +309,7 @@ def _is_open(rows: pa.Table, held: Collection[tuple[Any, ...]]) -> pa.Array:
     return pc.and_(fresh, pa.array([copy not in held for copy in _copies(rows)], pa.bool_()))
 
 
-def _rejects_of(rows: pa.Table) -> list[Reject]:
+def _rejects_of(rows: pa.Table) -> list[RejectToSend]:
     """Rejects as they are sent, from the columns of `_RECORD`."""
     originals = [*originals_of(rows)]
     retries = rows["retries"].to_pylist()
@@ -333,7 +333,7 @@ def _alike(
     detail: str,
     retries: int,
     reclaims: int,
-    came: Reference | None,
+    came: ValueReference | None,
 ) -> EnvelopeTemplate:
     """The envelope of rejects, except for offset and time."""
     envelope = Envelope(

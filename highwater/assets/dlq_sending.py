@@ -24,11 +24,11 @@ from highwater.envelope import (
     Header,
     Origin,
     Place,
-    Reference,
+    ValueReference,
     unwrapped,
 )
 from highwater.errors import RecordTooLargeError
-from highwater.message_size import Limits, size_of, size_of_headers
+from highwater.message_size import SizeLimits, size_of, size_of_headers
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.producer_records import Record
@@ -64,16 +64,16 @@ class EnvelopeTemplate:
         between: list[Header] = [(ORIGIN_OFFSET, None), (ORIGIN_TIMESTAMP, None)]
         self._size = size_of_headers([*self._before, *between, *self._behind])
 
-    def reject(self, offset: int, timestamp: int, found: Original) -> Reject:
+    def reject(self, offset: int, timestamp: int, found: Original) -> RejectToSend:
         """One of them."""
         own = unwrapped(found.headers) if found.headers else ()
         place, time = b"%d" % offset, b"%d" % timestamp
         headers = [*own, *self._before, (ORIGIN_OFFSET, place), (ORIGIN_TIMESTAMP, time), *self._behind]
         size = self._size + len(place) + len(time) + size_of(found.key, found.value, own)
-        return Reject(self, offset, timestamp, found, headers, size)
+        return RejectToSend(self, offset, timestamp, found, headers, size)
 
 
-class Reject(NamedTuple):
+class RejectToSend(NamedTuple):
     """A record that is to be sent.
 
     Args:
@@ -93,7 +93,7 @@ class Reject(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, envelope: Envelope, topic: str, found: Original) -> Reject:
+    def of(cls, envelope: Envelope, topic: str, found: Original) -> RejectToSend:
         """A record with what follows from it."""
         return EnvelopeTemplate(envelope, topic).reject(envelope.offset, envelope.timestamp, found)
 
@@ -109,7 +109,7 @@ class Reject(NamedTuple):
 
 
 @dataclass
-class Sending:
+class RejectSending:
     """The rejects of one slice on their way.
 
     Args:
@@ -127,7 +127,7 @@ class Sending:
     transactions: Transactions
     _refused: set[tuple[Origin, str]] = field(default_factory=set)
 
-    def send(self, batch: Sequence[Reject], before: PublicationMark, after: PublicationMark) -> None:
+    def send(self, batch: Sequence[RejectToSend], before: PublicationMark, after: PublicationMark) -> None:
         """Send a batch in one transaction. What broker or client do not take goes another way, in another one.
 
         Args:
@@ -156,16 +156,16 @@ class Sending:
                 self._refused |= refused
 
     @cached_property
-    def _limits(self) -> Limits:
+    def _limits(self) -> SizeLimits:
         rooms = {topic: shape.room for topic, shape in self.topics.items()}
-        return Limits(rooms, self.transactions.most_bytes, self.transactions.compresses)
+        return SizeLimits(rooms, self.transactions.most_bytes, self.transactions.compresses)
 
-    def _fits(self, one: Reject) -> bool:
+    def _fits(self, one: RejectToSend) -> bool:
         if self._refused and (one.envelope.origin, one.topic) in self._refused:
             return False
         return self._limits.admits(one.topic, one.size)
 
-    def _reroute_oversized(self, batch: Sequence[Reject], before: PublicationMark) -> Sequence[Reject]:
+    def _reroute_oversized(self, batch: Sequence[RejectToSend], before: PublicationMark) -> Sequence[RejectToSend]:
         """The batch, with what its tier does not take on the parked topic; the table of rejects knows it first."""
         parked = self.work.stream.parked_topic
         moved = [one for one in batch if one.topic != parked and not self._fits(one)]
@@ -201,7 +201,7 @@ class Sending:
                 work, rejects.TABLE, rows, [self.decision], committed, files=files, spread="origin_offset"
             )
 
-    def _records(self, batch: Sequence[Reject]) -> list[Record]:
+    def _records(self, batch: Sequence[RejectToSend]) -> list[Record]:
         everywhere = 0 if self._refused else self._limits.everywhere
         return [
             Record(one.template.topic, one.found.key, one.found.value, one.headers, self._partition(one.template))
@@ -214,15 +214,15 @@ class Sending:
         # As many partitions as the main topic has: only a foreign envelope may name one that there is not.
         return template.envelope.partition % self.topics[template.topic].partitions
 
-    def _by_reference(self, one: Reject) -> Record:
+    def _by_reference(self, one: RejectToSend) -> Record:
         """A record by reference. One that was such a one when it came refers to where that did."""
         came, everything = one.envelope.reference, (VALUE, OWN_HEADERS, KEY)
-        longest = replace(one.envelope, reference=Reference(everything, _LONGEST, one.size)).headers()
+        longest = replace(one.envelope, reference=ValueReference(everything, _LONGEST, one.size)).headers()
         own = unwrapped(one.found.headers)
         parts = self._limits.left_out(one.topic, one.found.key, own, longest)
         if came is None:
             place = place_of(self.work.lake, self.work.stream, one.envelope, one.found)
-            reference = Reference(parts, place, one.size)
+            reference = ValueReference(parts, place, one.size)
         else:
             reference = replace(came, left_out=(*came.left_out, *[p for p in parts if p not in came.left_out]))
         headers = replace(one.envelope, reference=reference).headers()
@@ -232,8 +232,8 @@ class Sending:
         )
 
 
-def _parked(one: Reject, parked: str, notes: Mapping[Origin, str]) -> Reject:
+def _parked(one: RejectToSend, parked: str, notes: Mapping[Origin, str]) -> RejectToSend:
     note = notes.get(one.envelope.origin)
     if note is None:
         return one
-    return Reject.of(replace(one.envelope, detail=note + one.envelope.detail), parked, one.found)
+    return RejectToSend.of(replace(one.envelope, detail=note + one.envelope.detail), parked, one.found)

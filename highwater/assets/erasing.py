@@ -44,7 +44,7 @@ KEYED = ("raw", "events", "rejects", "current")
 
 
 @dataclass
-class Found:
+class RowsOfKey:
     """The rows of a key.
 
     Args:
@@ -67,7 +67,7 @@ class Found:
         return Erased(key, ranges_of(self.places.get(key, ())), self.rows.get(key, {}))
 
 
-def find(lake: Lake, stream: Stream, digest: str) -> Found:
+def find(lake: Lake, stream: Stream, digest: str) -> RowsOfKey:
     """The rows of a key in all tables, read without a JVM. The key column of all of raw is read for it.
 
     For slices whose rows of raw expired by age, events and rejects name the records.
@@ -76,7 +76,7 @@ def find(lake: Lake, stream: Stream, digest: str) -> Found:
         IncompleteReadError: fewer rows were read than the tables' logs count.
         DependencyAwayError: the lake could not be read.
     """
-    found, mine = Found(), _IS_KEY.format(digest=digest)
+    found, mine = RowsOfKey(), _IS_KEY.format(digest=digest)
     there = _readable_tables(lake, stream, digest)
     if "raw" in there:
         tombstone = "false" if stream.tombstones_delete else "value IS NULL"

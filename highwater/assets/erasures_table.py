@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from highwater.erasing import BY_AGE, Erased, Erasure, Recorded
+from highwater.erasing import BY_AGE, Erased, Erasure, RecordedErasure
 from highwater.gaps import plain_of, ranges_of_plain
 from highwater.resources.delta import query
 from highwater.resources.delta_rs_writes import append
@@ -79,7 +79,7 @@ def _name(erasure: Erasure) -> Name:
     return erasure.digest, erasure.erased_at
 
 
-def _lacking(known: Recorded, there: Recorded | None) -> Iterable[dict[str, Any]]:
+def _lacking(known: RecordedErasure, there: RecordedErasure | None) -> Iterable[dict[str, Any]]:
     erasure = known.erasure
     details = {"digest": erasure.digest, "erased_at": erasure.erased_at}
     details |= {"erased_by": erasure.erased_by, "reason": erasure.reason}
@@ -92,7 +92,7 @@ def _lacking(known: Recorded, there: Recorded | None) -> Iterable[dict[str, Any]
             yield {**details, "slice": key, "places": places, "rows": rows, "done_at": one.done_at}
 
 
-def read(lake: Lake, stream: str, *, of_keys: bool = False) -> list[Recorded]:
+def read(lake: Lake, stream: str, *, of_keys: bool = False) -> list[RecordedErasure]:
     """The rows of the table, of keys alone or all of them, oldest first, without numbers, which each ledger issues.
 
     Raises:
@@ -103,7 +103,7 @@ def read(lake: Lake, stream: str, *, of_keys: bool = False) -> list[Recorded]:
     return [] if table is None else read_from(stream, query(table, f"SELECT * FROM t WHERE {which}"))
 
 
-def read_from(stream: str, rows: Sequence[Mapping[str, Any]]) -> list[Recorded]:
+def read_from(stream: str, rows: Sequence[Mapping[str, Any]]) -> list[RecordedErasure]:
     """The erasures in some rows."""
     made: dict[Name, Erasure] = {}
     taken: dict[Name, dict[str, Erased]] = {}
@@ -113,7 +113,7 @@ def read_from(stream: str, rows: Sequence[Mapping[str, Any]]) -> list[Recorded]:
         slices = taken.setdefault(_name(erasure), {})
         if row["slice"] is not None:
             slices[row["slice"]] = _erased(row, slices.get(row["slice"]))
-    return [Recorded(made[name], taken[name]) for name in sorted(made, key=lambda name: (name[1], name[0]))]
+    return [RecordedErasure(made[name], taken[name]) for name in sorted(made, key=lambda name: (name[1], name[0]))]
 
 
 def _erased(row: Mapping[str, Any], before: Erased | None) -> Erased:

@@ -49,7 +49,7 @@ def fingerprints(values: pa.Array) -> list[str]:
 
 
 def fingerprint(value: bytes) -> str:
-    """The same of one value."""
+    """The content of one value that distinguishes events."""
     return sha256(value).hexdigest()[:FINGERPRINT_DIGITS]
 
 

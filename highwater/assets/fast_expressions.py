@@ -186,7 +186,7 @@ def _bounds(declared: Field) -> tuple[Column, Column]:
 
 
 def of_unusual(column: Column) -> Column:
-    """The same values of unusual records, and null of usual ones.
+    """The column's values of unusual records, and null of usual ones.
 
     Spark generates no code inside `transform`. With long expressions that hardly any record needs, the method for each
     row has more than 8,000 bytes, and Java does not compile such a method at all.

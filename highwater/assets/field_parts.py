@@ -20,7 +20,7 @@ CONTAINERS = frozenset({"array", "map", "struct"})
 
 
 @dataclass(frozen=True)
-class Part:
+class FieldPart:
     """The value of a field in a record.
 
     Args:
@@ -103,12 +103,12 @@ def _paths_of(declared: Field) -> list[tuple[str, ...]]:
     return [one for one in declared.sources if isinstance(one, tuple)]
 
 
-def part_of(stream: Stream, declared: Field) -> Part:
+def part_of(stream: Stream, declared: Field) -> FieldPart:
     """The part of a declared field of a stream, by its columns."""
     from pyspark.sql import functions as F
 
     name, textual = declared.name, isinstance(stream.value, Csv | Lines)
-    return Part(F.col(f"json_{name}"), F.col(f"kind_{name}"), F.col(f"number_{name}"), declared, textual)
+    return FieldPart(F.col(f"json_{name}"), F.col(f"kind_{name}"), F.col(f"number_{name}"), declared, textual)
 
 
 def _unknown_members(stream: Stream, path: tuple[str, ...]) -> Column:
@@ -194,7 +194,7 @@ _TYPED = {
 }
 
 
-def fits_type(part: Part) -> Column:
+def fits_type(part: FieldPart) -> Column:
     """Whether the type of the value is one that the field may have."""
     from pyspark.sql import functions as F
 

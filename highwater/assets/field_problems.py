@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from highwater.assets.field_parts import CONTAINERS, Part, fits_type, part_of
+from highwater.assets.field_parts import CONTAINERS, FieldPart, fits_type, part_of
 from highwater.assets.field_times import FINER_THAN_MICROS, counted_micros
 from highwater.assets.fields import inside, is_beyond, member, precision_and_scale, value_of
 from highwater.declaration_parts import UNITS
@@ -35,8 +35,8 @@ def is_of_other_type(problem: Column) -> Column:
     return problem.contains(_FOUND)
 
 
-def _problem(part: Part, named: Column, value: Column) -> Column:
-    """The same of a part whose name is an expression."""
+def _problem(part: FieldPart, named: Column, value: Column) -> Column:
+    """The problem of a part whose name is an expression."""
     from pyspark.sql import functions as F
 
     declared, absent, void = part.declared, part.json.isNull(), part.kind == "VOID"
@@ -64,11 +64,11 @@ def _problem(part: Part, named: Column, value: Column) -> Column:
     return F.when(F.coalesce(fine, nothing), None).otherwise(F.coalesce(missing, unfit, rest))
 
 
-def _problem_inside(part: Part, named: Column) -> Column:
+def _problem_inside(part: FieldPart, named: Column) -> Column:
     """The first problem inside an array, a map or a struct."""
     from pyspark.sql import functions as F
 
-    def of(inner: Part, name: Column) -> Column:
+    def of(inner: FieldPart, name: Column) -> Column:
         return _problem(inner, name, value_of(inner))
 
     if part.declared.type == "struct":
@@ -88,7 +88,7 @@ def _problem_inside(part: Part, named: Column) -> Column:
     return F.get(F.filter(found, F.isnotnull), F.lit(0))
 
 
-def _problem_of_entry(part: Part, entry: Column, named: Column) -> Column:
+def _problem_of_entry(part: FieldPart, entry: Column, named: Column) -> Column:
     """The fault of an entry of a map."""
     from pyspark.sql import functions as F
 
@@ -102,7 +102,7 @@ def _named(declared: Field) -> str:
     return declared.name if paths == [declared.name] else f"{declared.name} ({', else '.join(paths)})"
 
 
-def _found(part: Part) -> Column:
+def _found(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
     shown = F.concat(F.lit("the number "), part.behind_mark.substr(1, 40))
@@ -110,7 +110,7 @@ def _found(part: Part) -> Column:
     return F.when(part.is_inexact, shown).otherwise(F.concat(F.lit("JSON "), kind))
 
 
-def _misfit(part: Part) -> Column:
+def _misfit(part: FieldPart) -> Column:
     """The reason why a field of the right type does not fit its column."""
     from pyspark.sql import functions as F
 

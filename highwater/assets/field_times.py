@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from highwater.assets.field_parts import Part
+from highwater.assets.field_parts import FieldPart
 from highwater.declaration_parts import UNITS
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ DAYS = (-719_162, 2_932_896)  # of the years 1 to 9999
 _DAY_US = 86_400_000_000
 
 
-def timestamp_of(part: Part) -> Column:
+def timestamp_of(part: FieldPart) -> Column:
     """A timestamp; null where the text is none, or the number is outside the plausible range."""
     from pyspark.sql import functions as F
 
@@ -44,7 +44,7 @@ def timestamp_of(part: Part) -> Column:
     return F.when(F.year(moment).between(1, 9999), moment)
 
 
-def local_timestamp_of(part: Part) -> Column:
+def local_timestamp_of(part: FieldPart) -> Column:
     """A timestamp without a zone."""
     from pyspark.sql import functions as F
 
@@ -58,7 +58,7 @@ def local_timestamp_of(part: Part) -> Column:
     return F.when(F.year(moment).between(1, 9999), moment)
 
 
-def _counted(part: Part) -> Column:
+def _counted(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
     micros = counted_micros(part)
@@ -71,7 +71,7 @@ def plausible_micros(declared: Field) -> tuple[int, int]:
     return first, last + _DAY_US - 1
 
 
-def counted_micros(part: Part) -> Column:
+def counted_micros(part: FieldPart) -> Column:
     """The microseconds since 1970 of a number; what nanoseconds have beyond them is cut off."""
     from pyspark.sql import functions as F
 
@@ -89,7 +89,7 @@ def _micros_of(day: date) -> int:
     return (day.toordinal() - 719_163) * _DAY_US
 
 
-def date_of(part: Part) -> Column:
+def date_of(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
     if part.declared.unit is not None:
@@ -102,7 +102,7 @@ def date_of(part: Part) -> Column:
     return F.when((part.kind == "DATE") & F.year(typed).between(1, 9999), typed).otherwise(read)
 
 
-def time_of_day(part: Part) -> Column:
+def time_of_day(part: FieldPart) -> Column:
     """A time of day as text, `HH:MM:SS`, with six digits more where it has microseconds."""
     from pyspark.sql import functions as F
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from highwater.assets.documents import EXACT
-from highwater.assets.field_parts import Part, as_text, fits_type, from_source, part_of, reads_digits, variant_path
+from highwater.assets.field_parts import FieldPart, as_text, fits_type, from_source, part_of, reads_digits, variant_path
 from highwater.assets.field_times import WHOLE_NUMBER, date_of, local_timestamp_of, time_of_day, timestamp_of
 from highwater.formats import Lines, Raw
 
@@ -97,7 +97,7 @@ def _json_of(stream: Stream, declared: Field) -> Column:
     return F.when(~F.is_variant_null(json), json) if isinstance(stream.value, Lines) else json
 
 
-def _digits_of(part: Part, plain: Column) -> Column:
+def _digits_of(part: FieldPart, plain: Column) -> Column:
     """The digits of a number, plain; null for anything else."""
     from pyspark.sql import functions as F
 
@@ -159,7 +159,7 @@ def _plain(number: Column) -> Column:
     return F.when((part(2) != "") & moved.isNotNull(), plain)
 
 
-def value_of(part: Part) -> Column:
+def value_of(part: FieldPart) -> Column:
     """The field in its column's type; null where it does not fit, or where there is nothing."""
     from pyspark.sql import functions as F
 
@@ -175,30 +175,30 @@ def of_text(text: Column, declared: Field) -> Column:
     from pyspark.sql import functions as F
 
     nothing = F.lit(None).cast("variant")
-    part = Part(nothing, F.lit("STRING"), F.lit(None).cast("string"), declared, textual=False, written=text)
+    part = FieldPart(nothing, F.lit("STRING"), F.lit(None).cast("string"), declared, textual=False, written=text)
     return _READERS[declared.type.split("(")[0]](part)
 
 
-def _string(part: Part) -> Column:
+def _string(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
     return F.when(fits_type(part), part.text)
 
 
-def _boolean(part: Part) -> Column:
+def _boolean(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
     read = F.when(part.kind == "BOOLEAN", part.got("boolean"))
     return read.when(part.text.isin(["true", "false"]), part.text == "true") if part.textual else read
 
 
-def _whole(part: Part) -> Column:
+def _whole(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
     return F.when(part.number.rlike(WHOLE_NUMBER), part.number.try_cast(sql_type(part.declared)))
 
 
-def _exact(part: Part) -> Column:
+def _exact(part: FieldPart) -> Column:
     """A decimal. The cast would round, and a double has lost digits before; money is not rounded in silence."""
     from pyspark.sql import functions as F
 
@@ -206,14 +206,14 @@ def _exact(part: Part) -> Column:
     return cast if part.declared.rounded else F.when(part.number.rlike(digits(part.declared)), cast)
 
 
-def _bytes(part: Part) -> Column:
+def _bytes(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
     read = F.when(part.kind == "BINARY", part.got("binary"))
     return read.when((part.kind == "STRING") & ~part.is_inexact, F.try_to_binary(part.text, F.lit("base64")))
 
 
-def _as_json(part: Part) -> Column:
+def _as_json(part: FieldPart) -> Column:
     """Any value as text, its numbers as they were written; null of JSON's null, which is no value."""
     from pyspark.sql import functions as F
 
@@ -223,7 +223,7 @@ def _as_json(part: Part) -> Column:
     return F.when(part.kind != "VOID", F.when(marked, restored).otherwise(written))
 
 
-def _floating(part: Part) -> Column:
+def _floating(part: FieldPart) -> Column:
     """The nearest number of the type; infinite ones only where the stream keeps them."""
     from pyspark.sql import functions as F
 
@@ -245,7 +245,7 @@ def is_beyond(value: Column) -> Column:
     return F.isnan(value) | (F.abs(value) == F.lit(float("inf")))
 
 
-def _elements(part: Part) -> Column:
+def _elements(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
     element = part.declared.members[0]
@@ -255,7 +255,7 @@ def _elements(part: Part) -> Column:
     )
 
 
-def _entries(part: Part) -> Column:
+def _entries(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
     inner = part.declared.members[0]
@@ -265,14 +265,14 @@ def _entries(part: Part) -> Column:
     )
 
 
-def _struct(part: Part) -> Column:
+def _struct(part: FieldPart) -> Column:
     from pyspark.sql import functions as F
 
     members = [value_of(member(part, one)).alias(one.name) for one in part.declared.members]
     return F.when(part.kind.startswith("OBJECT"), F.struct(*members))
 
 
-def member(part: Part, declared: Field) -> Part:
+def member(part: FieldPart, declared: Field) -> FieldPart:
     """The part of a struct's member."""
     from pyspark.sql import functions as F
 
@@ -281,17 +281,17 @@ def member(part: Part, declared: Field) -> Part:
     return inside(part, declared, F.coalesce(*found))
 
 
-def inside(part: Part, declared: Field, json: Column) -> Part:
+def inside(part: FieldPart, declared: Field, json: Column) -> FieldPart:
     """The part of a field inside of another one, which has no columns."""
     from pyspark.sql import functions as F
 
-    bare = Part(json, F.schema_of_variant(json), F.lit(None).cast("string"), declared, part.textual)
+    bare = FieldPart(json, F.schema_of_variant(json), F.lit(None).cast("string"), declared, part.textual)
     if not reads_digits(declared):
         return bare
     return replace(bare, number=_digits_of(bare, _plain(bare.behind_mark)))
 
 
-_READERS: dict[str, Callable[[Part], Column]] = {
+_READERS: dict[str, Callable[[FieldPart], Column]] = {
     "timestamp": timestamp_of,
     "timestamp_ntz": local_timestamp_of,
     "date": date_of,

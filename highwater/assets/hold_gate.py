@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import SliceHeldError
-from highwater.holds import Found, place
+from highwater.holds import HoldingRecords, place
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -63,12 +63,12 @@ def ensure_none_held(
             raise _held(work, key, found, is_committed=key in committed)
 
 
-def _found(row: Mapping[str, Any]) -> Found:
+def _found(row: Mapping[str, Any]) -> HoldingRecords:
     first = row[FIRST]
-    return Found.of(row[HOLDS], Origin(*[first[name] for name in ORIGIN]), first["reason"], first["detail"])
+    return HoldingRecords.of(row[HOLDS], Origin(*[first[name] for name in ORIGIN]), first["reason"], first["detail"])
 
 
-def _held(work: Work, key: str, found: Found, *, is_committed: bool) -> SliceHeldError:
+def _held(work: Work, key: str, found: HoldingRecords, *, is_committed: bool) -> SliceHeldError:
     reason = f"{key} is held by {found.many}, the first is {place(found.origin)}"
     because = f"{found.reason}: {found.detail}"
     if is_committed:

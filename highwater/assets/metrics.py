@@ -19,7 +19,7 @@ from highwater.assets.minute_rows import (
     MICROSECONDS,
     MINUTES,
     MOST_PARTITIONS,
-    Stored,
+    StoredMinutes,
     declared,
     described,
     drawn,
@@ -163,7 +163,7 @@ class _Computation:
         self._stream = stream
         self._source = source
         self._table = table
-        self._stored = Stored(stream, table)
+        self._stored = StoredMinutes(stream, table)
         self._links: defaultdict[int, set[int]] = defaultdict(set)
 
     def made(self, stale: Mapping[str, SliceCommit]) -> _Made:

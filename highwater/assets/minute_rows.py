@@ -76,7 +76,7 @@ def declared(stream: Stream) -> Metrics:
     return stream.metrics
 
 
-class Stored:
+class StoredMinutes:
     """The minutes that are in the table, read a day at a time."""
 
     def __init__(self, stream: Stream, table: DeltaTable) -> None:
@@ -136,7 +136,7 @@ def row_of(stream: Stream, day: str, minute: int, found: Minute) -> dict[str, An
 def newest_of(stream: Stream, table: DeltaTable) -> list[dict[str, Any]]:
     """The newest minutes, for a person: the latest first."""
     days = sorted({str(one["slice"]) for one in table.partitions()}, reverse=True)
-    stored, found = Stored(stream, table), dict[int, Minute]()
+    stored, found = StoredMinutes(stream, table), dict[int, Minute]()
     for day in days:
         found |= stored.on([day])
         if len(found) >= NEWEST:

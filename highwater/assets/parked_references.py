@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.envelope import Envelope, Header, Place, Reference, headers_of
+from highwater.envelope import Envelope, Header, Place, ValueReference, headers_of
 from highwater.errors import UnbalancedError
 from highwater.resources.delta import query, slice_is_one_of, stream_rows
 
@@ -73,11 +73,11 @@ def place_of(lake: Lake, stream: Stream, envelope: Envelope, wanted: Original) -
     )
 
 
-def came_as(found: Original) -> Reference | None:
+def came_as(found: Original) -> ValueReference | None:
     """The reference that a record from a tier carries where it is one itself: somebody sent it there as it was."""
     if found.value:
         return None
-    return Reference.of({name: (value or b"").decode(errors="replace") for name, value in found.headers})
+    return ValueReference.of({name: (value or b"").decode(errors="replace") for name, value in found.headers})
 
 
 def original_of(row: Mapping[str, Any]) -> Original:
@@ -86,7 +86,7 @@ def original_of(row: Mapping[str, Any]) -> Original:
 
 
 def originals_of(rows: pa.Table) -> Iterator[Original]:
-    """The same of many rows: column by column, a record's headers cut from those of all."""
+    """The records that many rows hold: column by column, a record's headers cut from those of all."""
     import pyarrow.compute as pc
 
     lists = rows["headers"].combine_chunks()

@@ -65,7 +65,7 @@ def sending_schema() -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class Sending:
+class BatchUnderWay:
     """The batch that is under way, or was the last one: the column `batch` of `_sending`.
 
     Args:
@@ -89,7 +89,7 @@ class Sending:
         return json.dumps({"format": FORMAT, **vars(self)}, separators=(",", ":"), default=dict)
 
     @classmethod
-    def from_json(cls, text: str) -> Sending:
+    def from_json(cls, text: str) -> BatchUnderWay:
         """The inverse of `to_json`."""
         plain = json.loads(text)
         if plain.get("format") != FORMAT:
@@ -141,7 +141,7 @@ def last_published(lake: Lake, stream: Stream) -> str | None:
 
 
 def last_in(table: DeltaTable, topic: str) -> str | None:
-    """The same, of the table as it was opened."""
+    """The last slice of the main topic that is published, by the table as it was opened."""
     ended = (key for key, one in committed_in(table, short=True).records.items() if one.attempt != INCOMPLETE)
     main = (key for name in ended if (key := SliceKey.parse(name)).topic == topic)
     return max(map(str, main), key=SliceKey.parse, default=None)
@@ -160,7 +160,7 @@ def under_way(lake: Lake, stream: Stream) -> set[str]:
     return {str(row["slice"]) for row in query(table, "SELECT DISTINCT slice FROM t WHERE batch IS NULL")}
 
 
-def batch_of(lake: Lake, stream: Stream) -> Sending | None:
+def batch_of(lake: Lake, stream: Stream) -> BatchUnderWay | None:
     """The batch that is under way, or was the last one: that one has no slices. None if there was none.
 
     Raises:
@@ -181,14 +181,14 @@ def batch_of(lake: Lake, stream: Stream) -> Sending | None:
     return None
 
 
-def batch_in(sending: DeltaTable | None, table: DeltaTable) -> Sending | None:
+def batch_in(sending: DeltaTable | None, table: DeltaTable) -> BatchUnderWay | None:
     """The batch in `_sending`, if that goes with the table: one that was deleted and created again has another ID."""
     if sending is None or sending.metadata().description != id_of(table):
         return None
     found = query(sending, "SELECT batch FROM t WHERE batch IS NOT NULL")
     if not found:
         return None
-    batch = Sending.from_json(str(found[0]["batch"]))
+    batch = BatchUnderWay.from_json(str(found[0]["batch"]))
     settled = [
         key for key, one in slice_commits_in(table, [*batch.slices]).items() if one.extra.get(BATCH) == batch.attempt
     ]

@@ -16,7 +16,7 @@ from highwater.assets.publication_log import (
     LOOK_AGAIN,
     SENDING,
     TABLE,
-    Sending,
+    BatchUnderWay,
     batch_in,
     last_in,
     last_settled,
@@ -102,7 +102,7 @@ class _Settled:
 
     slice_commits: Mapping[str, SliceCommit]
     rows: Sequence[pa.Table]
-    batch: Sending
+    batch: BatchUnderWay
 
 
 class Book:
@@ -126,7 +126,7 @@ class Book:
         self._table: DeltaTable = opened(path, schema(), "what was sent to the topic of accepted events")
         self._sending = open_table(self._path_of_sending)
         found = batch_in(self._sending, self._table)
-        self.sending = found or Sending(last_settled(self._table), self._topic, self._topic_id)
+        self.sending = found or BatchUnderWay(last_settled(self._table), self._topic, self._topic_id)
         self._ensure_holds(self.sending.settled)
         self.before = accepted_copies.opened(work.lake, work.stream)
         # The number of the batch in `_sending`. Without records a batch has no place there, and its number comes again.
@@ -255,7 +255,7 @@ class Book:
         """Take up a batch, which `write_down` writes; one without any record is only kept in mind."""
         total = len(rows) - rows["number"].null_count
         settled = self.sending.settled
-        self.sending = Sending(batch, self._topic, self._topic_id, total, dict(slices), settled)
+        self.sending = BatchUnderWay(batch, self._topic, self._topic_id, total, dict(slices), settled)
         self._taken_up = rows
 
     def write_down(self) -> None:
@@ -319,7 +319,7 @@ class Book:
             self._write_down([], settled.batch)
         self._settled = None
 
-    def _write_down(self, rows: Sequence[pa.Table], sending: Sending) -> None:
+    def _write_down(self, rows: Sequence[pa.Table], sending: BatchUnderWay) -> None:
         """Replace the batch in `_sending`; the one before is settled."""
         import pyarrow as pa
 

@@ -288,7 +288,7 @@ class _BySpark:
 
 @dataclass(frozen=True)
 class _ByClient:
-    """The same records as our own consumer reads them, with any timestamp; slower.
+    """The records of a slice as our own consumer reads them, with any timestamp; slower than Spark.
 
     Args:
         work: the connections.

@@ -22,7 +22,7 @@ from highwater.stream_files import declared
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.orchestration.operations.parked import Choice
+    from highwater.orchestration.operations.parked import ParkedSelection
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
     from highwater.resources.ledger import Ledger
@@ -39,7 +39,7 @@ class OfStream(dg.Config):
     stream: str = Field(description="Name of the stream.")
 
 
-class Audit(OfStream):
+class AuditConfig(OfStream):
     """Configuration of `audit`."""
 
     records: int = Field(default=10, description="Number of the newest slices to read from Kafka again; 0 for none.")
@@ -71,18 +71,18 @@ class ParkedRecords(OperatorConfig):
     most: int = Field(default=0, description="At most this number of matching records, oldest first; all if 0.")
 
     @property
-    def choice(self) -> "Choice":
+    def choice(self) -> "ParkedSelection":
         """The selected records.
 
         Raises:
             ConfigurationError: a time cannot be read.
         """
-        from highwater.orchestration.operations.parked import Choice
+        from highwater.orchestration.operations.parked import ParkedSelection
 
-        return Choice(self.reasons, self.slices, self.keys, _time(self.since), _time(self.until))
+        return ParkedSelection(self.reasons, self.slices, self.keys, _time(self.since), _time(self.until))
 
 
-class Reclaim(ParkedRecords):
+class ReclaimConfig(ParkedRecords):
     """Configuration of `reclaim`."""
 
     topics: list[str] = Field(default=[], description="Only records last published to these topics; all if empty.")
@@ -141,7 +141,7 @@ class RebuildAll(OperatorConfig):
 
 
 @dataclass(frozen=True)
-class Run:
+class JobRun:
     """A run of an operator job: the stream and the connections.
 
     Args:
@@ -185,17 +185,17 @@ class Run:
                 self.log(", ".join(f"{name} {value}" for name, value in record.items()))
 
 
-def accept_loss(run: Run, config: Accepting) -> None:
+def accept_loss(run: JobRun, config: Accepting) -> None:
     """Accept that offsets of the topic are lost."""
     _accept(run, config, divergence=False)
 
 
-def accept_divergence(run: Run, config: Accepting) -> None:
+def accept_divergence(run: JobRun, config: Accepting) -> None:
     """Accept that the topic holds other records under planned offsets than before."""
     _accept(run, config, divergence=True)
 
 
-def _accept(run: Run, config: Accepting, *, divergence: bool) -> None:
+def _accept(run: JobRun, config: Accepting, *, divergence: bool) -> None:
     from highwater.orchestration.operations.accepting_losses import AcceptLossRequest, accept_losses
 
     request = AcceptLossRequest(
@@ -207,24 +207,24 @@ def _accept(run: Run, config: Accepting, *, divergence: bool) -> None:
     run.log("recorded" if config.record and not found.nothing else "nothing was recorded")
 
 
-def redrive_parked(run: Run, config: ParkedRecords) -> None:
+def redrive_parked(run: JobRun, config: ParkedRecords) -> None:
     """Send parked records back to the first tier."""
     _settle_parked(run, config, None)
 
 
-def discard_parked(run: Run, config: ParkedRecords) -> None:
+def discard_parked(run: JobRun, config: ParkedRecords) -> None:
     """Discard parked records."""
     _settle_parked(run, config, config.because)
 
 
-def _settle_parked(run: Run, config: ParkedRecords, because: str | None) -> None:
+def _settle_parked(run: JobRun, config: ParkedRecords, because: str | None) -> None:
     from highwater.orchestration.operations.parked import ParkedRequest, redrive_or_discard
 
     request = ParkedRequest(config.choice, config.most or None, config.record, config.by, because)
     run.log_table(redrive_or_discard(run.ledger, run.kafka, run.lake, run.stream, request, run.log).table)
 
 
-def reclaim(run: Run, config: Reclaim) -> None:
+def reclaim(run: JobRun, config: ReclaimConfig) -> None:
     """Take published records back from the DLQ, for a backfill of their slices."""
     from highwater.orchestration.operations.reclaiming import ReclaimRequest, reclaim_records
 
@@ -234,7 +234,7 @@ def reclaim(run: Run, config: Reclaim) -> None:
     run.log_table(reclaim_records(run.ledger, run.lake, run.stream, request, run.log).table)
 
 
-def accept_rejects(run: Run, config: AcceptRejects) -> None:
+def accept_rejects(run: JobRun, config: AcceptRejects) -> None:
     """Let slices, or all rejects for some reasons, pass the circuit breaker."""
     from highwater.orchestration.operations.accepting_rejects import (
         AcceptReasonsRequest,
@@ -251,7 +251,7 @@ def accept_rejects(run: Run, config: AcceptRejects) -> None:
         accept_slices(run.ledger, [run.stream.name], AcceptSlicesRequest(config.slices, *decision), now, run.log)
 
 
-def release_hold(run: Run, config: ReleaseHold) -> None:
+def release_hold(run: JobRun, config: ReleaseHold) -> None:
     """Let a slice go on although records hold it."""
     from highwater.orchestration.operations.releasing_holds import ReleaseRequest, release_slice
 
@@ -259,7 +259,7 @@ def release_hold(run: Run, config: ReleaseHold) -> None:
     release_slice(run.ledger, {run.stream.name: run.stream}, request, datetime.now(UTC), run.log)
 
 
-def retry_slice(run: Run, config: RetrySlice) -> None:
+def retry_slice(run: JobRun, config: RetrySlice) -> None:
     """Let a slice be requested again that failed all its attempts."""
     from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
 
@@ -267,7 +267,7 @@ def retry_slice(run: Run, config: RetrySlice) -> None:
     release_for_retries(run.ledger, {run.stream.name: run.stream}, request, datetime.now(UTC), run.log)
 
 
-def pause_tier(run: Run, config: PauseTier) -> None:
+def pause_tier(run: JobRun, config: PauseTier) -> None:
     """Plan nothing more of a tier until it is resumed."""
     from highwater.orchestration.operations.pausing import TierPauseRequest, pause_or_resume_tier
 
@@ -275,7 +275,7 @@ def pause_tier(run: Run, config: PauseTier) -> None:
     pause_or_resume_tier(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
-def resume_tier(run: Run, config: PauseTier) -> None:
+def resume_tier(run: JobRun, config: PauseTier) -> None:
     """Plan the due records of a paused tier again."""
     from highwater.orchestration.operations.pausing import TierPauseRequest, pause_or_resume_tier
 
@@ -283,7 +283,7 @@ def resume_tier(run: Run, config: PauseTier) -> None:
     pause_or_resume_tier(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
-def pause(run: Run, config: PausePart) -> None:
+def pause(run: JobRun, config: PausePart) -> None:
     """Plan and request nothing more of a stream, or of a part of it, until it is resumed."""
     from highwater.orchestration.operations.pausing import PauseRequest, pause_or_resume
 
@@ -291,7 +291,7 @@ def pause(run: Run, config: PausePart) -> None:
     pause_or_resume(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
-def resume(run: Run, config: PausePart) -> None:
+def resume(run: JobRun, config: PausePart) -> None:
     """Plan and request a paused stream, or a part of it, again."""
     from highwater.orchestration.operations.pausing import PauseRequest, pause_or_resume
 
@@ -299,7 +299,7 @@ def resume(run: Run, config: PausePart) -> None:
     pause_or_resume(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
-def recall_keys(run: Run, config: RecallKeys) -> None:
+def recall_keys(run: JobRun, config: RecallKeys) -> None:
     """Bring retired slice keys back to Dagster, for a backfill."""
     from highwater.orchestration.operations.key_retirement import recall
 
@@ -307,7 +307,7 @@ def recall_keys(run: Run, config: RecallKeys) -> None:
     recall(instance, run.ledger, run.stream, config.first, config.last, now, run.log, sure=config.record)
 
 
-def erase(run: Run, config: Erase) -> None:
+def erase(run: JobRun, config: Erase) -> None:
     """Remove all records of one key from all tables."""
     from highwater.orchestration.operations.erasing import ErasureRequest, erase_key
 
@@ -315,21 +315,21 @@ def erase(run: Run, config: Erase) -> None:
     run.log_table(erase_key(work_of(run.context, run.stream), run.context.instance, request, datetime.now(UTC)).table)
 
 
-def rebuild_ledger(run: Run, config: OperatorConfig) -> None:
+def rebuild_ledger(run: JobRun, config: OperatorConfig) -> None:
     """Rebuild the plans of a lost ledger from the lake."""
     from highwater.orchestration.operations.rebuilding import rebuild_from_lake
 
     rebuild_from_lake(run.ledger, run.lake, run.kafka, run.stream, run.slice_keys, run.log, sure=config.record)
 
 
-def rebuild_current(run: Run, config: OperatorConfig) -> None:
+def rebuild_current(run: JobRun, config: OperatorConfig) -> None:
     """Recompute the table `current` from the events."""
     from highwater.orchestration.operations.rebuilding_current import rebuild_from_events, table
 
     run.log_table(table(rebuild_from_events(work_of(run.context, run.stream), sure=config.record)))
 
 
-def rebuild_all(run: Run, config: RebuildAll) -> None:
+def rebuild_all(run: JobRun, config: RebuildAll) -> None:
     """Rebuild a stream from Kafka whose ledger and lake are both lost."""
     from highwater.orchestration.operations.rebuilding_all import rebuild_from_kafka
 
@@ -338,7 +338,7 @@ def rebuild_all(run: Run, config: RebuildAll) -> None:
     rebuild_from_kafka(*connections, run.stream, run.slice_keys, run.log, **options)
 
 
-def audit(run: Run, config: Audit) -> None:
+def audit(run: JobRun, config: AuditConfig) -> None:
     """Audit the stream; the page is an observation of its events, and the run fails if the page has errors."""
     from highwater.orchestration.checking.check_results import failing_checks
     from highwater.orchestration.reporting.audit import audit as look
@@ -365,12 +365,12 @@ def audit(run: Run, config: Audit) -> None:
         raise error
 
 
-OPERATIONS: Mapping[Callable[[Run, Any], None], type[OfStream]] = {
+OPERATIONS: Mapping[Callable[[JobRun, Any], None], type[OfStream]] = {
     accept_loss: Accepting,
     accept_divergence: Accepting,
     redrive_parked: ParkedRecords,
     discard_parked: ParkedRecords,
-    reclaim: Reclaim,
+    reclaim: ReclaimConfig,
     accept_rejects: AcceptRejects,
     release_hold: ReleaseHold,
     retry_slice: RetrySlice,
@@ -383,7 +383,7 @@ OPERATIONS: Mapping[Callable[[Run, Any], None], type[OfStream]] = {
     rebuild_ledger: OperatorConfig,
     rebuild_current: OperatorConfig,
     rebuild_all: RebuildAll,
-    audit: Audit,
+    audit: AuditConfig,
 }
 WITH_SPARK = frozenset({erase, rebuild_current})
 
@@ -398,7 +398,7 @@ def operator_jobs(streams: "Mapping[str, Stream]") -> list[dg.JobDefinition]:
 
 
 def _operator_job(
-    streams: "Mapping[str, Stream]", operation: Callable[[Run, Any], None], config_class: type[OfStream]
+    streams: "Mapping[str, Stream]", operation: Callable[[JobRun, Any], None], config_class: type[OfStream]
 ) -> dg.JobDefinition:
     name, spark = operation.__name__, operation in WITH_SPARK
     about = f"{operation.__doc__} Same as `highwater {name.replace('_', '-')}`"
@@ -409,7 +409,7 @@ def _operator_job(
         with fields(stream=config.stream), translate_errors(context.retry_number, interrupt):
             stream = declared(streams, config.stream)
             context.instance.add_run_tags(context.run_id, {STREAM_TAG: stream.name})
-            run = Run(context, stream)
+            run = JobRun(context, stream)
             if isinstance(config, OperatorConfig) and config.record:
                 config = config.model_copy(update={"by": _person(config.by, context.run.tags.get(USER_TAG, ""))})
                 with recorded_action(run.ledger, settings().operators, _action(name, config, context.run_id)):

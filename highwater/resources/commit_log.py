@@ -75,7 +75,7 @@ class Written(NamedTuple):
 
     @property
     def at(self) -> datetime:
-        """The same moment, in UTC."""
+        """The time of the commit, in UTC."""
         return datetime.fromtimestamp(self.at_ms / 1000, UTC)
 
 

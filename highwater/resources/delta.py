@@ -103,7 +103,7 @@ def query_all(tables: Mapping[str, DeltaTable], sql: str) -> list[dict[str, Any]
 
 
 def query_arrow(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
-    """The same as a table of Arrow's, whose text is of the type `string`.
+    """Rows of a query over tables as an Arrow table, whose text is of the type `string`.
 
     Raises:
         DependencyAwayError: the storage could not be read.
@@ -119,7 +119,7 @@ def query_arrow(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
 
 
 def query_columns(tables: Mapping[str, DeltaTable], sql: str) -> dict[str, list[Any]]:
-    """The same by column: much lighter where the answer is long.
+    """The columns of a query's answer: much lighter than rows where it is long.
 
     Raises:
         DependencyAwayError: the storage could not be read.
@@ -129,7 +129,7 @@ def query_columns(tables: Mapping[str, DeltaTable], sql: str) -> dict[str, list[
 
 
 def answer(tables: Mapping[str, DeltaTable], sql: str) -> pa.Table:
-    """The same as an Arrow table: lighter still, for what goes into another query.
+    """A query's answer as an Arrow table: lighter still, for what goes into another query.
 
     Raises:
         DependencyAwayError: the storage could not be read.
@@ -251,7 +251,7 @@ def stream_rows(table: DeltaTable, sql: str) -> Iterator[dict[str, Any]]:
 
 
 def stream_all(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[dict[str, Any]]:
-    """The same over tables, by their names in the query.
+    """Rows of a query over several tables, by their names in it, a batch at a time.
 
     Raises:
         DependencyAwayError: the storage could not be read.
@@ -261,7 +261,7 @@ def stream_all(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[dict[str,
 
 
 def stream_batches(tables: Mapping[str, DeltaTable], sql: str) -> Iterator[pa.RecordBatch]:
-    """The same as Arrow's batches, each of some thousand rows.
+    """A query's answer as Arrow batches of some thousand rows each.
 
     Raises:
         DependencyAwayError: the storage could not be read.

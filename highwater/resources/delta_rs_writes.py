@@ -117,7 +117,7 @@ def replace_partitions(
 
 
 def replace_all(table: DeltaTable, rows: pa.Table, *, unlike: Sequence[str] = ()) -> int:
-    """The same with all rows of the table."""
+    """Replace all rows of the table in one commit, which takes the version after the opened one, or fails."""
     return _replace(table, rows, None, None, unlike)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from highwater.batching import batched
-from highwater.divergence import SOUND, Divergence, Fingerprint, Recorded, SeenRecord, digest, replaced
+from highwater.divergence import SOUND, Divergence, Fingerprint, PlannedFacts, SeenRecord, digest, replaced
 from highwater.errors import DependencyAwayError, HighwaterError
 from highwater.slices import OffsetRange
 
@@ -45,7 +45,7 @@ def look_back(kafka: Kafka, state: TopicState, planned: Planned, *, seconds: flo
 
 
 def compare(
-    kafka: Kafka, state: TopicState, recorded: Mapping[int, Recorded], *, seconds: float = COMPARE_SECONDS
+    kafka: Kafka, state: TopicState, recorded: Mapping[int, PlannedFacts], *, seconds: float = COMPARE_SECONDS
 ) -> Divergence:
     """Compare Kafka with the recorded history; costs nothing while no leader changed.
 
@@ -118,7 +118,7 @@ def _ensure_time(deadline: float) -> None:
         raise DependencyAwayError("there was no time", remedy="nothing: the next look goes on")
 
 
-def _replaced_among(kafka: Kafka, state: TopicState, suspect: Mapping[int, Recorded]) -> list[int]:
+def _replaced_among(kafka: Kafka, state: TopicState, suspect: Mapping[int, PlannedFacts]) -> list[int]:
     """The partitions where other records occupy planned offsets, by the record at the mark and by the last one."""
     marks, wholes = {}, {}
     for p, was in suspect.items():
@@ -135,7 +135,7 @@ def _replaced_among(kafka: Kafka, state: TopicState, suspect: Mapping[int, Recor
     return [p for p, was in suspect.items() if replaced(was, found.get(p, ()))]
 
 
-def elected_since(was: Recorded, seen: PartitionState | None) -> bool:
+def elected_since(was: PlannedFacts, seen: PartitionState | None) -> bool:
     """Whether a leader was elected since a partition was planned, so that its records may have been replaced."""
     if seen is None or seen.log_start is None or seen.last_stable is None or was.epoch is None:
         return False
@@ -163,7 +163,7 @@ def _seen(message: Message) -> SeenRecord:
     )
 
 
-def _beginning(kafka: Kafka, state: TopicState, partition: int, was: Recorded, deadline: float) -> int:
+def _beginning(kafka: Kafka, state: TopicState, partition: int, was: PlannedFacts, deadline: float) -> int:
     """The offset behind the last record that was written in the recorded epoch or before: a binary search."""
     seen = state.partitions[partition]
     low, high = seen.log_start or 0, min(was.end, seen.last_stable or 0)

@@ -40,7 +40,7 @@ LONGEST_REFUSAL = 300
 NO_SUCH_RECORD = -1
 
 
-class Look(Enum):
+class OffsetQuery(Enum):
     """A question to `list_offsets`, beside that for a timestamp."""
 
     EARLIEST = "log start offset"
@@ -127,7 +127,7 @@ class Kafka:
         topic_id, leaders = self._described(topic)
         led = [p for p, leader in leaders.items() if leader is not None]
         # The high watermark before the last stable offset: what comes in between seems behind no open transaction then.
-        starts, high, stable = self._looks(topic, led, Look.EARLIEST, Look.HIGH, Look.STABLE)
+        starts, high, stable = self._looks(topic, led, OffsetQuery.EARLIEST, OffsetQuery.HIGH, OffsetQuery.STABLE)
         if self._described(topic)[0] != topic_id:
             raise self.away(f"topic {topic} was replaced while it was looked at")
         return TopicState(
@@ -149,7 +149,7 @@ class Kafka:
         described = self._descriptions(topics)
         led = [(topic, p) for topic, (_, leaders) in described.items() for p, at in leaders.items() if at is not None]
         # The high watermark before the last stable offset, as in `topic_state`.
-        (starts, high, stable), refused = self._offsets(led, Look.EARLIEST, Look.HIGH, Look.STABLE)
+        (starts, high, stable), refused = self._offsets(led, OffsetQuery.EARLIEST, OffsetQuery.HIGH, OffsetQuery.STABLE)
         again = self._descriptions(described)
         return {
             topic: TopicState(
@@ -194,7 +194,7 @@ class Kafka:
         return found
 
     def _offsets(
-        self, places: Sequence[tuple[str, int]], *looks: Look
+        self, places: Sequence[tuple[str, int]], *looks: OffsetQuery
     ) -> tuple[list[dict[tuple[str, int], Any]], set[str]]:
         """The answers of `list_offsets` for partitions of any topics, and the topics for which it was refused.
 
@@ -332,7 +332,7 @@ class Kafka:
             remedy="create the topic, or fix the name in the stream's declaration",
         )
 
-    def _looks(self, topic: str, partitions: list[int], *looks: Look | int) -> list[dict[int, Any]]:
+    def _looks(self, topic: str, partitions: list[int], *looks: OffsetQuery | int) -> list[dict[int, Any]]:
         """The answers of `list_offsets` to several queries at once; a partition that could not be asked is left out."""
         if not partitions:
             return [{} for _ in looks]
@@ -343,22 +343,22 @@ class Kafka:
         try:
             by_look = [self._ask(admin, wanted, look) for look in looks]
             return [
-                self._answers(futures, 0 if isinstance(look, Look) else NO_SUCH_RECORD)
+                self._answers(futures, 0 if isinstance(look, OffsetQuery) else NO_SUCH_RECORD)
                 for look, futures in zip(looks, by_look, strict=True)
             ]
         finally:
             del admin
 
-    def _ask(self, admin: AdminClient, partitions: Sequence[TopicPartition], look: Look | int) -> dict[Any, Any]:
+    def _ask(self, admin: AdminClient, partitions: Sequence[TopicPartition], look: OffsetQuery | int) -> dict[Any, Any]:
         from confluent_kafka import IsolationLevel, KafkaException
         from confluent_kafka.admin import OffsetSpec
 
         specs: Any = OffsetSpec  # its constructors have no types
-        if isinstance(look, Look):
-            spec = specs.earliest() if look is Look.EARLIEST else specs.latest()
+        if isinstance(look, OffsetQuery):
+            spec = specs.earliest() if look is OffsetQuery.EARLIEST else specs.latest()
         else:
             spec = specs.for_timestamp(look)
-        level = IsolationLevel.READ_UNCOMMITTED if look is Look.HIGH else IsolationLevel.READ_COMMITTED
+        level = IsolationLevel.READ_UNCOMMITTED if look is OffsetQuery.HIGH else IsolationLevel.READ_COMMITTED
         try:
             found: dict[Any, Any] = admin.list_offsets(
                 dict.fromkeys(partitions, spec),

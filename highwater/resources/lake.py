@@ -102,7 +102,7 @@ class Lake:
     def committed_at(
         self, stream: str, table: str, keys: Sequence[str] | None = None
     ) -> tuple[dict[str, SliceCommit], int]:
-        """The same, and the version of the table that holds them; -1 without a table."""
+        """The commit records of the slices in a table, and the version that holds them; -1 without a table."""
         opened = None if keys is not None and not keys else self.table(stream, table)
         if opened is None:
             return {}, -1

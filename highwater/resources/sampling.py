@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.sampling import READ_FOR_REPEATS, Part, halves, lacks_repeats, repeats, shares, window
-from highwater.second_reader import Record
+from highwater.second_reader import KafkaRecord
 
 if TYPE_CHECKING:
     from highwater.resources.kafka import Kafka
@@ -19,7 +19,7 @@ ROUNDS = 6
 WIDER = 4
 
 
-def sample(kafka: Kafka, topic: str, count: int, only: Part | None = None) -> list[Record]:
+def sample(kafka: Kafka, topic: str, count: int, only: Part | None = None) -> list[KafkaRecord]:
     """Some committed records of a topic, by partition and offset.
 
     Args:
@@ -34,7 +34,7 @@ def sample(kafka: Kafka, topic: str, count: int, only: Part | None = None) -> li
         DependencyAwayError: no broker answered in time.
     """
     logs = kafka.topic_state(topic).log()
-    found: dict[tuple[int, int], Record] = {}
+    found: dict[tuple[int, int], KafkaRecord] = {}
     wanted = shares({partition: len(log) for partition, log in logs.items()}, count)
     for part in ("beginning", "end") if only is None else (only,):
         numbers = {p: share if only else halves(share)[part] for p, share in wanted.items()}
@@ -42,7 +42,9 @@ def sample(kafka: Kafka, topic: str, count: int, only: Part | None = None) -> li
     return [found[place] for place in sorted(found)]
 
 
-def sample_repeats(kafka: Kafka, topic: str, sampled: Sequence[Record], only: Part | None = None) -> list[Record]:
+def sample_repeats(
+    kafka: Kafka, topic: str, sampled: Sequence[KafkaRecord], only: Part | None = None
+) -> list[KafkaRecord]:
     """Further records with the keys of a sample, where few of its keys occur twice.
 
     Args:
@@ -64,9 +66,9 @@ def sample_repeats(kafka: Kafka, topic: str, sampled: Sequence[Record], only: Pa
 
 def _at(
     kafka: Kafka, topic: str, logs: Mapping[int, OffsetRange], numbers: Mapping[int, int], part: Part
-) -> dict[tuple[int, int], Record]:
+) -> dict[tuple[int, int], KafkaRecord]:
     """The first or the last records of each partition, as many as are asked for."""
-    by_partition: dict[int, list[Record]] = {}
+    by_partition: dict[int, list[KafkaRecord]] = {}
     open_ = {partition: number for partition, number in numbers.items() if number}
     for round_ in range(ROUNDS):
         windows = {p: window(logs[p], number * WIDER**round_, part) for p, number in open_.items()}
@@ -83,9 +85,9 @@ def _at(
     return {(one.partition, one.offset): one for records in by_partition.values() for one in records}
 
 
-def record_of(message: Any) -> Record:
+def record_of(message: Any) -> KafkaRecord:
     """A record as the client read it."""
-    return Record(
+    return KafkaRecord(
         value=message.value(),
         key=message.key(),
         headers=tuple(message.headers() or ()),

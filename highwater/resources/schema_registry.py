@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.resources.kafka_options import without_values
 from highwater.resources.kafka_tls import file_versions
-from highwater.schemas import KINDS, Reference, Schema
+from highwater.schemas import KINDS, Schema, SchemaReference
 from highwater.settings import SCHEMA_REGISTRY_CONFIG, SCHEMA_REGISTRY_URL
 
 if TYPE_CHECKING:
@@ -133,12 +133,14 @@ class SchemaRegistry:
         kind = answer.schema_type
         if kind not in KINDS or not isinstance(answer.schema_str, str):
             raise self._away(f"a schema of the type {kind!r}, which is none of {', '.join(KINDS)}")
-        found: dict[str, Reference] = {}
+        found: dict[str, SchemaReference] = {}
         if kind != "JSON":
             self._add_references(answer.references, found, set())
         return Schema(schema_id, kind, answer.schema_str, tuple(found.values()))
 
-    def _add_references(self, references: Sequence[Any] | None, found: dict[str, Reference], seen: set[str]) -> None:
+    def _add_references(
+        self, references: Sequence[Any] | None, found: dict[str, SchemaReference], seen: set[str]
+    ) -> None:
         """Add references and what they need, which comes first; the first version of a name is taken."""
         for one in references or ():
             if one.name in seen:
@@ -148,7 +150,7 @@ class SchemaRegistry:
             if answer is None or not isinstance(answer.schema.schema_str, str):
                 raise self._away(f"{one.name} (subject {one.subject}, version {one.version}) is referenced and unknown")
             self._add_references(answer.schema.references, found, seen)
-            found[one.name] = Reference(one.name, one.subject, one.version, answer.schema.schema_str)
+            found[one.name] = SchemaReference(one.name, one.subject, one.version, answer.schema.schema_str)
 
     def _version(self, subject: str, version: int) -> Any:
         # A deleted version is still needed by the schemas that name it.

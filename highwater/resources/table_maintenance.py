@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from highwater.errors import SupersededAttemptError
-from highwater.maintenance import File, Part
+from highwater.maintenance import File, TablePartition
 from highwater.resources.delta import add_actions, commit_info, reading
 from highwater.resources.delta_rs_writes import storage
 from highwater.resources.spark import delta_errors
@@ -71,12 +71,12 @@ def slice_keys_in(table: DeltaTable, files: Sequence[File]) -> set[str]:
     return found
 
 
-def parts_of(table: DeltaTable) -> list[Part]:
+def parts_of(table: DeltaTable) -> list[TablePartition]:
     """The table's partitions with the sizes of their files, by its log."""
     found: dict[str, list[int]] = {}
     for key, size in _files(table):
         found.setdefault(key, []).append(size)
-    return [Part(key, tuple(sizes)) for key, sizes in sorted(found.items())]
+    return [TablePartition(key, tuple(sizes)) for key, sizes in sorted(found.items())]
 
 
 def _files(table: DeltaTable) -> Iterator[tuple[str, int]]:

@@ -24,7 +24,7 @@ from highwater.orchestration.operations.rebuilding_all import ensure_nothing_the
 from highwater.publishing import Known, Late, PublicationOutcome, State, decide_publication
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.ledger import Ledger
-from highwater.resources.ledger.breakers import Acceptance
+from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.resources.transactions import PublicationMark
 from highwater.slices import OffsetRange, Slice
@@ -228,7 +228,7 @@ def test_a_revision_a_retraction_and_a_late_one_are_known_as_they_are_there(
     tables.decide(slice_, orders(0, 0, 3), rejected=orders(0, 3, 4))
     tables.decide(retried, orders(0, 3, 4))
     tables.publish(slice_, retried)
-    tables.ledger.breakers.accept("orders", [Acceptance(slice_.key, "test data", "ann", datetime.now(UTC))])
+    tables.ledger.breakers.accept("orders", [AcceptedSlice(slice_.key, "test data", "ann", datetime.now(UTC))])
     changed = [*orders(0, 0, 1), *orders(0, 1, 2, status="paid")]
     tables.decide(slice_, changed, rejected=orders(0, 2, 4))
     tables.publish(slice_)
@@ -261,7 +261,7 @@ def test_what_was_sent_and_is_rejected_now_needs_a_persons_leave(
     with pytest.raises(RetractionError, match="partition 0 offset 2"):
         again.publish(slice_)
     assert len(log.records) == 3
-    again.ledger.breakers.accept("orders", [Acceptance(slice_.key, "test data", "ann", datetime.now(UTC))])
+    again.ledger.breakers.accept("orders", [AcceptedSlice(slice_.key, "test data", "ann", datetime.now(UTC))])
     again.publish(slice_)
     assert [(one.place[1], one.value is None, one.headers["highwater.revision"]) for one in log.records[3:]] == [
         (2, True, "1")
@@ -291,7 +291,7 @@ def test_a_decision_rejects_nothing_that_had_been_sent(bench: Bench) -> None:
         bench.materialise(slice_)
     assert "partition 0 offset 1" in str(caught.value.stored)
     assert bench.rows("events") == []
-    bench.ledger.breakers.accept("orders", [Acceptance(slice_.key, "test data", "ann", datetime.now(UTC))])
+    bench.ledger.breakers.accept("orders", [AcceptedSlice(slice_.key, "test data", "ann", datetime.now(UTC))])
     bench.materialise(slice_)
     assert [row["origin_offset"] for row in bench.rows("rejects")] == [1, 2]
 

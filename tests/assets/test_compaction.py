@@ -14,7 +14,7 @@ from highwater.assets import events, raw
 from highwater.assets.compaction import compact
 from highwater.commit_records import CommitRecord, to_user_metadata
 from highwater.errors import SupersededAttemptError
-from highwater.maintenance import Group
+from highwater.maintenance import FileGroup
 from highwater.resources.delta import open_table
 from highwater.resources.table_maintenance import files_of
 from tests.support import Bench, order_message
@@ -53,7 +53,7 @@ def test_small_files_become_one_and_every_row_stays(bench: Bench) -> None:
     for table in before:
         files = small_files(bench, table)
         assert len(files) == len(slices)
-        assert compact(bench.work(), table, Group(tuple(files)))
+        assert compact(bench.work(), table, FileGroup(tuple(files)))
         [file] = small_files(bench, table)
         assert (file.first, file.last) == (slices[0].key, slices[-1].key)
         assert by_slice(bench, table) == before[table][0]
@@ -66,7 +66,7 @@ def test_small_files_become_one_and_every_row_stays(bench: Bench) -> None:
     assert bench.lake.commits("orders", "raw").attempt(slices[1].key) > held["raw"].attempt(slices[1].key)
     assert bench.lake.commits("orders", "raw").attempt(slices[0].key) == held["raw"].attempt(slices[0].key)
     with pytest.raises(SupersededAttemptError, match="were replaced"):
-        compact(bench.work(), "raw", Group(tuple(files)))
+        compact(bench.work(), "raw", FileGroup(tuple(files)))
 
 
 def test_rows_lie_in_the_order_of_the_declared_columns(bench: Bench) -> None:
@@ -76,19 +76,19 @@ def test_rows_lie_in_the_order_of_the_declared_columns(bench: Bench) -> None:
         slice_ = bench.plan(n, p0=(n, n + 1))
         raw.materialise(bench.work(slice_))
         events.materialise(bench.work(slice_))
-    assert compact(bench.work(), "events", Group(tuple(small_files(bench, "events"))))
+    assert compact(bench.work(), "events", FileGroup(tuple(small_files(bench, "events"))))
     assert [row["key"] for row in bench.rows("events")] == ["o1", "o2", "o0"]
 
 
 def test_a_slice_that_has_rows_in_a_large_file_too_stays_where_it_is(bench: Bench) -> None:
     slices = taken_alone(bench, 3)
     first, second, third = sorted(small_files(bench, "raw"), key=lambda file: file.first)
-    assert compact(bench.work(), "raw", Group((first, second)))
+    assert compact(bench.work(), "raw", FileGroup((first, second)))
     [large] = [file for file in small_files(bench, "raw") if file.first != file.last]
     raw.materialise(bench.work(slices[0]))
     [again] = [file for file in small_files(bench, "raw") if file.first == file.last == slices[0].key]
     rows = by_slice(bench, "raw")
-    assert compact(bench.work(), "raw", Group((again, third)))
+    assert compact(bench.work(), "raw", FileGroup((again, third)))
     assert by_slice(bench, "raw") == rows
     left = {(file.first, file.last) for file in small_files(bench, "raw")}
     assert left == {(slices[1].key, slices[1].key), (slices[0].key, slices[2].key)}
@@ -124,7 +124,7 @@ def test_a_merge_settles_what_a_dead_run_left_open(bench: Bench) -> None:
     metadata = to_user_metadata([dead], held.number + 1)
     bench.ledger.intents.open("dead", "orders", "raw", metadata, datetime.now(UTC))
     rows = by_slice(bench, "raw")
-    assert compact(bench.work(), "raw", Group(tuple(small_files(bench, "raw"))))
+    assert compact(bench.work(), "raw", FileGroup(tuple(small_files(bench, "raw"))))
     assert bench.ledger.intents.of("orders", "raw") == []
     found = bench.lake.commits("orders", "raw")
     assert set(found.records) == {slice_.key for slice_ in slices}
@@ -135,7 +135,7 @@ def test_a_merge_settles_what_a_dead_run_left_open(bench: Bench) -> None:
 def test_a_table_that_is_restored_to_before_a_merge_is_whole(bench: Bench) -> None:
     slices = taken_alone(bench, 3)
     before, rows = bench.lake.commits("orders", "raw"), by_slice(bench, "raw")
-    assert compact(bench.work(), "raw", Group(tuple(small_files(bench, "raw"))))
+    assert compact(bench.work(), "raw", FileGroup(tuple(small_files(bench, "raw"))))
     path = bench.lake.path("orders", "raw")
     DeltaTable(path).restore(before.version)
     assert by_slice(bench, "raw") == rows
@@ -156,7 +156,7 @@ def test_a_merge_that_dies_changes_nothing_and_the_next_goes_on(
 
     taken_alone(bench, 3)
     rows, records = by_slice(bench, "raw"), bench.lake.commits("orders", "raw").records
-    group = Group(tuple(small_files(bench, "raw")))
+    group = FileGroup(tuple(small_files(bench, "raw")))
     place = {
         "before the write": "highwater.assets.compaction._unchecked",
         "before it is recorded": "highwater.resources.numbered_commits._complete",
@@ -167,7 +167,7 @@ def test_a_merge_that_dies_changes_nothing_and_the_next_goes_on(
             compact(bench.work(), "raw", group)
     assert by_slice(bench, "raw") == rows
     assert len(bench.ledger.intents.of("orders", "raw")) == 1
-    again = Group(tuple(small_files(bench, "raw")))
+    again = FileGroup(tuple(small_files(bench, "raw")))
     compact(bench.work(), "raw", again)
     assert bench.ledger.intents.of("orders", "raw") == []
     assert (by_slice(bench, "raw"), bench.lake.commits("orders", "raw").records) == (rows, records)

@@ -17,7 +17,7 @@ from highwater.envelope import Origin
 from highwater.erasing import microseconds
 from highwater.errors import DependencyAwayError, TemporaryError
 from highwater.orchestration.operations import maintenance, rebuilding
-from highwater.orchestration.operations.parked import Parked, ParkedRequest, Waiting, _discard
+from highwater.orchestration.operations.parked import Parked, ParkedRecord, ParkedRequest, _discard
 from highwater.plans import Discard
 from highwater.resources.delta_rs_writes import append
 from highwater.resources.lake import Lake
@@ -35,7 +35,7 @@ def a_discard(offset: int, minutes: int = 0) -> Discard:
 
 def parked(*offsets: int) -> Parked:
     """What a look at the parked topic found."""
-    one = Waiting(0, 0, 0, "malformed", "orders@0000000", "why", "o1")
+    one = ParkedRecord(0, 0, 0, "malformed", "orders@0000000", "why", "o1")
     return Parked({Origin("orders", 0, 0, n): replace(one, offset=n) for n in offsets}, 0, 0, 0, {})
 
 

@@ -16,7 +16,7 @@ from highwater.assets import erasures_table, publication_log, raw
 from highwater.assets.erasures_table import keep, read
 from highwater.assets.work import Work
 from highwater.declaration import Accepted, Maintenance, Stream
-from highwater.erasing import BY_AGE, Erased, Erasure, Recorded, digest_of
+from highwater.erasing import BY_AGE, Erased, Erasure, RecordedErasure, digest_of
 from highwater.errors import DependencyAwayError, TemporaryError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.operations import erasing, maintenance, rebuilding
@@ -73,7 +73,7 @@ def test_the_table_follows_the_ledger_and_only_grows(tmp_path: Path) -> None:
     assert keep(ledger, lake, "orders") == 1
     erasure = Erasure("orders", O5, "asked for", "ann", NOON)
     slices = {"a": Erased("a", places, {"raw": 5, "events": 1}, done), "b": Erased("b", {})}
-    assert read(lake, "orders") == [Recorded(erasure, slices)]
+    assert read(lake, "orders") == [RecordedErasure(erasure, slices)]
 
     other = Ledger(f"sqlite:///{tmp_path / 'other.sqlite'}")
     other.erasures.add(Erasure("orders", digest_of(b"o6"), "asked for", "bob", NOON + timedelta(days=1)))
@@ -231,7 +231,7 @@ def test_a_stream_that_has_published_can_be_rebuilt(tmp_path: Path) -> None:
     world = World(tmp_path, copies=2)
     world.write()
     plant(world.lake.path("orders", publication_log.TABLE), publication_log.schema().empty_table())
-    batch = publication_log.Sending(3, "orders.accepted", "id", 0, {FIRST.key: 2})
+    batch = publication_log.BatchUnderWay(3, "orders.accepted", "id", 0, {FIRST.key: 2})
     rows = pa.Table.from_pylist([{"batch": batch.to_json()}], publication_log.sending_schema())
     write_deltalake(world.lake.path("orders", publication_log.SENDING), rows)
     publishing = replace(STREAM, publishes=Accepted("orders.accepted"), maintenance=Maintenance(live_slices=1))

@@ -18,7 +18,7 @@ from highwater.column_comparison import same
 from highwater.declaration import Field, Stream
 from highwater.decoding import document_of_key
 from highwater.formats import BigEndian, Json, KeyFormat, Raw, Text
-from highwater.second_reader import MisfitError, Record, document_of, value_of
+from highwater.second_reader import KafkaRecord, MisfitError, document_of, value_of
 from highwater.sources import Header, Key, Meta, Source, steps
 from tests.support import make_stream
 
@@ -218,8 +218,8 @@ CASES: dict[str, Case] = {
 EACH = pytest.mark.parametrize("name", CASES)
 
 
-def record_of(case: Case) -> Record:
-    return Record(case.value.encode(), case.key, case.headers, "fields", 3, 7, 1_767_225_600_000)
+def record_of(case: Case) -> KafkaRecord:
+    return KafkaRecord(case.value.encode(), case.key, case.headers, "fields", 3, 7, 1_767_225_600_000)
 
 
 @EACH

@@ -13,7 +13,7 @@ from highwater.assets import events, raw
 from highwater.classifying import classify
 from highwater.declaration import Accepted, Deletes, Field, Stream
 from highwater.errors import ConfigurationError, DeclarationError
-from highwater.second_reader import Record
+from highwater.second_reader import KafkaRecord
 from highwater.sources import Reference
 from highwater.stream_source import to_source
 from tests.support import order_message
@@ -163,7 +163,7 @@ def test_the_second_reader_leaves_such_fields_out() -> None:
     """`highwater try` has neither Spark nor the reference table."""
     message = order_message("o1", 1)
     stream = enriched(ORDERS, REGION)
-    outcome = classify(stream, Record(message.value, message.key), None)
+    outcome = classify(stream, KafkaRecord(message.value, message.key), None)
     assert (outcome.kind, outcome.key, "region" in outcome.values) == ("event", "o1", False)
     held: dict[str, Any] = {}
     exec(to_source(stream), held)

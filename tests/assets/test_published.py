@@ -47,7 +47,7 @@ from highwater.publishing import PublicationOutcome, State
 from highwater.resources.delta import query
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.ledger import schema
-from highwater.resources.ledger.breakers import Acceptance
+from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.resources.topic_state import TopicState
 from highwater.slices import Slice
 from tests.accepted import NOON, Broken, Event, Log, Tables, orders, places, said
@@ -228,10 +228,10 @@ def test_what_was_sent_is_not_rejected_again_unless_a_person_lets_it(tables: Tab
         tables.publish(slice_)
     assert f"highwater accept-rejects {slice_.key}" in caught.value.remedy
     assert len(log.records) == 3
-    tables.ledger.breakers.accept("orders", [Acceptance(slice_.key, "over the limit", "ann", NOON)])
+    tables.ledger.breakers.accept("orders", [AcceptedSlice(slice_.key, "over the limit", "ann", NOON)])
     with pytest.raises(RetractionError, match="partition 0 offset 2"):
         tables.publish(slice_)  # that was said before they were sent, of the breaker
-    tables.ledger.breakers.accept("orders", [Acceptance(slice_.key, "test data", "ann", datetime.now(UTC))])
+    tables.ledger.breakers.accept("orders", [AcceptedSlice(slice_.key, "test data", "ann", datetime.now(UTC))])
     tables.publish(slice_, other)
     assert [(one.place, one.value is None) for one in log.records[3:]] == [((0, 3), False), ((0, 2), True)]
     taken = log.records[-1]
@@ -253,7 +253,7 @@ def test_what_was_reclaimed_from_the_dlq_follows_the_revisions_of_the_tier_that_
     tables.decide(main, orders(0, 0, 1), rejected=orders(0, 1, 2))
     tables.decide(retried, orders(0, 1, 2))
     tables.publish(main, retried)
-    tables.ledger.breakers.accept("orders", [Acceptance(retried.key, "test data", "ann", datetime.now(UTC))])
+    tables.ledger.breakers.accept("orders", [AcceptedSlice(retried.key, "test data", "ann", datetime.now(UTC))])
     tables.decide(retried, [], rejected=orders(0, 1, 2))
     tables.publish(retried)
     [back] = orders(0, 1, 2)
@@ -278,7 +278,7 @@ def test_a_second_delivery_is_sent_where_the_content_that_was_sent_is_taken_away
         tables.decide(slice_, [same[n], rest[n]])
     tables.publish(*slices)
     assert places(log.records) == [(0, 0), (0, 1), (0, 3), (0, 5)]
-    tables.ledger.breakers.accept("orders", [Acceptance(slices[0].key, "", "ann", datetime.now(UTC))])
+    tables.ledger.breakers.accept("orders", [AcceptedSlice(slices[0].key, "", "ann", datetime.now(UTC))])
     if changed == "retracted":
         tables.decide(slices[0], rest[:1], rejected=same[:1])
     else:
@@ -334,7 +334,7 @@ def test_what_another_lost_from_events_is_never_reclaimed(tables: Tables, log: L
     tables.decide(slice_, orders(0, 0, 3))
     tables.publish(slice_)
     tables.decide(slice_, orders(0, 0, 2))
-    tables.ledger.breakers.accept("orders", [Acceptance(slice_.key, "", "ann", datetime.now(UTC))])
+    tables.ledger.breakers.accept("orders", [AcceptedSlice(slice_.key, "", "ann", datetime.now(UTC))])
     with pytest.raises(RetractionError, match="offset 2"):
         tables.publish(slice_)
     assert len(log.records) == 3
@@ -387,7 +387,7 @@ def test_taking_back_goes_on_where_a_run_broke_off_by_the_same_leave(
     slice_ = tables.plan(0, p0=(0, 3))
     tables.decide(slice_, orders(0, 0, 3))
     tables.publish(slice_)
-    tables.ledger.breakers.accept("orders", [Acceptance(slice_.key, "", "ann", datetime.now(UTC))])
+    tables.ledger.breakers.accept("orders", [AcceptedSlice(slice_.key, "", "ann", datetime.now(UTC))])
     tables.decide(slice_, [], rejected=orders(0, 0, 3))
     log.breaks = f"committed {log.commits + 1}"
     with pytest.raises(Broken):

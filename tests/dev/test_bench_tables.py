@@ -18,7 +18,7 @@ from highwater.orchestration.checking.plan_checks import all_tiling_faults, offs
 from highwater.orchestration.checking.slice_status import attempts
 from highwater.orchestration.checking.version_checks import missing_checks, over_the_stream, version_checks
 from highwater.partition_counts import eras
-from highwater.partitioners import Choice, Partitioner
+from highwater.partitioners import PartitionedBy, Partitioner
 from highwater.resources.commit_log import slice_commits_in, written
 from highwater.resources.delta import rows_in
 from highwater.resources.lake import Lake
@@ -67,7 +67,7 @@ def test_nothing_finds_an_error_in_a_sound_stream(tmp_path: Path, monkeypatch: p
 
     places = key_places(lake, STREAM, eras([p for p in slices if p.topic == STREAM.topic], []))
     assert places.several == 0
-    assert next(iter(places.shares)) == Choice(Partitioner.CRC32, tables.PARTITIONS)
+    assert next(iter(places.shares)) == PartitionedBy(Partitioner.CRC32, tables.PARTITIONS)
 
 
 def test_a_long_log_has_a_record_and_a_file_of_each_slice(tmp_path: Path) -> None:

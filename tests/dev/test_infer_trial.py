@@ -13,7 +13,7 @@ from highwater.classifying import classify
 from highwater.inference import infer
 from highwater.sampling import halves, lacks_repeats, repeats, shares
 from highwater.schemas import Schema
-from highwater.second_reader import Record
+from highwater.second_reader import KafkaRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,20 +41,22 @@ class Registry:
         return next((one for one in self._schemas if one.id == named), None)
 
 
-def written(topic: Topic, account: Account, registry: Registry) -> list[Record]:
+def written(topic: Topic, account: Account, registry: Registry) -> list[KafkaRecord]:
     """The records as a topic of three partitions holds them."""
     found, ends = [], [0] * PARTITIONS
     for number, sent in enumerate(topic.write(RECORDS, account, registry.register)):
         partition = (number if sent.key is None else zlib.crc32(sent.key)) % PARTITIONS
-        record = Record(sent.value, sent.key, sent.headers, topic.name, partition, ends[partition], sent.timestamp_ms)
+        record = KafkaRecord(
+            sent.value, sent.key, sent.headers, topic.name, partition, ends[partition], sent.timestamp_ms
+        )
         found.append(record)
         ends[partition] += 1
     return found
 
 
-def sampled(records: Sequence[Record]) -> list[Record]:
+def sampled(records: Sequence[KafkaRecord]) -> list[KafkaRecord]:
     """The first and the last records of each partition, and repeats of their keys, as the command samples them."""
-    logs: Mapping[int, list[Record]] = defaultdict(list)
+    logs: Mapping[int, list[KafkaRecord]] = defaultdict(list)
     for record in records:
         logs[record.partition].append(record)
     wanted = shares({partition: len(log) for partition, log in logs.items()}, SAMPLED)
@@ -65,7 +67,7 @@ def sampled(records: Sequence[Record]) -> list[Record]:
     return [*found, *(repeats(found, records) if lacks_repeats(found) else [])]
 
 
-def live(stream: Stream, records: Sequence[Record], registry: Registry) -> tuple[Counter[str], set[str]]:
+def live(stream: Stream, records: Sequence[KafkaRecord], registry: Registry) -> tuple[Counter[str], set[str]]:
     """How many records are of each kind, and the keys that the version rule leaves."""
     kinds: Counter[str] = Counter()
     newest: dict[str, tuple[Any, ...]] = {}

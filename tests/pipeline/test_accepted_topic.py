@@ -19,7 +19,7 @@ from highwater.errors import RetractionError
 from highwater.orchestration.checking.published_checks import events_published
 from highwater.resources.dlq_topics import check_accepted, ensure_accepted
 from highwater.resources.ledger import schema
-from highwater.resources.ledger.breakers import Acceptance
+from highwater.resources.ledger.breakers import AcceptedSlice
 from tests.accept_child import FENCED, LAPSED, POINTS
 from tests.accepted import Event, Tables
 from tests.bench_records import published as read
@@ -117,7 +117,7 @@ def test_a_stricter_rule_takes_nothing_back_that_was_sent_unless_a_person_lets_i
     with pytest.raises(RetractionError, match=f"5 events of {slice_.key} were sent"):
         events.materialise(bench.work(slice_))
     assert len(bench.rows("events")) == 6
-    bench.ledger.breakers.accept("orders", [Acceptance(slice_.key, "too small", "ann", datetime.now(UTC))])
+    bench.ledger.breakers.accept("orders", [AcceptedSlice(slice_.key, "too small", "ann", datetime.now(UTC))])
     for stage in (events, rejects, dlq):
         stage.materialise(bench.work(slice_))
     [report] = published.materialise(bench.work(slice_))

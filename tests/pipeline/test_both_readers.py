@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.classifying import Outcome, classify
+from highwater.classifying import Classification, classify
 from highwater.column_comparison import same
 from highwater.declaration import Deletes, Field, Stream, UnknownFields
 from highwater.formats import Avro, BigEndian, Csv, Json, KeyFormat, Lines, Protobuf, Raw, Text
-from highwater.second_reader import Record
+from highwater.second_reader import KafkaRecord
 from highwater.sources import Key, Meta, Rest
 from tests import protobuf_orders
 from tests.format_streams import FORMATS, records
@@ -246,7 +246,7 @@ def test_both_readers_agree_on_keys(spark: SparkSession, name: str) -> None:
     assert {found[at]["reason"] for at, _ in enumerate(keys[:2])} == {None}
     wrong: dict[bytes, Any] = {}
     for offset, (value, key) in enumerate(zip(values, changed, strict=True)):
-        record = Record(value, key, (), "t", 0, offset, 1_767_225_600_000)
+        record = KafkaRecord(value, key, (), "t", 0, offset, 1_767_225_600_000)
         if unlike := unlike_outcomes(stream, classify(stream, record, schema_of), found[offset]):
             wrong[key] = unlike
     few = dict(list(wrong.items())[:5])
@@ -268,7 +268,7 @@ def test_a_key_whose_schema_is_in_a_header_or_unknown(spark: SparkSession) -> No
         2: ("malformed", "field k (Key(path='')) is missing", None),
     }
     for at, (key, of_record) in enumerate(zip(keys, all_headers, strict=True)):
-        theirs = classify(stream, Record(b"{}", key, of_record, "t", 0, at, 0), schema_of)
+        theirs = classify(stream, KafkaRecord(b"{}", key, of_record, "t", 0, at, 0), schema_of)
         assert (theirs.reason, theirs.values.get("k")) == (reported[at][0], reported[at][2])
 
 
@@ -282,7 +282,7 @@ def test_both_readers_agree(spark: SparkSession, name: str) -> None:
     found = {row["name"]: row.asDict() for row in by_pipeline(spark, stream, changed)}
     wrong: dict[bytes, Any] = {}
     for at, value in enumerate(changed):
-        theirs = classify(stream, Record(value, b"k", (), "t", 0, at, 1_767_225_600_000), schema_of)
+        theirs = classify(stream, KafkaRecord(value, b"k", (), "t", 0, at, 1_767_225_600_000), schema_of)
         ours = found[at]
         if theirs.kind != "reject" and not is_canonical(stream, value):
             continue
@@ -292,7 +292,7 @@ def test_both_readers_agree(spark: SparkSession, name: str) -> None:
     assert not wrong, f"seed {seed}, {len(wrong)} records: {few}"
 
 
-def unlike_outcomes(stream: Stream, theirs: Outcome, ours: dict[str, Any]) -> Any:
+def unlike_outcomes(stream: Stream, theirs: Classification, ours: dict[str, Any]) -> Any:
     """What the second reader and the pipeline say otherwise of one record; nothing if they agree."""
     if (ours["reason"] is None) != (theirs.kind != "reject") or (ours["reason"] == "unresolved") != (
         theirs.reason == "unresolved"
@@ -319,7 +319,7 @@ def is_canonical(stream: Stream, value: bytes) -> bool:
     if not isinstance(stream.value, Avro) or stream.value.schema is None:
         return True
     out, schema = io.BytesIO(), fastavro.parse_schema(json.loads(stream.value.schema))
-    fastavro.schemaless_writer(out, schema, document(stream.value, Record(value), None))
+    fastavro.schemaless_writer(out, schema, document(stream.value, KafkaRecord(value), None))
     return out.getvalue() == value
 
 

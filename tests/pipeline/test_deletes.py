@@ -199,13 +199,13 @@ def test_any_order_of_slices_ends_in_the_same_table(bench: Bench) -> None:
 
 def test_rebuilding_leaves_deleted_keys_out(bench: Bench) -> None:
     """`current` made from the events alone has the same rows."""
-    from highwater.assets.current_rebuild import Look, differences, rebuild
+    from highwater.assets.current_rebuild import RebuildSnapshot, differences, rebuild
 
     bench.stream = changes(bench.stream.topic)
     for slice_ in sent(bench, [change("a", 1), change("b", 1)], [change("a", 2, "d")]):
         bench.materialise(slice_)
     work = bench.work()
-    assert differences(work, Look.take(work)).none
+    assert differences(work, RebuildSnapshot.take(work)).none
     assert rebuild(work) == 1
     assert versions(bench) == {"b": 1}
 
@@ -274,7 +274,7 @@ def test_a_delete_reclaimed_while_an_older_event_came_between(bench: Bench) -> N
 
 def test_deletes_stay_deletes_when_the_stream_declares_none_any_more(bench: Bench) -> None:
     """Rebuilding and late events gave deleted keys a row of nulls, or an older one."""
-    from highwater.assets.current_rebuild import Look, differences
+    from highwater.assets.current_rebuild import RebuildSnapshot, differences
 
     topic = bench.stream.topic
     bench.stream = changes(topic)
@@ -285,7 +285,7 @@ def test_deletes_stay_deletes_when_the_stream_declares_none_any_more(bench: Benc
     bench.materialise(late)
     assert versions(bench) == {"b": 1}
     work = bench.work()
-    assert differences(work, Look.take(work)).none
+    assert differences(work, RebuildSnapshot.take(work)).none
     assert not bench.failing()
 
 

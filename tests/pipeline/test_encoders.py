@@ -18,7 +18,7 @@ from highwater.classifying import classify
 from highwater.column_comparison import same
 from highwater.declaration import Field, Stream
 from highwater.formats import Avro, Json
-from highwater.second_reader import Record
+from highwater.second_reader import KafkaRecord
 from tests import protobuf_orders
 from tests.pipeline.pipeline_rows import bare, by_pipeline, framed, reported, schema_of
 
@@ -198,7 +198,7 @@ def unlike(stream: Stream, wanted: Sequence[Values], found: Sequence[Mapping[str
 def test_the_second_reader_reads_what_was_written(name: str) -> None:
     seed = random.randrange(10**6)
     stream, values, encoded = written(name, seed)
-    found = [classify(stream, Record(one), schema_of) for one in encoded]
+    found = [classify(stream, KafkaRecord(one), schema_of) for one in encoded]
     assert {one.detail for one in found} == {None}, f"seed {seed}"
     assert unlike(stream, values, [one.values for one in found]) == [], f"seed {seed}"
 

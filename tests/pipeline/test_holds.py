@@ -39,7 +39,7 @@ from highwater.orchestration.metadata import of_holds
 from highwater.orchestration.operations.releasing_holds import ReleaseRequest, release_slice
 from highwater.orchestration.reporting import alert_conditions, alert_inputs
 from highwater.orchestration.reporting.explaining import explain
-from highwater.orchestration.reporting.open_metrics import Metrics, _holds
+from highwater.orchestration.reporting.open_metrics import Samples, _holds
 from highwater.orchestration.reporting.plan_status import stream_status
 from highwater.orchestration.sensing import stream_ticks
 from highwater.orchestration.sensing.ordered_processing import LOOK_BACK, behind, ensure_in_turn, hold_lines, take_turn
@@ -464,7 +464,7 @@ def test_a_hold_is_reported_everywhere(ledger: Ledger, tmp_path: Path) -> None:
     explained = explain(ledger, Lake(str(tmp_path / "lake")), STREAM, TWO.key, None)
     assert text in explained.lines
     assert explained.to_plain()["hold"] == plain
-    found = Metrics()
+    found = Samples()
     _holds(found, ledger, STREAM)
     assert found.samples["highwater_held_slices"] == [(("orders",), 1)]
     assert found.samples["highwater_held_records"] == [(("orders",), 3)]

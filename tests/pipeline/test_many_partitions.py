@@ -24,7 +24,7 @@ from highwater.errors import IncompleteReadError
 from highwater.orchestration.checking import gap_checks
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.operations import rebuilding
-from highwater.orchestration.operations.parked import Choice, _settled
+from highwater.orchestration.operations.parked import ParkedSelection, _settled
 from highwater.orchestration.operations.raw_retention import _newest, in_dlq
 from highwater.orchestration.operations.reclaiming import look
 from highwater.orchestration.reporting.explaining import explain
@@ -139,7 +139,9 @@ def test_every_read_without_a_jvm_sees_what_spark_sees(wide: Wide, request: pyte
 
     # What operators reclaim, erase and let go.
     assert len(rejected) == 2 * len(WIDTHS)
-    assert len(look(ledger, lake, STREAM, Choice()).meant) == len(rejected) - 1, "one was accepted by its retry"
+    assert len(look(ledger, lake, STREAM, ParkedSelection()).meant) == len(rejected) - 1, (
+        "one was accepted by its retry"
+    )
     assert in_dlq(ledger, lake, STREAM) >= {one.key for one in wide.copies}
     last = wide.copies[-1]
     assert _newest(lake.table_at("orders", "raw"), wide.keys)[1] == {
@@ -177,7 +179,7 @@ HIDDEN: dict[str, Callable[[World], object]] = {
     "erase": lambda world: find(world.lake, STREAM, digest_of(b"o1")),
     "locate": lambda world: locate(world.ledger, cast("Any", world.topics), world.lake, STREAM, "orders", 0, 2),
     "explain": lambda world: explain(world.ledger, world.lake, STREAM, FIRST.key),
-    "reclaim": lambda world: look(world.ledger, world.lake, STREAM, Choice()),
+    "reclaim": lambda world: look(world.ledger, world.lake, STREAM, ParkedSelection()),
     "retain: what is waited for": lambda world: in_dlq(world.ledger, world.lake, STREAM),
     "retain: what goes": lambda world: _newest(world.lake.table_at("orders", "raw"), world.keys),
     "redrive and discard": lambda world: _settled(world.ledger, world.lake, STREAM, [Origin("orders", 0, 0, 2)]),

@@ -25,10 +25,10 @@ from highwater.orchestration.build import build_defs
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.operations.parked import (
-    Choice,
     Parked,
+    ParkedRecord,
     ParkedRequest,
-    Waiting,
+    ParkedSelection,
     _discard,
     look,
     only,
@@ -147,8 +147,8 @@ class Parking:
     def accepted(self, *origins: Origin) -> None:
         accept(self.lake, origins)
 
-    def waiting(self, choice: Choice | None = None) -> list[int]:
-        found = look(self.scene.ledger, self.scene.kafka, self.lake, self.stream, choice or Choice())
+    def waiting(self, choice: ParkedSelection | None = None) -> list[int]:
+        found = look(self.scene.ledger, self.scene.kafka, self.lake, self.stream, choice or ParkedSelection())
         return sorted(origin.offset for origin in found.waiting)
 
     def decide(self, **asked: Any) -> list[int]:
@@ -165,7 +165,9 @@ def parking(bootstrap: str, topic: TopicFactory, tmp_path: Path) -> Parking:
 def test_a_limit_takes_those_that_were_parked_first() -> None:
     """Partitions are read one after another, so the first that are found are not the oldest."""
     waiting = {
-        Origin("orders", 0, 0, n): Waiting(partition, 10 - n, parked_ms, "malformed", "orders@0000000", "why", "o1")
+        Origin("orders", 0, 0, n): ParkedRecord(
+            partition, 10 - n, parked_ms, "malformed", "orders@0000000", "why", "o1"
+        )
         for n, (partition, parked_ms) in enumerate([(0, 300), (0, 200), (1, 100), (1, 200)])
     }
     found = only(Parked(waiting, others=1, settled=0, strange=0, ends={}), 2)
@@ -212,7 +214,7 @@ def test_records_of_an_erased_key_wait_no_more(tmp_path: Path) -> None:
     there = PartitionState(log_start=0, last_stable=5, high_watermark=5, leader=1)
     state = TopicState("orders.dlq.parked", "A" * 22, {0: there})
     kafka = cast("Any", SimpleNamespace(topic_state=lambda _: state, look_again=lambda _: state, read=lambda *_: lying))
-    found = look(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM, Choice())
+    found = look(ledger, kafka, Lake(str(tmp_path / "lake")), STREAM, ParkedSelection())
     assert sorted(origin.offset for origin in found.waiting) == [2, 3, 4]
     assert (found.settled, found.others) == (2, 0)
 
@@ -222,7 +224,9 @@ def test_nothing_is_abandoned_that_has_another_end_by_now(tmp_path: Path) -> Non
     ledger, lake = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Lake(str(tmp_path / "lake"))
     later = datetime.now(UTC) + timedelta(minutes=1)  # by a clock that goes ahead
     ledger.discards.add("orders", [Discard(an_envelope(3).origin, "first", "bob", later)])
-    waiting = {an_envelope(n).origin: Waiting(0, n, 0, "malformed", "orders@0000000", "why", "o1") for n in range(4)}
+    waiting = {
+        an_envelope(n).origin: ParkedRecord(0, n, 0, "malformed", "orders@0000000", "why", "o1") for n in range(4)
+    }
     accept(lake, [an_envelope(0).origin])
     ledger.reclaims.add("orders", [Reclaim(an_envelope(1).origin, "orders@0000000", 1, "fixed", "ann", NOW)])
     asked = ParkedRequest(sure=True, by="ann", because="a test")
@@ -242,11 +246,16 @@ def test_what_waits_is_what_was_neither_accepted_nor_abandoned(parking: Parking)
     parking.park(an_envelope(8, topic="of.another.stream"))
     parking.accepted(parking.origin(1), parking.origin(99))
     parking.scene.ledger.discards.add(parking.stream.name, [Discard(parking.origin(2), "test data", "ann", NOW)])
-    found = look(parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, Choice(reasons=["invalid"]))
+    found = look(
+        parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, ParkedSelection(reasons=["invalid"])
+    )
     assert {origin.offset: one.reason for origin, one in found.waiting.items()} == {3: "invalid"}
     assert (found.others, found.settled, found.strange) == (2, 2, 2)
     assert parking.waiting() == [0, 3, 4]
-    assert only(look(parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, Choice()), 2).others == 1
+    assert (
+        only(look(parking.scene.ledger, parking.scene.kafka, parking.lake, parking.stream, ParkedSelection()), 2).others
+        == 1
+    )
 
 
 @pytest.mark.slow
@@ -255,11 +264,11 @@ def test_a_choice_is_by_reason_slice_key_and_time(parking: Parking) -> None:
     parking.park(parking.envelope(2), key="ö".encode())
     parking.park(parking.envelope(3), key=None)
     later, earlier = datetime.now(UTC) + timedelta(hours=1), datetime.now(UTC) - timedelta(hours=1)
-    assert parking.waiting(Choice(slices=["orders@0000007"])) == [0]
-    assert parking.waiting(Choice(reasons=["invalid", "other"])) == [1]
-    assert parking.waiting(Choice(keys=["ö"])) == [2]
-    assert parking.waiting(Choice(since=earlier, until=later)) == [0, 1, 2, 3]
-    assert parking.waiting(Choice(since=later)) == parking.waiting(Choice(until=earlier)) == []
+    assert parking.waiting(ParkedSelection(slices=["orders@0000007"])) == [0]
+    assert parking.waiting(ParkedSelection(reasons=["invalid", "other"])) == [1]
+    assert parking.waiting(ParkedSelection(keys=["ö"])) == [2]
+    assert parking.waiting(ParkedSelection(since=earlier, until=later)) == [0, 1, 2, 3]
+    assert parking.waiting(ParkedSelection(since=later)) == parking.waiting(ParkedSelection(until=earlier)) == []
 
 
 @pytest.mark.slow
@@ -285,7 +294,7 @@ def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest
 @pytest.mark.slow
 def test_what_is_abandoned_waits_no_more_and_the_first_reason_stays(parking: Parking) -> None:
     parking.park(*[parking.envelope(n, "invalid" if n else "malformed") for n in range(3)])
-    assert parking.decide(sure=True, by="ann", because="a test", choice=Choice(reasons=["invalid"])) == [1, 2]
+    assert parking.decide(sure=True, by="ann", because="a test", choice=ParkedSelection(reasons=["invalid"])) == [1, 2]
     assert "2 discarded by ann: a test" in parking.log[-1]
     assert parking.waiting() == [0]
     ledger = parking.scene.ledger
@@ -358,7 +367,7 @@ def test_what_was_abandoned_is_accepted_by_no_copy_that_is_under_way(bench: Benc
     where = (bench.ledger, bench.kafka, bench.lake, bench.stream)
     redrive_or_discard(*where, ParkedRequest(sure=True, by="ann"), bench.log.append)
     redrive_or_discard(
-        *where, ParkedRequest(Choice(keys=["o1"]), sure=True, by="ann", because="test data"), bench.log.append
+        *where, ParkedRequest(ParkedSelection(keys=["o1"]), sure=True, by="ann", because="test data"), bench.log.append
     )
     [slice_] = due(bench)
     counts = bench.materialise(slice_)["events"][0].counts
@@ -391,7 +400,7 @@ def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None
         1,
         0,
     )
-    found = look(bench.ledger, bench.kafka, bench.lake, bench.stream, Choice())
+    found = look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
     assert (len(found.waiting), found.settled) == (0, 1)
 
 
@@ -481,5 +490,5 @@ def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whol
     bench.materialise(first, *due(bench))
     assert sorted(row["key"] for row in bench.rows("events")) == ["o0", "o1", "o2", "o3"]
     check_whole(bench)
-    found_now = look(bench.ledger, bench.kafka, bench.lake, bench.stream, Choice())
+    found_now = look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
     assert (len(found_now.waiting), found_now.settled) == (1, 2)

@@ -27,14 +27,14 @@ from highwater.orchestration.checking.origin_counts import count_ends, count_par
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.terminal import PERMANENT
 from highwater.orchestration.operations import parked, pending_reprocessing
-from highwater.orchestration.operations.parked import Choice
+from highwater.orchestration.operations.parked import ParkedSelection
 from highwater.orchestration.operations.pending_reprocessing import ReclaimedRecords
 from highwater.orchestration.operations.rebuilding import _reclaims
 from highwater.orchestration.operations.reclaiming import ReclaimRequest, look, reclaim_records
 from highwater.orchestration.reporting import alert_conditions, alert_inputs
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import _waiting
-from highwater.orchestration.reporting.status_report import Waiting
+from highwater.orchestration.reporting.status_report import WaitingWork
 from highwater.plans import Discard
 from highwater.reclaims import Reclaim, numbers, stale
 from highwater.resources.ledger import Ledger
@@ -130,7 +130,7 @@ def test_a_choice_is_by_reason_slice_key_and_time_of_publication(taking: Reclaim
     taking.world.write()
 
     def meant(**choice: Any) -> int:
-        return len(look(*taking.where, Choice(**choice)).meant)
+        return len(look(*taking.where, ParkedSelection(**choice)).meant)
 
     later = NOON + timedelta(seconds=1)
     assert meant(reasons=["malformed"]) == meant(slices=[FIRST.key]) == meant(keys=["o5"]) == 1
@@ -189,7 +189,7 @@ def test_a_slice_that_nobody_materialises_is_reported_with_the_command_that_does
         'key:orders/rejects or key:orders/dlq or key:orders/current or key:orders/metrics" --partition'
     )
     found = _waiting(*asked)
-    assert isinstance(found, Waiting)
+    assert isinstance(found, WaitingWork)
     [line] = found.lines
     assert line == (
         "1 records of 1 slices were reclaimed from the DLQ and not reprocessed, the first by ann "
@@ -443,7 +443,7 @@ def test_a_backfill_with_fixed_code_accepts_what_was_reclaimed(bench: Bench) -> 
     first = bench.plan(0, p0=(0, 7))
     bench.materialise(first)
     tier, to_park = bench.stream.tier_topics[0], bench.stream.parked_topic
-    redriven = parked.ParkedRequest(Choice(keys=[f"o{sent_back}", f"o{again}"]), sure=True, by="ann")
+    redriven = parked.ParkedRequest(ParkedSelection(keys=[f"o{sent_back}", f"o{again}"]), sure=True, by="ann")
     parked.redrive_or_discard(bench.ledger, bench.kafka, bench.lake, bench.stream, redriven, bench.log.append)
     ensure_reclaimed(bench, first.key, [waiting, sent_back, stays, again])
 
@@ -474,15 +474,17 @@ def test_a_backfill_with_fixed_code_accepts_what_was_reclaimed(bench: Bench) -> 
         assert sum(keys_on(bench, tier).values()) == 5, "what was published is not published again"
         assert bench.failing() == {}
     assert [row["reclaims"] for row in bench.rows("events") if row["origin_offset"] == again] == [1]
-    waits = parked.look(bench.ledger, bench.kafka, bench.lake, bench.stream, Choice())
+    waits = parked.look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
     assert ([origin.offset for origin in waits.waiting], waits.settled) == ([refused], 3)
 
 
 def ensure_reclaimed(bench: Bench, key: str, offsets: list[int]) -> None:
-    asked = ReclaimRequest(Choice(keys=[f"o{of}" for of in offsets]), sure=True, by="ann", because="a fixed rule")
+    asked = ReclaimRequest(
+        ParkedSelection(keys=[f"o{of}" for of in offsets]), sure=True, by="ann", because="a fixed rule"
+    )
     found = reclaim_records(bench.ledger, bench.lake, bench.stream, asked, bench.log.append)
     assert ([origin.offset for origin in sorted(found.meant)], found.slices, found.others) == (offsets, [key], 1)
     counted = count_ends(bench.ledger, bench.lake, bench.stream)
     assert (counted.reclaimed, counted.parked, counted.accepted, counted.error) == (4, 0, 2, None)
-    waits = parked.look(bench.ledger, bench.kafka, bench.lake, bench.stream, Choice())
+    waits = parked.look(bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedSelection())
     assert (len(waits.waiting), waits.settled) == (0, 3), "copies on the parked topic wait for nobody"

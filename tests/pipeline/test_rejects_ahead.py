@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from highwater.assets import dlq, rejects
-from highwater.assets.dlq_sending import Reject
+from highwater.assets.dlq_sending import RejectToSend
 from highwater.assets.work import nothing
 from highwater.errors import DependencyAwayError, SupersededAttemptError, TemporaryError, UnbalancedError
 from highwater.resources.dlq_topics import Shape
@@ -115,10 +115,10 @@ def early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReadBefore:
     return ReadBefore(Tables(tmp_path), monkeypatch)
 
 
-def live_rejects() -> list[Reject]:
+def live_rejects() -> list[RejectToSend]:
     """All rejects in this process, those that other tests left behind too."""
     gc.collect()
-    return [one for one in gc.get_objects() if isinstance(one, Reject)]
+    return [one for one in gc.get_objects() if isinstance(one, RejectToSend)]
 
 
 class Watched(Fenced):

@@ -27,7 +27,7 @@ from highwater.errors import (
 from highwater.orchestration import observation
 from highwater.orchestration.checking.origin_counts import count_ends
 from highwater.orchestration.operations import accepting_losses
-from highwater.orchestration.operations.parked import Choice, look
+from highwater.orchestration.operations.parked import ParkedSelection, look
 from highwater.orchestration.operations.reclaiming import ReclaimRequest
 from highwater.orchestration.operations.reclaiming import reclaim_records as reclaim
 from highwater.orchestration.reporting import alert_conditions, alert_inputs
@@ -188,10 +188,10 @@ def test_the_parked_topic_must_be_there_once_anything_was_published(ledger: Ledg
     ledger.publications.record("orders", "orders@0000000", Publication(1, 0, NOW))
     ledger.publications.record("orders", "orders.accepted", Publication(1, 9, NOW))  # accepted events, and no rejects
     assert vanished(ledger, STREAM, PARKED) is None, "nothing of it was sent"
-    assert look(ledger, kafka, lake, STREAM, Choice()).waiting == {}
+    assert look(ledger, kafka, lake, STREAM, ParkedSelection()).waiting == {}
     ledger.publications.record("orders", "orders@0000000", Publication(1, 2, NOW))
     with pytest.raises(TopicVanishedError, match=f"topic {PARKED} of stream orders is gone") as caught:
-        look(ledger, kafka, lake, STREAM, Choice())
+        look(ledger, kafka, lake, STREAM, ParkedSelection())
     assert f"highwater reclaim orders --on {PARKED}" in caught.value.remedy
     assert isinstance(_dlq(ledger, kafka, STREAM)[-1].error, TopicVanishedError)
 

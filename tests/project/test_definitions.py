@@ -106,6 +106,18 @@ def defs() -> dg.Definitions:
     return build_defs(streams=[ORDERS, PAYMENTS])
 
 
+def test_the_setting_names_the_folder_of_the_definitions_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command alone followed it, and the code server went on with the streams beside the definitions."""
+    from orchestration.definitions import defs
+
+    (tmp_path / "parcels.py").write_text(
+        (REPOSITORY / "assets/streams/payments.py").read_text().replace("payments", "parcels")
+    )
+    monkeypatch.setenv("HIGHWATER_STREAMS", str(tmp_path))
+    found = defs().get_repository_def()
+    assert {key.path[0] for key in found.asset_graph.executable_asset_keys} == {"kafka", "parcels"}
+
+
 def test_the_graph_of_a_stream(defs: dg.Definitions) -> None:
     graph = defs.resolve_asset_graph()
     above = {key.to_user_string(): {k.to_user_string() for k in graph.get(key).parent_keys} for key in _keys(defs)}

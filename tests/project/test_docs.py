@@ -210,7 +210,7 @@ def test_the_page_of_the_audit_has_every_place_of_a_missing_version() -> None:
     from highwater.orchestration.checking import missing_versions
 
     kinds = {
-        missing_versions.Reject(version, "topic", tier, None, "", reclaimed).kind
+        missing_versions.OpenReject(version, "topic", tier, None, "", reclaimed).kind
         for version in (1, None)
         for tier in (True, False)
         for reclaimed in (True, False)
@@ -520,11 +520,11 @@ def test_the_page_of_tables_has_the_columns_of_a_batch_under_way() -> None:
 
 
 def test_the_page_of_tables_has_every_field_of_a_batch() -> None:
-    from highwater.assets.publication_log import Sending
+    from highwater.assets.publication_log import BatchUnderWay
 
     [batch] = re.findall(r'`(\{"format": 1, "attempt".*?)`', section("docs/tables.md", "_sending"))
 
-    assert re.findall(r'"(\w+)":', batch) == [*json.loads(Sending(1, "t", "id").to_json())]
+    assert re.findall(r'"(\w+)":', batch) == [*json.loads(BatchUnderWay(1, "t", "id").to_json())]
 
 
 def test_the_page_of_tables_has_the_columns_of_erasures() -> None:

@@ -14,7 +14,7 @@ from highwater.classifying import classify
 from highwater.declaration import Stream
 from highwater.formats import Format, KeyFormat
 from highwater.schemas import Schema
-from highwater.second_reader import Record
+from highwater.second_reader import KafkaRecord
 from tests.project.pages import blocks, rows, section, spans
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,7 +128,7 @@ def test_the_second_reader_classifies_the_samples_as_the_page_reports(page: str,
             del rejects[offset]
     records = [*map(_value, ("0  " + after.partition("\n```")[0]).splitlines())]
     found = {
-        at: classify(stream, Record(value, b"k", (), stream.topic, 0, at, 1767225600000), _schemas().get)
+        at: classify(stream, KafkaRecord(value, b"k", (), stream.topic, 0, at, 1767225600000), _schemas().get)
         for at, value in enumerate(records)
         if (page, place, at) not in SPARK_ALONE
     }
@@ -154,7 +154,7 @@ def test_the_second_reader_classifies_the_samples_in_tables_as_the_page_reports(
     for row in rows(samples):
         headers = [(name, value.encode()) for name, _, value in (span.partition(": ") for span in spans(row[2]))]
         key, value = (_value(f"0  {spans(cell)[0]}") for cell in (row[1], row[3]))
-        record = Record(value, key, headers, stream.topic, 0, int(row[0]), 1767225600000)
+        record = KafkaRecord(value, key, headers, stream.topic, 0, int(row[0]), 1767225600000)
         found[record.offset] = classify(stream, record, _schemas().get)
 
     assert {at: one.reason for at, one in found.items() if one.kind == "reject"} == rejects
@@ -165,7 +165,9 @@ def test_the_bytes_of_a_declared_schema_are_the_row_that_the_page_shows() -> Non
     stream = declared("docs/formats/avro.md")[1]
     line = next(span for span in spans((ROOT / "docs/formats/avro.md").read_text()) if span.startswith("06 6d"))
 
-    found = classify(stream, Record(_value(f"0  {line}"), b"k", (), stream.topic, 0, 0, 1767225600000), _schemas().get)
+    found = classify(
+        stream, KafkaRecord(_value(f"0  {line}"), b"k", (), stream.topic, 0, 0, 1767225600000), _schemas().get
+    )
 
     assert (found.kind, found.key, found.version) == ("event", "m-7", 1)
 

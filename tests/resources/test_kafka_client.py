@@ -14,7 +14,7 @@ import pytest
 from highwater.errors import DependencyAwayError, HighwaterError
 from highwater.resources.dlq_topics import Shape, _create
 from highwater.resources.groups import _description
-from highwater.resources.kafka import Kafka, Look
+from highwater.resources.kafka import Kafka, OffsetQuery
 from highwater.resources.permissions import permitted
 from highwater.resources.topic_facts import topic_settings
 
@@ -63,7 +63,7 @@ class Client:
 QUESTIONS: dict[str, Callable[[Kafka], Any]] = {
     "description": lambda kafka: kafka.description("orders"),
     "descriptions": lambda kafka: kafka._descriptions(["orders"]),
-    "all offsets": lambda kafka: kafka._offsets([("orders", 0)], Look.STABLE, Look.HIGH),
+    "all offsets": lambda kafka: kafka._offsets([("orders", 0)], OffsetQuery.STABLE, OffsetQuery.HIGH),
     "offsets": lambda kafka: kafka._looks("orders", [0], 5, 6),
     "groups": lambda kafka: kafka.groups(),
     "create": lambda kafka: _create(kafka, "orders.dlq.1", Shape(1, 1, {})),

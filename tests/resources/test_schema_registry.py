@@ -18,7 +18,7 @@ from dev.processes import LOOPBACK, free_port
 from dev.registry import EmbeddedRegistry
 from highwater.errors import ConfigurationError, DependencyAwayError
 from highwater.resources.schema_registry import SchemaRegistry, open_registry
-from highwater.schemas import Reference, Schema, framing_of
+from highwater.schemas import Schema, SchemaReference, framing_of
 from highwater.settings import Settings
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_an_avro_schema_comes_with_what_it_references_the_needed_first(
         found,
         "AVRO",
         CART,
-        (Reference("shop.Money", "avro-money", 1, MONEY), Reference("shop.Order", "avro-order", 1, ORDER)),
+        (SchemaReference("shop.Money", "avro-money", 1, MONEY), SchemaReference("shop.Order", "avro-order", 1, ORDER)),
     )
 
 

@@ -154,7 +154,7 @@ CHECKS = (
                 "two contents of it not the one of a later origin."
             ),
             version_checks.FOLLOWS_EVENTS: (
-                "What current holds of the slice are the winners among its events, as they are there."
+                "Each row of current that the slice wrote equals the winning event of its key."
             ),
         },
         lambda ask, stream, keys: {

@@ -22,7 +22,7 @@ from highwater.orchestration.checking.origin_checks import RECORD, SAMPLES, enve
 from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.delta import has_column, query, quoted, slice_is_one_of, stream_batches, stream_rows
 from highwater.retention import aged
-from highwater.second_reader import MisfitError, Record, UnreadableError, value_of
+from highwater.second_reader import KafkaRecord, MisfitError, UnreadableError, value_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -127,11 +127,11 @@ def _of_main(
     return compared, unlike
 
 
-def _record(row: Mapping[str, Any]) -> Record:
+def _record(row: Mapping[str, Any]) -> KafkaRecord:
     """The record of an event, with the event's own origin: a copy on a tier lies elsewhere."""
     headers = [(one["key"], one["value"]) for one in row["headers"] or ()]
     origin = Origin.of_row(row)
-    return Record(
+    return KafkaRecord(
         row["value"],
         row["record_key"],
         headers,
@@ -153,7 +153,7 @@ WHERE NOT ({{tombstone}}) AND {{e_slices}} AND {{r_slices}}
 def _of_tier(
     raw: DeltaTable, events: DeltaTable, reader: _Reader, columns: Sequence[_EventColumn], slice_: Slice
 ) -> tuple[int, list[_Unlike]]:
-    """The same of a tier's slice: of several copies of an origin the event is like one at least."""
+    """Compare the events of a tier's slice: of several copies of an origin the event is like one at least."""
     stream, mine = reader.stream, f"{slice_is_one_of([slice_.key])}"
     read: defaultdict[Origin, list[Mapping[str, Any]]] = defaultdict(list)
     for row in stream_rows(raw, f"SELECT {RECORD} FROM t WHERE NOT ({tombstone_in_sql(stream)}) AND {mine}"):
@@ -297,7 +297,9 @@ def _is_plain(one: _EventColumn) -> bool:
     return one.declared == bare and one.declared.type.split("(")[0] in _PLAIN
 
 
-def _differing(reader: _Reader, columns: Sequence[_EventColumn], row: Mapping[str, Any], record: Record) -> list[str]:
+def _differing(
+    reader: _Reader, columns: Sequence[_EventColumn], row: Mapping[str, Any], record: KafkaRecord
+) -> list[str]:
     """The fields that an event has otherwise than its record, or has not."""
     stream = reader.stream
     try:
@@ -317,7 +319,7 @@ def _differing(reader: _Reader, columns: Sequence[_EventColumn], row: Mapping[st
 
 
 def _unlike_key(
-    stream: Stream, row: Mapping[str, Any], record: Record, document: dict[str, Any], key: Any
+    stream: Stream, row: Mapping[str, Any], record: KafkaRecord, document: dict[str, Any], key: Any
 ) -> list[str]:
     """`key` if an event has another one than its record's fields give."""
     values = _values_of(stream, stream.key, record, document, key)
@@ -329,7 +331,7 @@ def _unlike_key(
 
 
 def _unlike_version(
-    stream: Stream, row: Mapping[str, Any], record: Record, document: dict[str, Any], key: Any
+    stream: Stream, row: Mapping[str, Any], record: KafkaRecord, document: dict[str, Any], key: Any
 ) -> list[str]:
     """`version` if that of an event is made of several fields, and another one than those of its record give."""
     values = _values_of(stream, stream.version_fields, record, document, key)
@@ -339,7 +341,7 @@ def _unlike_version(
 
 
 def _values_of(
-    stream: Stream, names: Sequence[str], record: Record, document: dict[str, Any], key: Any
+    stream: Stream, names: Sequence[str], record: KafkaRecord, document: dict[str, Any], key: Any
 ) -> dict[str, Any] | None:
     """The fields that a key or a version consists of; None where one is an expression, or is reported by itself."""
     declared = [one for one in read_fields(stream) if one.name in names]
@@ -351,7 +353,7 @@ def _values_of(
         return None
 
 
-def _is_delete(stream: Stream, record: Record, document: dict[str, Any], key: Any, *, stored: bool) -> bool:
+def _is_delete(stream: Stream, record: KafkaRecord, document: dict[str, Any], key: Any, *, stored: bool) -> bool:
     """Whether a record deletes its key, as the stream declares it; by an expression, as it is `stored`."""
     deletes = stream.deletes
     if deletes is None or record.value is None:
@@ -372,7 +374,7 @@ def _lenient(declared: Field) -> Field:
     return replace(declared, optional=True, nullable=True, default=None)
 
 
-def _is_same(declared: Field, record: Record, document: dict[str, Any], key: Any, stored: Any) -> bool:
+def _is_same(declared: Field, record: KafkaRecord, document: dict[str, Any], key: Any, stored: Any) -> bool:
     try:
         return same(declared, value_of(declared, record, document, key), stored)
     except UnreadableError:

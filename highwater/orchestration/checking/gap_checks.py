@@ -50,7 +50,7 @@ SAMPLES = 10
 
 
 @dataclass(frozen=True)
-class Look:
+class GapAnswer:
     """Kafka's answer for the gaps of a slice.
 
     Args:
@@ -195,7 +195,7 @@ def _without(gaps: Ranges, taken: Ranges) -> dict[int, list[OffsetRange]]:
     return {p: ranges for p, ranges in found.items() if ranges}
 
 
-def _first(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges, lost: int, seen: Look) -> Gaps:
+def _first(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges, lost: int, seen: GapAnswer) -> Gaps:
     """The result of the first look; compaction is recognised by the topic's settings, now and before."""
     nobody = offsets_in(gaps) - lost - seen.aborted - seen.unseen
     policy = _cleanup_policy(kafka, slice_.topic) if nobody else None
@@ -217,22 +217,22 @@ def _cleanup_policy(kafka: Kafka, topic: str) -> str:
     return FORBIDDEN if found is None else found.value
 
 
-def _look(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges) -> Look:
+def _look(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges) -> GapAnswer:
     """Look at the gaps, and at nothing that lies far from them.
 
     Raises:
         DependencyAwayError: Kafka did not answer, or a partition has no leader: nothing is known then (I15).
     """
     if not gaps:
-        return Look()
+        return GapAnswer()
     if overtaken(slice_, ledger.topics.generations(slice_.stream, slice_.topic)):
-        return Look(unseen=offsets_in(gaps), why="other records occupy its offsets now, which was accepted")
+        return GapAnswer(unseen=offsets_in(gaps), why="other records occupy its offsets now, which was accepted")
     try:
         state = kafka.topic_state(slice_.topic)
     except TopicAbsentError:
-        return Look(unseen=offsets_in(gaps), why="the topic is gone")
+        return GapAnswer(unseen=offsets_in(gaps), why="the topic is gone")
     if state.topic_id != slice_.topic_id:
-        return Look(unseen=offsets_in(gaps), why="the topic was recreated since")
+        return GapAnswer(unseen=offsets_in(gaps), why="the topic was recreated since")
     bounds: dict[int, OffsetRange] = {}
     for partition in gaps:
         seen = state.partitions.get(partition)
@@ -248,7 +248,7 @@ def _look(ledger: Ledger, kafka: Kafka, slice_: Slice, gaps: Ranges) -> Look:
     return replace(_seen(kafka, slice_, there), unseen=gone, why=why)
 
 
-def _seen(kafka: Kafka, slice_: Slice, gaps: Ranges) -> Look:
+def _seen(kafka: Kafka, slice_: Slice, gaps: Ranges) -> GapAnswer:
     try:
         uncommitted = _read(kafka, slice_.topic, gaps, committed=False)
         # A reader of committed records sees none that the other does not see.
@@ -259,7 +259,7 @@ def _seen(kafka: Kafka, slice_: Slice, gaps: Ranges) -> Look:
             found=error.found,
             remedy="nothing: it is looked again",
         ) from error
-    return Look(lacking=sorted(served), aborted=len(uncommitted) - len(served))
+    return GapAnswer(lacking=sorted(served), aborted=len(uncommitted) - len(served))
 
 
 def _read(kafka: Kafka, topic: str, gaps: Ranges, *, committed: bool) -> set[Place]:
@@ -299,7 +299,7 @@ _NAMES: Mapping[str, str] = {
 }
 
 
-def _lacking(slice_: Slice, gaps: Ranges, seen: Look) -> CheckResult:
+def _lacking(slice_: Slice, gaps: Ranges, seen: GapAnswer) -> CheckResult:
     text = (
         f"{len(seen.lacking):,} records that Kafka serves are not in raw. Materialise raw of the slice again, and what "
         "follows it, while Kafka holds them"
@@ -308,7 +308,7 @@ def _lacking(slice_: Slice, gaps: Ranges, seen: Look) -> CheckResult:
     return CheckResult(passed=False, text=text, numbers=numbers, samples=_samples(ranges_of(seen.lacking)))
 
 
-def _changed(slice_: Slice, gaps: Ranges, recorded: Gaps, seen: Look) -> CheckResult:
+def _changed(slice_: Slice, gaps: Ranges, recorded: Gaps, seen: GapAnswer) -> CheckResult:
     """The gaps are others than when they were first looked at: rows came or went since, whatever Kafka shows now."""
     if seen.lacking:
         return _lacking(slice_, gaps, seen)

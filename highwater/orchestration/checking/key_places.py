@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.orchestration.checking.version_questions import key_ranges, text
 from highwater.partitioners import (
-    Choice,
+    KeyPlace,
+    PartitionedBy,
     Partitioner,
-    Place,
     Tally,
     Why,
     explaining,
@@ -65,7 +65,7 @@ class KeyPlaces:
     several: int = 0
     why: Mapping[Why, int] = field(default_factory=dict)
     samples: Sequence[Mapping[str, Any]] = ()
-    shares: Mapping[Choice | None, float] = field(default_factory=dict)
+    shares: Mapping[PartitionedBy | None, float] = field(default_factory=dict)
     sampled: int = 0
 
     @property
@@ -115,7 +115,7 @@ class KeyPlaces:
         }
 
 
-def _named(choice: Choice | None) -> str:
+def _named(choice: PartitionedBy | None) -> str:
     return "no known partitioner" if choice is None else choice.text
 
 
@@ -153,8 +153,8 @@ def _binary(key: bytes) -> str:
     return f"X'{key.hex()}'"
 
 
-def _place(row: Mapping[str, Any]) -> Place:
-    return Place(row["partition"], row["partitions"], row["records"])
+def _place(row: Mapping[str, Any]) -> KeyPlace:
+    return KeyPlace(row["partition"], row["partitions"], row["records"])
 
 
 def _shown(key: bytes) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
-from highwater.orchestration.checking.version_questions import Found, Questions
+from highwater.orchestration.checking.version_questions import Questions, VersionFindings
 from highwater.reclaims import stale
 from highwater.resources.commit_log import slice_commits_from
 from highwater.resources.delta import count_in, query_all
@@ -60,7 +60,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Reject:
+class OpenReject:
     """A record that was rejected and not accepted since.
 
     Args:
@@ -150,7 +150,7 @@ def otherwise(gap: Gap, known: Reaches) -> str:
     return TO_COME if gap.offset >= reach.head else NOWHERE
 
 
-def explained(gap: Gap, rejects: Sequence[Reject], known: Reaches) -> Iterator[tuple[str, str, str, int]]:
+def explained(gap: Gap, rejects: Sequence[OpenReject], known: Reaches) -> Iterator[tuple[str, str, str, int]]:
     """The versions of a gap by what became of them: class, versions, where, how many."""
     named = {r.version: r for r in rejects if r.version is not None and gap.since <= r.version <= gap.until}
     for version, reject in sorted(named.items()):
@@ -174,7 +174,7 @@ _WHERE = {
 
 def missing(
     lake: Lake, stream: Stream, questions: Questions, reclaim_numbers: Mapping[Origin, int] | None = None
-) -> dict[str, Found]:
+) -> dict[str, VersionFindings]:
     """The missing versions of each slice that is checked, or of the stream.
 
     Args:
@@ -189,7 +189,7 @@ def missing(
     opened = {"events": questions.events, **{name: lake.table(stream.name, name) for name in ("rejects", "dlq")}}
     tables = {name: table for name, table in opened.items() if table is not None}
     since, known = questions.scope.since, None
-    found: dict[str, Found] = {}
+    found: dict[str, VersionFindings] = {}
     gaps = (_gap(row) for row in questions.gaps())
     while batch := list(islice(gaps, GAPS_AT_ONCE)):
         # Most slices have no gap, and no slice commit is read for them.
@@ -199,7 +199,7 @@ def missing(
         keys = {gap.key for gap in batch}
         rejects = _rejects(tables, stream, keys, reclaim_numbers or {}) if "rejects" in tables else {}
         for gap in batch:
-            group = found.setdefault(gap.group, Found())
+            group = found.setdefault(gap.group, VersionFindings())
             for kind, versions, where, count in explained(gap, rejects.get(gap.key, ()), known):
                 group.counts[kind] += count
                 sample = {"key": gap.key, "versions": versions, "where": where, "above": _above(gap)}
@@ -257,7 +257,7 @@ ORDER BY {origin}
 
 def _rejects(
     tables: Mapping[str, DeltaTable], stream: Stream, keys: Iterable[str], reclaim_numbers: Mapping[Origin, int]
-) -> dict[str, list[Reject]]:
+) -> dict[str, list[OpenReject]]:
     """By key the records that were rejected and not accepted since."""
     sql = _OPEN.format(
         origin=_ORIGIN,
@@ -270,20 +270,20 @@ def _rejects(
         same_sent=" AND ".join(f"m.{name} = s.{name}" for name in ORIGIN),
         same_accepted=" AND ".join(f"l.{name} = a.{name}" for name in ORIGIN),
     )
-    found: dict[str, list[Reject]] = {}
+    found: dict[str, list[OpenReject]] = {}
     for row in query_all(tables, sql):
         found.setdefault(bytes(row["key"]).decode(), []).append(_reject(stream, row, reclaim_numbers))
     return found
 
 
-def _reject(stream: Stream, row: Mapping[str, Any], reclaim_numbers: Mapping[Origin, int]) -> Reject:
+def _reject(stream: Stream, row: Mapping[str, Any], reclaim_numbers: Mapping[Origin, int]) -> OpenReject:
     topic, published = row["next_topic"], row["published_at"]
     tier = topic in stream.tier_topics
     due = published + stream.tiers[stream.tier_topics.index(topic)] if tier and published is not None else None
     generation = f" of generation {row['origin_generation']}" if row["origin_generation"] else ""
     origin = f"{row['origin_topic']} partition {row['origin_partition']} offset {row['origin_offset']}{generation}"
     again = stale(reclaim_numbers, Origin.of_row(row), row["reclaims"])
-    return Reject(version_in(row["value"], stream.version_fields[0]), topic, tier, due, origin, again)
+    return OpenReject(version_in(row["value"], stream.version_fields[0]), topic, tier, due, origin, again)
 
 
 def version_in(value: bytes | None, name: str) -> int | None:

@@ -128,7 +128,7 @@ def tombstone_in_sql(stream: Stream, value: str = "value") -> str:
 
 
 def _tombstones_of(decision: SliceCommit | None) -> str:
-    """The same of a slice, by its decision: the declaration may have changed since."""
+    """That condition for a slice, by its decision: the declaration may have changed since."""
     return "value IS NULL" if decision is not None and decision.counts.get("tombstones") else "false"
 
 
@@ -201,7 +201,7 @@ def _misplaced_of_tier(
     reclaim_numbers: Mapping[Origin, int],
     discarded_origins: Collection[Origin],
 ) -> list[dict[str, Any]]:
-    """The same of a tier's slice, whose origins are in the envelopes of its records.
+    """The misplaced origins of a tier's slice, whose origins are in the envelopes of its records.
 
     Several records may have one origin: one counts, the others are superseded. All are superseded where another slice
     accepted the origin, a person discarded it, or they were published before it was reclaimed from the DLQ.

@@ -32,7 +32,7 @@ MOST_RECORDS = 2_000_000
 _ORIGIN = ", ".join(ORIGIN)
 
 
-class Copy(NamedTuple):
+class SentRecord(NamedTuple):
     """The identity of a record.
 
     Args:
@@ -47,7 +47,7 @@ class Copy(NamedTuple):
 
 
 # With the time at which the slice of each was planned.
-Wanted = Mapping[Copy, datetime]
+Wanted = Mapping[SentRecord, datetime]
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class OnTopic:
 
     topic: str
     records: int
-    lacking: Sequence[Copy] = ()
-    doubled: Sequence[Copy] = ()
+    lacking: Sequence[SentRecord] = ()
+    doubled: Sequence[SentRecord] = ()
     unsure: bool = False
     skipped: str | None = None
 
@@ -89,7 +89,7 @@ class OnTopic:
         return self.error or f"{self.topic}: {self.records:,} records were sent of these slices, {some}"
 
 
-def _described(copy: Copy) -> str:
+def _described(copy: SentRecord) -> str:
     origin = copy.origin
     by = f" by {copy.sent_by}" if copy.sent_by else ""
     return f"{origin.topic} partition {origin.partition} offset {origin.offset}{by}"
@@ -110,21 +110,21 @@ def held_on_topics(kafka: Kafka, lake: Lake, stream: Stream, slices: Sequence[Sl
     return found
 
 
-def _sent(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> dict[str, dict[Copy, datetime]]:
+def _sent(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> dict[str, dict[SentRecord, datetime]]:
     """By topic what the table dlq says; what was sent before a lost lake was rebuilt is no slice's any more."""
-    dlq, found = lake.table(stream.name, "dlq"), dict[str, dict[Copy, datetime]]()
+    dlq, found = lake.table(stream.name, "dlq"), dict[str, dict[SentRecord, datetime]]()
     planned = {slice_.key: slice_.planned_at for slice_ in slices}
     if dlq is None:
         return found
     columns = f"slice, {_ORIGIN}, next_topic, {count_in(dlq, NUMBER)} AS number, published_at"
     for row in query(dlq, f"SELECT {columns} FROM t WHERE {slice_is_one_of(planned)}"):
         if row["published_at"] is not None and row["published_at"] >= planned[row["slice"]]:
-            copy = Copy(Origin.of_row(row), row["slice"], row["number"])
+            copy = SentRecord(Origin.of_row(row), row["slice"], row["number"])
             found.setdefault(row["next_topic"], {})[copy] = planned[row["slice"]]
     return found
 
 
-def _accepted(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> dict[Copy, datetime]:
+def _accepted(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> dict[SentRecord, datetime]:
     """The outcomes in the table published: of each origin the record that was sent last."""
     table = lake.table(stream.name, publication_log.TABLE) if stream.publishes else None
     if table is None:
@@ -133,29 +133,31 @@ def _accepted(lake: Lake, stream: Stream, slices: Sequence[Slice]) -> dict[Copy,
     sql = f"SELECT slice, {_ORIGIN}, revision, published_at FROM t WHERE {slice_is_one_of(planned)}"
     rows = query(table, f"{sql} AND state <> '{State.AGAIN.value}'")
     return {
-        Copy(Origin.of_row(row), "", row["revision"]): planned[row["slice"]]
+        SentRecord(Origin.of_row(row), "", row["revision"]): planned[row["slice"]]
         for row in rows
         if row["published_at"] is not None and row["published_at"] >= planned[row["slice"]]
     }
 
 
-def _of_dlq(headers: Sequence[Header]) -> Copy | None:
+def _of_dlq(headers: Sequence[Header]) -> SentRecord | None:
     envelope = opened(headers)
-    return None if envelope is None else Copy(envelope.origin, envelope.slice_key, envelope.reclaims)
+    return None if envelope is None else SentRecord(envelope.origin, envelope.slice_key, envelope.reclaims)
 
 
-def _of_accepted(headers: Sequence[Header]) -> Copy | None:
+def _of_accepted(headers: Sequence[Header]) -> SentRecord | None:
     texts = {name: (value or b"").decode(errors="replace") for name, value in headers}
     try:
         _, *numbers = (texts[f"highwater.origin.{name}"] for name in Origin._fields)
         origin = Origin(texts["highwater.origin.topic"], *map(int, numbers))
-        return Copy(origin, "", int(texts.get(REVISION, "0")))
+        return SentRecord(origin, "", int(texts.get(REVISION, "0")))
     except (KeyError, ValueError):
         return None  # no record of ours
 
 
-def _counted(kafka: Kafka, topic: str, wanted: Wanted, read: Callable[[Sequence[Header]], Copy | None]) -> OnTopic:
-    found: Counter[Copy] = Counter()
+def _counted(
+    kafka: Kafka, topic: str, wanted: Wanted, read: Callable[[Sequence[Header]], SentRecord | None]
+) -> OnTopic:
+    found: Counter[SentRecord] = Counter()
     try:
         state = kafka.topic_state(topic)
         ranges, reason = _window(kafka, state, min(wanted.values()) - MARGIN)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from highwater.orchestration.checking.check_rules import Attempts, CheckResult, Counted, conserved, in_order
 from highwater.orchestration.checking.tie_break_check import CLASS, IS_LATER, RULE, Among, later_origins
-from highwater.orchestration.checking.version_questions import SAMPLES, Found, Scope, split_by_keys
+from highwater.orchestration.checking.version_questions import SAMPLES, Scope, VersionFindings, split_by_keys
 from highwater.resources.commit_log import slice_commits_in, slices_in_sql
 from highwater.resources.delta import has_column, query, query_all, slice_is_one_of
 from highwater.slice_commits import SliceCommit
@@ -79,15 +79,15 @@ def version_order(lake: Lake, stream: Stream, keys: Sequence[str]) -> dict[str, 
             row["keys"],
             row["absent"],
             row["behind"],
-            [*samples.get(key, ()), *_examples(later.get(key, Found()))],
+            [*samples.get(key, ()), *_examples(later.get(key, VersionFindings()))],
             stream.name,
-            later=later.get(key, Found()).counts[CLASS],
+            later=later.get(key, VersionFindings()).counts[CLASS],
         )
         for key, row in counts.items()
     }
 
 
-def _examples(later: Found) -> list[dict[str, object]]:
+def _examples(later: VersionFindings) -> list[dict[str, object]]:
     return [{name: cell for name, cell in row.items() if name != "class"} for row in later.samples]
 
 
@@ -156,7 +156,7 @@ class Compared:
     """The keys of `current` beside those of events: how many, and those that differ."""
 
     keys: int
-    found: Found
+    found: VersionFindings
 
 
 # Slices whose part of `current` does not follow their events yet are left out, and so are all of their keys.
@@ -194,7 +194,7 @@ def highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflict
     """
     events, current = lake.table(stream.name, "events"), lake.table(stream.name, "current")
     if events is None or current is None:
-        return Compared(0, Found())
+        return Compared(0, VersionFindings())
     decided = {key: slice_commit.attempt for key, slice_commit in slice_commits_in(events).items()}
     followed = attempts.current or {}
     moving = [key for key, attempt in decided.items() if followed.get(key) != attempt]
@@ -202,7 +202,7 @@ def highest_versions(lake: Lake, stream: Stream, attempts: Attempts, *, conflict
     moving += followed.keys() - decided.keys()
     of_commits, slices = slices_in_sql(events)
     tables = {"e": events, "c": current, **of_commits}
-    keys, found = 0, Found()
+    keys, found = 0, VersionFindings()
     deletes = (
         "UNION ALL SELECT key, version, NULL, version AS dead, slice FROM e WHERE deleted"
         if has_column(events, "deleted")
@@ -249,7 +249,7 @@ def attempts(lake: Lake, stream: Stream, keys: Sequence[str] | None = None) -> A
 
 
 def attempts_of(lake: Lake, stream: Stream, slice_commits: SliceCommits, keys: Sequence[str] | None = None) -> Attempts:
-    """The same by slice commits that were read before, of these slices or of all; `current` is read now."""
+    """The attempts by slice commits that were read before, of these slices or of all; `current` is read now."""
     current = lake.commits(stream.name, "current", keys).attempts if stream.versioned else None
     return replace(_up_to_dlq(slice_commits), current=current)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from highwater.assets.evolution import stream_of
 from highwater.assets.parsing import content_columns
 from highwater.envelope import ORIGIN
-from highwater.orchestration.checking.version_questions import SAMPLES, STREAM, Found, text
+from highwater.orchestration.checking.version_questions import SAMPLES, STREAM, VersionFindings, text
 from highwater.resources.delta import columns_in_all, query_all, slice_is_one_of
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ WHERE rank <= {SAMPLES} ORDER BY group_name, key
 """
 
 
-def later_origins(tables: Mapping[str, DeltaTable], stream: Stream, among: Among) -> dict[str, Found]:
+def later_origins(tables: Mapping[str, DeltaTable], stream: Stream, among: Among) -> dict[str, VersionFindings]:
     """For each slice, or for the stream, the keys whose content in `current` is not that of the earliest origin.
 
     Args:
@@ -118,9 +118,9 @@ def later_origins(tables: Mapping[str, DeltaTable], stream: Stream, among: Among
         columns=", ".join(columns),
         differs=" OR ".join(f"(b.{name} IS DISTINCT FROM s.{name})" for name in contents),
     )
-    found: dict[str, Found] = {}
+    found: dict[str, VersionFindings] = {}
     for row in query_all(tables, sql):
-        group = found.setdefault(row.pop("group_name"), Found())
+        group = found.setdefault(row.pop("group_name"), VersionFindings())
         count, rank = row.pop("found"), row.pop("rank")
         group.counts[CLASS] += count if rank == 1 else 0
         group.keep({**row, "class": CLASS})

@@ -16,7 +16,7 @@ from highwater.orchestration.checking.check_rules import (
 )
 from highwater.orchestration.checking.missing_versions import NOWHERE, missing
 from highwater.orchestration.checking.slice_status import attempts, highest_versions
-from highwater.orchestration.checking.version_questions import STREAM, Found, Questions, Scope
+from highwater.orchestration.checking.version_questions import STREAM, Questions, Scope, VersionFindings
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -104,21 +104,21 @@ def _results(
     totals = questions.totals()
     found = {name: _ask(lake, stream, questions, name, reclaim_numbers) for name in wanted}
     return {
-        name: {one: _result(stream, name, totals.get(one, Counter()), by.get(one, Found())) for one in groups}
+        name: {one: _result(stream, name, totals.get(one, Counter()), by.get(one, VersionFindings())) for one in groups}
         for name, by in found.items()
     }
 
 
 def _ask(
     lake: Lake, stream: Stream, questions: Questions, name: str, reclaim_numbers: Mapping[Origin, int] | None
-) -> dict[str, Found]:
+) -> dict[str, VersionFindings]:
     if name == MISSING:
         found = missing(lake, stream, questions, reclaim_numbers)
         if questions.scope.whole or not any(one.counts[NOWHERE] for one in found.values()):
             return found
         # A version that the neighbouring slices lack may be further away.
         return missing(lake, stream, questions.widened(), reclaim_numbers)
-    counters: dict[str, Callable[[], dict[str, Found]]] = {
+    counters: dict[str, Callable[[], dict[str, VersionFindings]]] = {
         ALONG_OFFSETS: questions.falls,
         ONE_CONTENT: questions.conflicts,
         TRANSITIONS: questions.transitions,
@@ -126,7 +126,7 @@ def _ask(
     return counters[name]()
 
 
-def _result(stream: Stream, name: str, totals: Totals, found: Found) -> CheckResult:
+def _result(stream: Stream, name: str, totals: Totals, found: VersionFindings) -> CheckResult:
     counts: Mapping[str, int] = found.counts
     several = sum(counts.values())
     samples: Sequence[Mapping[str, Any]] = found.samples

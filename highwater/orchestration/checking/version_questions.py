@@ -83,12 +83,12 @@ class Scope:
         return text(STREAM) if self.checked is None else "slice"
 
     def widened(self) -> Scope:
-        """The same slices among all events."""
+        """The scope with the slices among all events."""
         return replace(self, among="true", whole=True, since=None)
 
 
 @dataclass
-class Found:
+class VersionFindings:
     """The findings of one slice, or of the stream: exact counts by class, and a few examples."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -221,7 +221,7 @@ class Questions:
         self.scope = scope
 
     def widened(self) -> Questions:
-        """The same questions among all events."""
+        """The questions asked among all events."""
         return Questions(self.events, self._stream, self.scope.widened())
 
     def totals(self) -> dict[str, Counter[str]]:
@@ -236,15 +236,15 @@ class Questions:
                 group.update({name: int(count) for name, count in row.items()})
         return found
 
-    def falls(self) -> dict[str, Found]:
+    def falls(self) -> dict[str, VersionFindings]:
         """Versions below a higher one before them, by what explains them."""
         return self._ranked(_FALLS)
 
-    def conflicts(self) -> dict[str, Found]:
+    def conflicts(self) -> dict[str, VersionFindings]:
         """Versions with several contents."""
         return self._ranked(_CONFLICTS)
 
-    def transitions(self) -> dict[str, Found]:
+    def transitions(self) -> dict[str, VersionFindings]:
         """States that may not follow the one of the version before."""
         return self._ranked(_STATES)
 
@@ -255,11 +255,11 @@ class Questions:
             floor = str((self._stream.first_version or 0) - 1) if scope.whole else "version - 1"
             yield from self._ask(_GAPS, scope, floor=floor)
 
-    def _ranked(self, template: str) -> dict[str, Found]:
-        found: dict[str, Found] = {}
+    def _ranked(self, template: str) -> dict[str, VersionFindings]:
+        found: dict[str, VersionFindings] = {}
         for scope in self._scopes:
             for row in self._ask(template, scope, around=_RANKED):
-                group = found.setdefault(row.pop("group_name"), Found())
+                group = found.setdefault(row.pop("group_name"), VersionFindings())
                 count, rank = row.pop("found"), row.pop("rank")
                 if rank == 1:
                     group.counts[row["class"]] += count

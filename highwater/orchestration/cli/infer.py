@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from highwater.decoding import Schemas
     from highwater.inference import Column, Inferred
     from highwater.sample_counts import SampleCounts
-    from highwater.second_reader import Record
+    from highwater.second_reader import KafkaRecord
 
 PARTS = {"earliest": "beginning", "latest": "end"}
 CHOICES = {
@@ -104,7 +104,9 @@ def _ensure_writable(file: Path, *, force: bool) -> None:
         raise ConfigurationError(f"{file.parent} is no folder", remedy="create it, or name another file with --out")
 
 
-def _sample(deployment: Deployment, topic: str, most: int, part: str | None) -> tuple[list[Record], list[Record]]:
+def _sample(
+    deployment: Deployment, topic: str, most: int, part: str | None
+) -> tuple[list[KafkaRecord], list[KafkaRecord]]:
     """The sample, and further records with its keys."""
     from highwater.resources.sampling import sample, sample_repeats
 
@@ -119,7 +121,7 @@ def _sample(deployment: Deployment, topic: str, most: int, part: str | None) -> 
 
 
 def _infer_from(
-    deployment: Deployment, topic: str, name: str | None, records: list[Record], schemas: Schemas | None
+    deployment: Deployment, topic: str, name: str | None, records: list[KafkaRecord], schemas: Schemas | None
 ) -> Inferred:
     from highwater.inference import infer as infer_from
     from highwater.resources.topic_facts import topic_settings

@@ -25,7 +25,7 @@ from highwater.orchestration.deployment import Deployment
 from highwater.slices import SliceKey
 
 if TYPE_CHECKING:
-    from highwater.orchestration.operations.parked import Choice, Parked
+    from highwater.orchestration.operations.parked import Parked, ParkedSelection
 
 _MOMENT = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"])
 
@@ -39,7 +39,7 @@ def _slice_keys(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the common options of the commands; those that choose records are passed as one `Choice`."""
+    """Add the common options of the commands; those that choose records are passed as one `ParkedSelection`."""
 
     @wraps(command)
     def chosen(
@@ -51,9 +51,9 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         until: datetime | None,
         **options: Any,
     ) -> None:
-        from highwater.orchestration.operations.parked import Choice
+        from highwater.orchestration.operations.parked import ParkedSelection
 
-        command(choice=Choice(reasons, slices, keys, _in_utc(since), _in_utc(until)), **options)
+        command(choice=ParkedSelection(reasons, slices, keys, _in_utc(since), _in_utc(until)), **options)
 
     for option in (
         as_json_option,
@@ -98,7 +98,7 @@ def discard_parked(deployment: Deployment, /, **options: Any) -> None:
 @click.option("--because", default="", help="Why they are reclaimed; goes into the record. Needed with --yes.")
 @_options
 @deployment_of
-def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: Choice, **options: Any) -> None:
+def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: ParkedSelection, **options: Any) -> None:
     """Take published records of STREAM back from its DLQ, so that a backfill of their slices decides them again.
 
     The option --slice also means the slice of the main topic that read them. Copies on the tiers and the parked topic
@@ -124,7 +124,9 @@ def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: Ch
     _print(plain if as_json else None, found.table, lines)
 
 
-def _redrive_or_discard(deployment: Deployment, *, stream: str, as_json: bool, choice: Choice, **options: Any) -> None:
+def _redrive_or_discard(
+    deployment: Deployment, *, stream: str, as_json: bool, choice: ParkedSelection, **options: Any
+) -> None:
     from highwater.orchestration.operations.parked import ParkedRequest, redrive_or_discard
 
     lines: list[str] = []

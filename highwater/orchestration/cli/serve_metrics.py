@@ -18,10 +18,10 @@ from highwater.settings import DEFAULT_METRICS_LISTEN, METRICS_LISTEN, metrics_l
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.orchestration.reporting.open_metrics import Metrics
+    from highwater.orchestration.reporting.open_metrics import Samples
 
 
-def measured(streams: Sequence[Stream]) -> Metrics:
+def measured(streams: Sequence[Stream]) -> Samples:
     """Measure with the connections of the settings as they are now: secrets in files may have been replaced."""
     from highwater.orchestration.reporting import open_metrics
     from highwater.orchestration.resources import KafkaResource, LakeResource, LedgerResource

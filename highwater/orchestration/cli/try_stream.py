@@ -14,7 +14,7 @@ from highwater.settings import SCHEMA_REGISTRY_URL
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
-    from highwater.second_reader import Record
+    from highwater.second_reader import KafkaRecord
 
 
 @click.command("try")
@@ -57,7 +57,7 @@ def try_stream(deployment: Deployment, stream: str, most: int, file: Path | None
         print_table(COUNT_NAMES, counts.rows)
 
 
-def _records(deployment: Deployment, stream: Stream, most: int, file: Path | None) -> list[Record]:
+def _records(deployment: Deployment, stream: Stream, most: int, file: Path | None) -> list[KafkaRecord]:
     from highwater.resources.sampling import sample
     from highwater.sample_counts import records_from_lines
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from highwater.errors import ConfigurationError
 from highwater.operator_actions import ensure_named
 from highwater.orchestration.operations.named_slices import slices_of
-from highwater.resources.ledger.breakers import Acceptance, AcceptedReason
+from highwater.resources.ledger.breakers import AcceptedReason, AcceptedSlice
 
 if TYPE_CHECKING:
     from highwater.declaration import Stream
@@ -65,7 +65,7 @@ def accept_slices(
         # Those too that were let through before: a leave covers only what was sent until it was given.
         for name in sorted({slice_.stream for slice_ in slices}):
             keys = [slice_.key for slice_ in slices if slice_.stream == name]
-            ledger.breakers.accept(name, [Acceptance(key, request.because, request.by, now) for key in keys])
+            ledger.breakers.accept(name, [AcceptedSlice(key, request.because, request.by, now) for key in keys])
             log(f"{', '.join(keys)}: recorded; the sensor repair requests incomplete slices, or materialise them")
     return len(fresh)
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from highwater.assets import client_reads, erasures_table, publication_log
-from highwater.assets.erasing import KEYED, Found, ensure_gone, ensure_same_keys, erase, find
+from highwater.assets.erasing import KEYED, RowsOfKey, ensure_gone, ensure_same_keys, erase, find
 from highwater.batching import batched
 from highwater.erasing import Erasure, ensure_digest, moment_of
 from highwater.errors import ConfigurationError, SupersededAttemptError
@@ -67,7 +67,7 @@ class ErasureRequest:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ErasureResult:
     """The result of an erasure, or the preview.
 
     Args:
@@ -87,7 +87,7 @@ class Outcome:
         return ["slice", *COMMON], rows
 
 
-def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureRequest, now: datetime) -> Outcome:
+def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureRequest, now: datetime) -> ErasureResult:
     """Erase a key, or report what that would come to. The same again finishes what was left.
 
     Args:
@@ -118,7 +118,7 @@ def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureR
         work.log(f"{key} is left for later: {why}; erase the key again then")
     if not request.sure:
         work.log(f"{len(keys):,} slices hold the key. A dry run: nothing was erased")
-        return Outcome(found.rows, later=later)
+        return ErasureResult(found.rows, later=later)
     with ledger.lease(lease_of(stream), LEASE_SECONDS) as lease:
         # A producer's clock may run ahead: existing records are older than the erasure, whatever their time says.
         at = max(now, moment_of(found.newest_ms))
@@ -130,7 +130,7 @@ def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureR
     accepted = [stream.publishes.topic] if stream.publishes else []
     for line in LEFT_TO_DO:
         work.log(line.format(stream=stream.name, topics=", ".join([*stream.all_topics, *accepted])))
-    return Outcome(found.rows, done, later)
+    return ErasureResult(found.rows, done, later)
 
 
 def lease_of(stream: Stream) -> str:
@@ -175,7 +175,7 @@ def _busy(instance: dg.DagsterInstance, stream: Stream, now: datetime) -> frozen
 
 
 def _erased(
-    work: Work, digest: str, number: int, found: Found, keys: Sequence[str], later: Collection[str]
+    work: Work, digest: str, number: int, found: RowsOfKey, keys: Sequence[str], later: Collection[str]
 ) -> list[str]:
     erasures, done = work.ledger.erasures, list[str]()
     open_ = _begun(erasures, work.stream, digest)

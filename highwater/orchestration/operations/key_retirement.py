@@ -15,7 +15,7 @@ import dagster as dg
 from highwater.assets.publication_log import as_decided
 from highwater.batching import batched
 from highwater.errors import ConfigurationError, DependencyAwayError
-from highwater.maintenance import Key, candidates, to_retire
+from highwater.maintenance import LiveKey, candidates, to_retire
 from highwater.orchestration.asset_keys import PUBLISHED, table_key, table_keys
 from highwater.orchestration.checking import slice_status
 from highwater.orchestration.sensing.run_history import RECORDS, past_publishing, past_runs
@@ -54,7 +54,7 @@ class Retirement:
 
     @property
     def lines(self) -> list[str]:
-        """The same in sentences."""
+        """The outcome in sentences."""
         ends = f": {self.retired[0]} .. {self.retired[-1]}" if self.retired else ""
         lines = [f"keys: {len(self.retired):,} of {self.live:,} live ones are retired{ends}"]
         return [*lines, *[f"keys: {count:,} stay, {why}" for why, count in self.retained.items()]]
@@ -71,7 +71,7 @@ def retire(
     live = list(instance.get_dynamic_partitions(stream.partitions_name))
     planned, recalled = ledger.planned_at(live), ledger.retired.recalled(stream.name)
     half_done = ledger.retired.among(live)
-    keys = [Key(key, at, recalled.get(key)) for key, at in planned.items() if key not in half_done]
+    keys = [LiveKey(key, at, recalled.get(key)) for key, at in planned.items() if key not in half_done]
     wanted = candidates(keys, stream.maintenance.live_slices, stream.maintenance.live_for, now)[:MOST_KEYS]
     named = named_keys(instance, stream, live, now)
     found, retained = to_retire(wanted, complete(lake, stream, wanted), named)

@@ -88,7 +88,7 @@ class TableReport:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The same as names and values."""
+        """The outcome as names and values."""
         return {
             "table": self.table,
             "files": self.before.files,

@@ -44,7 +44,7 @@ DETAIL = 60
 
 
 @dataclass(frozen=True)
-class Choice:
+class ParkedSelection:
     """A selection of parked records; without arguments it selects all.
 
     Args:
@@ -73,7 +73,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class ParkedRecord:
     """A parked record: the place of its latest copy, when it was parked (ms since 1970), and why, in a few words.
 
     For a record that is parked by reference also the parts that it leaves out.
@@ -103,7 +103,7 @@ class Parked:
         missing: how many wait by the tables beyond those that the topic holds.
     """
 
-    waiting: Mapping[Origin, Waiting]
+    waiting: Mapping[Origin, ParkedRecord]
     others: int
     settled: int
     strange: int
@@ -160,7 +160,7 @@ class ParkedRequest:
         because: why they are discarded; None sends them back instead.
     """
 
-    choice: Choice = field(default_factory=Choice)
+    choice: ParkedSelection = field(default_factory=ParkedSelection)
     most: int | None = None
     sure: bool = False
     by: str = ""
@@ -202,7 +202,7 @@ def redrive_or_discard(
     return parked
 
 
-def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choice) -> Parked:
+def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: ParkedSelection) -> Parked:
     """Read the parked topic, and leave out what was settled since.
 
     Held in memory is 0.6 KB for each parked record, and its key; none of their values.
@@ -223,7 +223,7 @@ def look(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream, choice: Choic
         for p, seen in state.partitions.items()
         if seen.log_start is not None and seen.last_stable is not None
     }
-    waiting: dict[Origin, tuple[Waiting, bool]] = {}
+    waiting: dict[Origin, tuple[ParkedRecord, bool]] = {}
     reclaim_numbers, gone = numbers(ledger.reclaims.of(stream.name)), set[Origin]()
     erased = until(ledger.erasures.of(stream.name))
     strange = 0
@@ -257,8 +257,8 @@ def _is_erased(message: Message, envelope: Envelope, erased: Mapping[str, dateti
     return moment is not None and oldest_ms <= milliseconds(moment)
 
 
-def _waiting(message: Message, envelope: Envelope) -> Waiting:
-    return Waiting(
+def _waiting(message: Message, envelope: Envelope) -> ParkedRecord:
+    return ParkedRecord(
         partition=message.partition() or 0,
         offset=message.offset() or 0,
         parked_ms=message.timestamp()[1],
@@ -315,7 +315,7 @@ def only(parked: Parked, most: int | None) -> Parked:
     """At most N matching records, oldest first."""
     if most is None or most >= len(parked.waiting):
         return parked
-    ordered: Sequence[tuple[Origin, Waiting]] = sorted(
+    ordered: Sequence[tuple[Origin, ParkedRecord]] = sorted(
         parked.waiting.items(), key=lambda item: (item[1].parked_ms, item[1].partition, item[1].offset)
     )
     chosen = dict(ordered[:most])

@@ -65,7 +65,7 @@ class Retained:
 
     @property
     def lines(self) -> list[str]:
-        """The same in sentences."""
+        """The outcome in sentences."""
         keys, age_text = [*self.rows], f"kept for {hours(self.age)}"
         ends = f": {keys[0]} .. {keys[-1]}" if keys else ""
         lines = [f"raw, {age_text}: {len(keys):,} slices lose {sum(self.rows.values()):,} rows{ends}"]

@@ -23,7 +23,7 @@ from highwater.batching import batched
 from highwater.declaration import Start
 from highwater.envelope import ORIGIN, Origin
 from highwater.errors import ConfigurationError, IncompleteReadError, UnknownSliceError
-from highwater.maintenance import Key, candidates
+from highwater.maintenance import LiveKey, candidates
 from highwater.orchestration.checking.slice_status import attempts_of, committed
 from highwater.orchestration.operations.key_retirement import PAGE
 from highwater.plans import Generation, Loss, Publication
@@ -36,7 +36,7 @@ from highwater.slices import OffsetRange, Slice, SliceKey
 if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.divergence import Fingerprint
-    from highwater.erasing import Recorded
+    from highwater.erasing import RecordedErasure
     from highwater.orchestration.checking.check_rules import Attempts
     from highwater.resources.kafka import Kafka
     from highwater.resources.lake import Lake
@@ -71,7 +71,7 @@ class Rebuilt:
     attempts: Mapping[str, int] = field(default_factory=dict)
     publications: Mapping[str, Publication] = field(default_factory=dict)
     reclaims: Sequence[Reclaim] = ()
-    erasures: Sequence[Recorded] = ()
+    erasures: Sequence[RecordedErasure] = ()
     retired: Sequence[str] = ()
     discards: int = 0
 
@@ -260,7 +260,7 @@ def look(lake: Lake, kafka: Kafka, stream: Stream, known: Sequence[str]) -> Rebu
     )
 
 
-def _erasures(lake: Lake, stream: Stream, slices: Collection[str]) -> list[Recorded]:
+def _erasures(lake: Lake, stream: Stream, slices: Collection[str]) -> list[RecordedErasure]:
     """The erasures that the lake keeps; of slices that are not known any more there is nothing to account for."""
     found = erasures_table.read(lake, stream.name)
     return [replace(one, slices={key: it for key, it in one.slices.items() if key in slices}) for one in found]
@@ -272,7 +272,7 @@ def _retired(
     """The keys that maintenance would retire and Dagster has not: it has retired them, or would have to again."""
     live = {*known}
     wanted = candidates(
-        [Key(slice_.key, slice_.planned_at) for slice_ in some_slices],
+        [LiveKey(slice_.key, slice_.planned_at) for slice_ in some_slices],
         stream.maintenance.live_slices,
         stream.maintenance.live_for,
         now,

@@ -25,7 +25,7 @@ def rebuild_from_events(work: Work, *, sure: bool) -> Differences:
         SupersededAttemptError: other writers were first again and again; nothing was written.
         DependencyAwayError: Spark, the ledger or the lake is away; nothing was written.
     """
-    found = current_rebuild.differences(work, current_rebuild.Look.take(work))
+    found = current_rebuild.differences(work, current_rebuild.RebuildSnapshot.take(work))
     for line in found.lines:
         work.log(line)
     if found.none:

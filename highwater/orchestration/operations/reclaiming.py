@@ -22,7 +22,7 @@ from highwater.envelope import MOST_COUNT, ORIGIN, Origin
 from highwater.errors import ConfigurationError
 from highwater.operator_actions import ensure_named
 from highwater.orchestration.checking.last_rejections import left_over, same
-from highwater.orchestration.operations.parked import Choice
+from highwater.orchestration.operations.parked import ParkedSelection
 from highwater.reclaims import Reclaim, numbers, stale
 from highwater.resources.commit_log import ensure_all_rows_seen
 from highwater.resources.delta import query_all
@@ -65,7 +65,7 @@ class DlqRecord:
 
 
 @dataclass(frozen=True)
-class Found:
+class RecordsOnDlq:
     """The records of a stream that belong to the DLQ.
 
     Args:
@@ -147,7 +147,7 @@ class ReclaimRequest:
         on: only what was published to these topics last; all if empty.
     """
 
-    choice: Choice = field(default_factory=Choice)
+    choice: ParkedSelection = field(default_factory=ParkedSelection)
     most: int | None = None
     sure: bool = False
     by: str = ""
@@ -157,7 +157,7 @@ class ReclaimRequest:
 
 def reclaim_records(
     ledger: Ledger, lake: Lake, stream: Stream, request: ReclaimRequest, log: Callable[[str], object]
-) -> Found:
+) -> RecordsOnDlq:
     """Look at the records in the DLQ, and reclaim the selected ones; returns what was found.
 
     Meanwhile no retry is decided: a record that a slice of a tier accepted before is not reclaimed, and no slice of a
@@ -202,7 +202,7 @@ def _seen(lake: Lake, stream: Stream, keys: Sequence[str]) -> int:
     )
 
 
-def _logged(found: Found, log: Callable[[str], object]) -> Found:
+def _logged(found: RecordsOnDlq, log: Callable[[str], object]) -> RecordsOnDlq:
     for line in found.lines:
         log(line)
     return found
@@ -225,8 +225,13 @@ def _reclaim(origin: Origin, one: DlqRecord, request: ReclaimRequest, now: datet
 
 
 def look(
-    ledger: Ledger, lake: Lake, stream: Stream, choice: Choice, most: int | None = None, on: Collection[str] = ()
-) -> Found:
+    ledger: Ledger,
+    lake: Lake,
+    stream: Stream,
+    choice: ParkedSelection,
+    most: int | None = None,
+    on: Collection[str] = (),
+) -> RecordsOnDlq:
     """Read which records belong to the DLQ: what was published and neither accepted nor discarded since.
 
     Held in memory is 1 KB for each of them; none of their values.
@@ -308,7 +313,7 @@ def _chosen(
     discarded: Collection[Origin],
     takes: Callable[[DlqRecord], bool],
     most: int | None,
-) -> Found:
+) -> RecordsOnDlq:
     """The selected records, and the numbers of the others by their reason."""
     remaining = {origin: one for origin, one in in_dlq.items() if origin not in discarded}
     free = {origin: one for origin, one in remaining.items() if not stale(reclaim_numbers, origin, one.number)}
@@ -316,9 +321,9 @@ def _chosen(
     if most is not None:
         first = sorted(meant.items(), key=lambda item: (item[1].published_at, item[0]))[:most]
         meant = dict(first)
-    return Found(meant, len(free) - len(meant), len(remaining) - len(free), len(in_dlq) - len(remaining))
+    return RecordsOnDlq(meant, len(free) - len(meant), len(remaining) - len(free), len(in_dlq) - len(remaining))
 
 
-def _takes(choice: Choice, one: DlqRecord) -> bool:
+def _takes(choice: ParkedSelection, one: DlqRecord) -> bool:
     at_ms = int(one.published_at.timestamp() * 1000)
     return choice.takes(one.reason, [one.home, one.slice_key], one.key, at_ms)

@@ -10,7 +10,7 @@ from highwater.assets.parked_references import Original, original
 from highwater.batching import batched_by_size
 from highwater.envelope import Envelope, Place, opened, wrapped
 from highwater.errors import ConfigurationError, RecordTooLargeError, UnbalancedError
-from highwater.message_size import Limits, size_of, too_large
+from highwater.message_size import SizeLimits, size_of, too_large
 from highwater.resources.dlq_topics import ensure
 from highwater.resources.producer_records import Record
 from highwater.resources.transactions import PublicationMark, Transactions
@@ -111,7 +111,7 @@ def redrive(
     name, sent, stay = f"highwater.pub.redrive.{stream.name}", 0, _Stay()
     with Transactions(kafka, name, stream.parked_topic, most_bytes=min(rooms.values())) as transactions:
         transactions.mark()
-        limits = Limits(rooms, transactions.most_bytes, transactions.compresses)
+        limits = SizeLimits(rooms, transactions.most_bytes, transactions.compresses)
         found = _fitting(_whole(kafka, lake, stream, wanted, ends, topics[to].partitions, stay), limits, stay)
         for batch in batched_by_size(found, lambda one: one.size, RECORDS_A_TRANSACTION, BYTES_A_TRANSACTION):
             sent += _sent(transactions, batch, stay, sent)
@@ -164,7 +164,7 @@ def key_of(message: Message) -> bytes | None:
     return found if found is None or isinstance(found, bytes) else str(found).encode()
 
 
-def _fitting(found: Iterator[_Back], limits: Limits, stay: _Stay) -> Iterator[_Back]:
+def _fitting(found: Iterator[_Back], limits: SizeLimits, stay: _Stay) -> Iterator[_Back]:
     for one in found:
         if limits.admits(one.record.topic, one.size):
             yield one

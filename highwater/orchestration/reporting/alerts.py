@@ -179,7 +179,8 @@ def _gone(ledger: Ledger, streams: Sequence[Stream], alerts: Iterable[Alert], no
 def _dependencies(ledger: Ledger, streams: Sequence[Stream]) -> list[Condition]:
     """The breakers of the dependencies, which are the deployment's, not a stream's.
 
-    That of a reference table which no stream has any more stays as it is for ever, since nobody asks for the table.
+    The breaker of a reference table that no stream has any more never changes, since nobody asks for the table: it is
+    left out.
     """
     names = _asked_by(streams)
     return [

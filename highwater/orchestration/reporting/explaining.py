@@ -53,7 +53,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Run:
+class SliceRun:
     """A run that worked on the slice.
 
     Args:
@@ -118,7 +118,7 @@ class Explained:
     exhausted_slice: ExhaustedSlice | None = None
     reclaims: Sequence[Reclaim] = ()
     leases: Mapping[str, datetime] = field(default_factory=dict)
-    runs: Sequence[Run] | None = None
+    runs: Sequence[SliceRun] | None = None
     checks: Mapping[str, str] | None = None
     unasked: HighwaterError | None = None
     retired: bool = False
@@ -233,7 +233,7 @@ class Explained:
         }
 
 
-def _run_plain(run: Run) -> dict[str, Any]:
+def _run_plain(run: SliceRun) -> dict[str, Any]:
     alive = None if run.alive_until is None else run.alive_until.isoformat()
     return {**vars(run), "began": str(run.began), "alive_until": alive}
 
@@ -368,11 +368,11 @@ def _of_metrics(attempts: Attempts, key: str) -> list[Commit]:
 
 def _asked(
     instance: dg.DagsterInstance, stream: Stream, key: str, leases: Mapping[str, datetime]
-) -> tuple[list[Run], dict[str, str]]:
+) -> tuple[list[SliceRun], dict[str, str]]:
     return _runs(instance, stream, key, leases), _checks(instance, stream, key)
 
 
-def _runs(instance: dg.DagsterInstance, stream: Stream, key: str, leases: Mapping[str, datetime]) -> list[Run]:
+def _runs(instance: dg.DagsterInstance, stream: Stream, key: str, leases: Mapping[str, datetime]) -> list[SliceRun]:
     """The runs that materialised a table of the slice, and those that were asked for it by name."""
     import dagster as dg
 
@@ -390,12 +390,12 @@ def _runs(instance: dg.DagsterInstance, stream: Stream, key: str, leases: Mappin
     return [_run(record, alive.get(record.dagster_run.run_id)) for record in records]
 
 
-def _run(record: dg.RunRecord, alive_until: datetime | None) -> Run:
+def _run(record: dg.RunRecord, alive_until: datetime | None) -> SliceRun:
     from highwater.orchestration.run_tags import PURPOSE
 
     run, start = record.dagster_run, record.start_time
     began = None if start is None else datetime.fromtimestamp(start, UTC)
-    return Run(run.run_id, run.status.value, began, run.tags.get(PURPOSE, "a person"), alive_until)
+    return SliceRun(run.run_id, run.status.value, began, run.tags.get(PURPOSE, "a person"), alive_until)
 
 
 def _checks(instance: dg.DagsterInstance, stream: Stream, key: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ LIMIT = timedelta(seconds=180)
 
 
 @dataclass(frozen=True)
-class Finding:
+class HealthCondition:
     """A condition of health.
 
     Args:
@@ -47,7 +47,7 @@ class Health:
         findings: one for each condition.
     """
 
-    findings: Sequence[Finding]
+    findings: Sequence[HealthCondition]
 
     @property
     def ok(self) -> bool:
@@ -77,38 +77,42 @@ def examine(ledger: Callable[[], Ledger], dagster: Opened, now: datetime) -> Hea
     )
 
 
-def _ledger(ledger: Callable[[], Ledger]) -> Finding:
+def _ledger(ledger: Callable[[], Ledger]) -> HealthCondition:
     try:
         ledger().alerts.open()
     except HighwaterError as error:
-        return Finding("ledger", ok=False, reason=f"{error.problem}; {error.remedy}")
-    return Finding("ledger", ok=True, reason="it answers")
+        return HealthCondition("ledger", ok=False, reason=f"{error.problem}; {error.remedy}")
+    return HealthCondition("ledger", ok=True, reason="it answers")
 
 
-def _of_dagster(name: str, dagster: Opened, question: Callable[[dg.DagsterInstance], Finding]) -> Finding:
+def _of_dagster(
+    name: str, dagster: Opened, question: Callable[[dg.DagsterInstance], HealthCondition]
+) -> HealthCondition:
     found, error = answer(dagster, question)
     if error is not None:
-        return Finding(name, ok=False, reason=f"{error.problem}; {error.remedy}")
-    return found or Finding(name, ok=None, reason="not asked: DAGSTER_HOME is not set")
+        return HealthCondition(name, ok=False, reason=f"{error.problem}; {error.remedy}")
+    return found or HealthCondition(name, ok=None, reason="not asked: DAGSTER_HOME is not set")
 
 
-def _daemon(instance: dg.DagsterInstance, now: datetime) -> Finding:
+def _daemon(instance: dg.DagsterInstance, now: datetime) -> HealthCondition:
     beats = heartbeats(instance)
     late = {name: at for name, at in beats.items() if at is None or now.timestamp() - at > LIMIT.total_seconds()}
     if not late:
-        return Finding("daemon", ok=True, reason=f"{len(beats)} daemons reported within {span(LIMIT)}")
+        return HealthCondition("daemon", ok=True, reason=f"{len(beats)} daemons reported within {span(LIMIT)}")
     shown = ", ".join(f"{name} {_ago(at, now)}" for name, at in sorted(late.items()))
-    return Finding("daemon", ok=False, reason=f"no heartbeat within {span(LIMIT)}: {shown}; start dagster-daemon")
+    return HealthCondition(
+        "daemon", ok=False, reason=f"no heartbeat within {span(LIMIT)}: {shown}; start dagster-daemon"
+    )
 
 
-def _planner(instance: dg.DagsterInstance, now: datetime) -> Finding:
+def _planner(instance: dg.DagsterInstance, now: datetime) -> HealthCondition:
     at = last_ticks(instance, [PLANNER]).get(PLANNER)
     if at is None:
-        return Finding(PLANNER, ok=False, reason="no tick of a running sensor planner; switch it on in Dagster")
+        return HealthCondition(PLANNER, ok=False, reason="no tick of a running sensor planner; switch it on in Dagster")
     if now.timestamp() - at > LIMIT.total_seconds():
         remedy = "see that dagster-daemon and the code server run"
-        return Finding(PLANNER, ok=False, reason=f"its last tick was {_ago(at, now)}; {remedy}")
-    return Finding(PLANNER, ok=True, reason=f"its last tick was {_ago(at, now)}")
+        return HealthCondition(PLANNER, ok=False, reason=f"its last tick was {_ago(at, now)}; {remedy}")
+    return HealthCondition(PLANNER, ok=True, reason=f"its last tick was {_ago(at, now)}")
 
 
 def _ago(at: float | None, now: datetime) -> str:

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from highwater.slices import Slice
 
 T = TypeVar("T")
-Samples = list[tuple[tuple[str, ...], float]]
+_Family = list[tuple[tuple[str, ...], float]]
 # Failing checks by stream, heartbeats by daemon, ticks by sensor.
 _Answered = tuple[dict[str, dict[str, int]], Mapping[str, float | None], Mapping[str, float]]
 
 _PARTITION = ("stream", "topic", "partition")
 # Name, labels and help of each; a name that ends with a unit has it in the text.
 FAMILIES: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "highwater_up": (("dependency",), "Whether it answered; what rests on one that did not is left out."),
+    "highwater_up": (("dependency",), "Whether the dependency answered; without it, its numbers are missing."),
     "highwater_planned_end_offset": (_PARTITION, "Where the next slice starts."),
     "highwater_committed_end_offset": (
         _PARTITION,
@@ -87,7 +87,7 @@ _UNITS = ("seconds",)
 
 
 @dataclass(eq=False)  # the library keeps collectors as keys
-class Metrics:
+class Samples:
     """The measured samples.
 
     Args:
@@ -96,7 +96,7 @@ class Metrics:
         failed: why something of a stream could not be measured, by the stream's name.
     """
 
-    samples: dict[str, Samples] = field(default_factory=lambda: {name: [] for name in FAMILIES})
+    samples: dict[str, _Family] = field(default_factory=lambda: {name: [] for name in FAMILIES})
     away: dict[str, HighwaterError] = field(default_factory=dict)
     failed: dict[str, HighwaterError] = field(default_factory=dict)
 
@@ -152,7 +152,7 @@ def measure(
     lake: Lake,
     streams: Sequence[Stream],
     dagster: Opened,
-) -> Metrics:
+) -> Samples:
     """Measure the streams; an error leaves out what rests on it, and nothing else (I15).
 
     Args:
@@ -161,7 +161,7 @@ def measure(
         dagster: opens the instance; it gives None where there is none to ask.
     """
     begun = time.monotonic()
-    found = Metrics()
+    found = Samples()
     for stream in streams:
         try:
             _stream(found, ledger, kafka, lake, stream)
@@ -181,7 +181,7 @@ def measure(
     return found
 
 
-def _stream(found: Metrics, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> None:
+def _stream(found: Samples, ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> None:
     # The lake before the plan: a slice that is committed in between appears at worst as incomplete.
     committed = found.ask("lake", lambda: attempts(lake, stream))
     slices = found.ask("ledger", lambda: ledger.slices(stream.name))
@@ -201,7 +201,7 @@ def _stream(found: Metrics, ledger: Ledger, kafka: Kafka, lake: Lake, stream: St
         _ends(found, stream, ends)
 
 
-def _slices(found: Metrics, view: Stream, slices: Sequence[Slice] | None, committed: Attempts | None) -> None:
+def _slices(found: Samples, view: Stream, slices: Sequence[Slice] | None, committed: Attempts | None) -> None:
     if slices is None:
         return
     mine = [slice_.key for slice_ in slices if slice_.topic == view.topic]
@@ -211,12 +211,12 @@ def _slices(found: Metrics, view: Stream, slices: Sequence[Slice] | None, commit
         found.add("highwater_slices_not_whole", open_, view.name, view.topic)
 
 
-def _planned(found: Metrics, ledger: Ledger, view: Stream) -> Planned | None:
+def _planned(found: Samples, ledger: Ledger, view: Stream) -> Planned | None:
     return found.ask("ledger", lambda: ledger.topics.planned(view.name, view.topic))
 
 
 def _plans(
-    found: Metrics, view: Stream, planned: Planned | None, slices: Sequence[Slice] | None, committed: Attempts | None
+    found: Samples, view: Stream, planned: Planned | None, slices: Sequence[Slice] | None, committed: Attempts | None
 ) -> None:
     """Measure the planned and committed offsets of the topic."""
     if planned is None:
@@ -229,7 +229,7 @@ def _plans(
 
 
 def _topic(
-    found: Metrics,
+    found: Samples,
     ledger: Ledger,
     kafka: Kafka,
     view: Stream,
@@ -260,7 +260,7 @@ def _topic(
         _ages(found, found.ask("kafka", lambda: unread_ages(ledger, kafka, view, view.topic, read)), view)
 
 
-def _ages(found: Metrics, ages: Ages | None, view: Stream) -> None:
+def _ages(found: Samples, ages: Ages | None, view: Stream) -> None:
     for partition, age in ages.by_partition.items() if ages else ():
         found.add("highwater_oldest_unread_age_seconds", age.total_seconds(), view.name, view.topic, partition)
     for partition, held in ages.held_back.items() if ages else ():
@@ -274,7 +274,7 @@ def _stops(error: HighwaterError, *, expected: bool) -> bool:
     return not isinstance(error, TemporaryError) and (expected or not isinstance(error, TopicAbsentError))
 
 
-def _losses(found: Metrics, stream: Stream, losses: Sequence[Loss] | None) -> None:
+def _losses(found: Samples, stream: Stream, losses: Sequence[Loss] | None) -> None:
     number: Counter[tuple[str, int]] = Counter()
     offsets: Counter[tuple[str, int]] = Counter()
     for loss in losses or ():
@@ -285,14 +285,14 @@ def _losses(found: Metrics, stream: Stream, losses: Sequence[Loss] | None) -> No
         found.add("highwater_lost_offsets", offsets[topic, partition], stream.name, topic, partition)
 
 
-def _holds(found: Metrics, ledger: Ledger, stream: Stream) -> None:
+def _holds(found: Samples, ledger: Ledger, stream: Stream) -> None:
     holds = found.ask("ledger", lambda: ledger.holds.open(stream.name))
     if holds is not None:
         found.add("highwater_held_slices", len(holds), stream.name)
         found.add("highwater_held_records", sum(hold.found.records for hold in holds), stream.name)
 
 
-def _alerts(found: Metrics, ledger: Ledger, stream: str) -> None:
+def _alerts(found: Samples, ledger: Ledger, stream: str) -> None:
     alerts = found.ask("ledger", ledger.alerts.open)
     if alerts is None:
         return
@@ -302,7 +302,7 @@ def _alerts(found: Metrics, ledger: Ledger, stream: str) -> None:
         found.add("highwater_alert_since_timestamp_seconds", alert.since.timestamp(), stream, alert.what)
 
 
-def _ends(found: Metrics, stream: Stream, ends: Ends | None) -> None:
+def _ends(found: Samples, stream: Stream, ends: Ends | None) -> None:
     if ends is None:
         return
     counted = {
@@ -322,7 +322,7 @@ def _ends(found: Metrics, stream: Stream, ends: Ends | None) -> None:
     found.add("highwater_origins_twice", ends.twice, stream.name)
 
 
-def _dagster(found: Metrics, opened: Opened, streams: Sequence[Stream]) -> bool:
+def _dagster(found: Samples, opened: Opened, streams: Sequence[Stream]) -> bool:
     """Count failing checks, and note when daemons and sensors last worked; False where there is no instance to ask."""
 
     def ask(instance: DagsterInstance) -> _Answered:

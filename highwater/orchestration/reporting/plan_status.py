@@ -20,7 +20,7 @@ from highwater.orchestration.operations.accepting_rejects import accepting_comma
 from highwater.orchestration.reporting.consumer_lag import in_raw
 from highwater.orchestration.reporting.publication_status import accepted_vanished, behind
 from highwater.orchestration.reporting.stalled_work import expired_errors
-from highwater.orchestration.reporting.status_report import DlqStatus, PartitionStatus, StreamStatus, Waiting
+from highwater.orchestration.reporting.status_report import DlqStatus, PartitionStatus, StreamStatus, WaitingWork
 from highwater.orchestration.sensing.due_times import due_of
 from highwater.orchestration.sensing.retries import plan_tier
 from highwater.orchestration.sensing.slice_cutting import ensure_same_topic, positions, skipped_partitions, sure_errors
@@ -72,7 +72,7 @@ def _expired(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> list[H
         return [error]
 
 
-def _with_loss(kafka: Kafka, stream: Stream, one: DlqStatus, waiting_records: Waiting | Exception) -> DlqStatus:
+def _with_loss(kafka: Kafka, stream: Stream, one: DlqStatus, waiting_records: WaitingWork | Exception) -> DlqStatus:
     """The status of a DLQ topic, with the error that the parked topic lost what waits there."""
     if (
         one.topic != stream.parked_topic
@@ -108,7 +108,7 @@ def _accepted(ledger: Ledger, kafka: Kafka, lake: Lake, stream: Stream) -> Highw
         return error
 
 
-def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> Waiting | Exception:
+def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> WaitingWork | Exception:
     row = ledger.breakers.dependency(LAKE)
     if resting(row, datetime.now(UTC)):
         return open_error(row)  # storage that is away is not waited for
@@ -117,7 +117,7 @@ def _waiting(ledger: Ledger, lake: Lake, stream: Stream) -> Waiting | Exception:
         found = pending_reprocessing.waiting(ledger, lake, stream)
         publication = behind(ledger, lake, stream)
         parked = count_parked(ledger, lake, stream, published=True)
-        return Waiting(publication, found, pending_reprocessing.remedy(stream, found) if found else "", parked)
+        return WaitingWork(publication, found, pending_reprocessing.remedy(stream, found) if found else "", parked)
     except Exception as error:  # noqa: BLE001 - what one table holds must not silence the rest of the status
         return error
 

@@ -76,7 +76,7 @@ class Behind:
 
     @property
     def line(self) -> str:
-        """The same in a sentence."""
+        """What waits, in a sentence."""
         begin = f"{self.topic}: sent up to {self.last}" if self.last else f"{self.topic}: nothing is sent yet"
         parts = [*self._counts, *([self.held_up] if self.held_up else [])]
         return "; ".join([begin, *parts]) if parts else f"{begin}, no accepted event waits"
@@ -289,7 +289,7 @@ class PublishedSlice:
 
     @property
     def lines(self) -> list[str]:
-        """The same in sentences."""
+        """The state in sentences."""
         counts = ", ".join(f"{count:,} {name}" for name, count in self.states.items() if count) or "no event"
         when = "" if self.at is None else f", settled {self.at:%Y-%m-%d %H:%M:%S} UTC"
         lines = [] if self.attempt is None else [f"{self.topic}: {counts}, of attempt {self.attempt}{when}"]

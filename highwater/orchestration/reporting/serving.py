@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication
 
     from highwater.orchestration.reporting.health import Health
-    from highwater.orchestration.reporting.open_metrics import Metrics
+    from highwater.orchestration.reporting.open_metrics import Samples
 
 T = TypeVar("T")
 # Prometheus waits 10 s for a scrape by default.
@@ -66,7 +66,7 @@ class Shared(Generic[T]):
             self._changed.notify_all()
 
 
-def application(metrics: Shared[Metrics], health: Shared[Health]) -> WSGIApplication:
+def application(metrics: Shared[Samples], health: Shared[Health]) -> WSGIApplication:
     """The WSGI application of both endpoints.
 
     Args:

@@ -43,7 +43,7 @@ _HINT = re.compile(
 
 
 @dataclass(frozen=True)
-class Step:
+class TrialStep:
     """One thing that the process tries.
 
     Args:
@@ -62,7 +62,7 @@ class Step:
 
 
 _LOG = "read the log of Spark's driver or server"
-SESSION = Step(
+SESSION = TrialStep(
     "Spark session",
     spark_checks.check_session,
     # A driver is up in ten seconds. A client of Connect tries for 35 s, one of a standalone master for 60 s; YARN and
@@ -71,11 +71,13 @@ SESSION = Step(
     "no Spark session was open",
     "see on the cluster's page that it accepts applications of this Spark version and has room for one",
 )
-LAKE = Step("Spark and the lake", spark_checks.check_lake, 60.0, "Spark did not answer about a table in the lake", _LOG)
-KAFKA = Step("Spark and Kafka", spark_checks.check_kafka, 60.0, "Spark did not load the Kafka connector", _LOG)
-AVRO = Step("Spark and Avro", spark_checks.check_avro, 60.0, "Spark did not load the module for Avro", _LOG)
+LAKE = TrialStep(
+    "Spark and the lake", spark_checks.check_lake, 60.0, "Spark did not answer about a table in the lake", _LOG
+)
+KAFKA = TrialStep("Spark and Kafka", spark_checks.check_kafka, 60.0, "Spark did not load the Kafka connector", _LOG)
+AVRO = TrialStep("Spark and Avro", spark_checks.check_avro, 60.0, "Spark did not load the module for Avro", _LOG)
 # A worker of a standalone cluster has an executor in some five seconds, a pod with its image at hand in some twenty.
-JOB = Step(
+JOB = TrialStep(
     "Spark job",
     spark_checks.check_job,
     60.0,
@@ -107,7 +109,7 @@ def try_spark(settings: Settings, environment: Mapping[str, str], *, avro: bool)
     yield from _in_process([step for step in STEPS if avro or step is not AVRO], settings, environment)
 
 
-def _in_process(steps: Sequence[Step], settings: Settings, environment: Mapping[str, str]) -> Iterator[Tried]:
+def _in_process(steps: Sequence[TrialStep], settings: Settings, environment: Mapping[str, str]) -> Iterator[Tried]:
     """Have the steps tried by a process, and end it."""
     read_end, write_end = os.pipe()
     with os.fdopen(read_end, "rb", buffering=0) as reports, tempfile.TemporaryFile() as log:
@@ -134,7 +136,7 @@ def _in_process(steps: Sequence[Step], settings: Settings, environment: Mapping[
             end(process)
 
 
-def command(write_end: int, steps: Sequence[Step]) -> list[str]:
+def command(write_end: int, steps: Sequence[TrialStep]) -> list[str]:
     """The process; it reports to the pipe."""
     return [sys.executable, "-m", __name__, str(write_end), *(step.what for step in steps)]
 
@@ -159,7 +161,7 @@ def secrets_of(settings: Settings) -> frozenset[str]:
 
 
 def _reported(
-    steps: Sequence[Step], reports: BinaryIO, log: BinaryIO, secrets: frozenset[str]
+    steps: Sequence[TrialStep], reports: BinaryIO, log: BinaryIO, secrets: frozenset[str]
 ) -> Generator[Tried, None, bool]:
     """The process's report of each step; returns whether it answered to the end."""
     rest = b""
@@ -193,7 +195,7 @@ def _line(reports: BinaryIO, rest: bytes, seconds: float) -> tuple[bytes | None,
     return line, rest
 
 
-def _unanswered(step: Step, *, ended: bool, log: BinaryIO) -> HighwaterError:
+def _unanswered(step: TrialStep, *, ended: bool, log: BinaryIO) -> HighwaterError:
     log.seek(0)
     hints = _HINT.findall(log.read().decode(errors="replace"))
     hint = hints[-1][:300] if hints else None
@@ -243,7 +245,7 @@ def from_plain(plain: Mapping[str, Any], secrets: frozenset[str] = frozenset()) 
     return Tried(**rest)
 
 
-def run_steps(steps: Iterable[Step], settings: Settings) -> Iterator[Tried]:
+def run_steps(steps: Iterable[TrialStep], settings: Settings) -> Iterator[Tried]:
     """Open a session and try the steps; none follows a session that cannot be used."""
     with _session(settings) as session:
         for step in steps:
@@ -253,7 +255,7 @@ def run_steps(steps: Iterable[Step], settings: Settings) -> Iterator[Tried]:
                 return
 
 
-def _run_step(step: Step, session: SparkSession, settings: Settings) -> Tried:
+def _run_step(step: TrialStep, session: SparkSession, settings: Settings) -> Tried:
     try:
         found = step.check(session, settings)
     except HighwaterError as error:

@@ -90,7 +90,7 @@ class DlqStatus:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingWork:
     """The work that waits in the lake.
 
     Args:
@@ -107,7 +107,7 @@ class Waiting:
 
     @property
     def lines(self) -> list[str]:
-        """The same in sentences."""
+        """The waiting work in sentences."""
         lines = [] if self.publication is None else [self.publication.line]
         return [*lines, f"{summary(self.reclaimed)}; {self.remedy}"] if self.reclaimed else lines
 
@@ -167,7 +167,7 @@ class StreamStatus:
     dependencies: Sequence[str] = ()
     holds: Sequence[Hold] = ()
     workers: Mapping[str, datetime] = field(default_factory=dict)
-    waiting: Waiting | Exception | None = None
+    waiting: WaitingWork | Exception | None = None
     exhausted_slices: Sequence[ExhaustedSlice] = ()
     accepted: HighwaterError | None = None
     instances: Sequence[Instance] = ()
@@ -318,10 +318,10 @@ def times_plain(times: Due | None) -> dict[str, str | None]:
     return {"next_due": None, "all_due": None} if times is None else {**times.to_plain()}
 
 
-def _waiting_plain(waiting: Waiting | Exception | None) -> dict[str, Any]:
+def _waiting_plain(waiting: WaitingWork | Exception | None) -> dict[str, Any]:
     if isinstance(waiting, Exception):
-        return {**Waiting().to_plain(), "lake_error": _error_plain(waiting)}
-    return Waiting().to_plain() if waiting is None else waiting.to_plain()
+        return {**WaitingWork().to_plain(), "lake_error": _error_plain(waiting)}
+    return WaitingWork().to_plain() if waiting is None else waiting.to_plain()
 
 
 def _problem(error: Exception) -> str:

@@ -40,9 +40,10 @@ class Due:
 
 
 def due_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: PlanningResult) -> Due | None:
-    """The due times of records that a dry tick found waiting; None where nothing waits, or times could not be read.
+    """The due times of records that a dry tick found waiting.
 
-    Nor where a producer's clock names a year that Python's times do not know, as it may on another system's topic.
+    None where nothing waits, where times could not be read, or where a producer's clock names a year beyond Python's
+    times, as it may on another system's topic.
 
     Records are read from both ends of each partition, by two consumers however many there are.
 

@@ -279,13 +279,12 @@ def _stalled(
     runs: Sequence[PastRun],
     now: datetime,
 ) -> list[str]:
-    """Record and return the slices that were left undone as often as others are exhausted, and that are asked for on.
+    """Record and return the stalled slices: they failed as often as exhausted ones, and are still requested.
 
-    These are the first of a stream that decides in order, and those whose last run missed a dependency that has no
-    breaker: without this nobody would know of them. Held slices, and those that wait for the breaker, have their own
-        alert.
-    A slice stays one of them until it is done or belongs to these, also when its runs are older than a day. One that
-    a run works on becomes none: it may be the run that decides what was held.
+    A slice stalls if it is the first of a stream that decides in order, or if its last run missed a dependency that has
+    no breaker. Held slices, and those that wait for the stream's breaker, do not stall: they have alerts of their own.
+    A stalled slice stays one until it is done, is held or waits, also when its runs are older than a day. A slice that
+    a run works on does not become one: that run may decide what was held.
     """
     others = {*exhausted, *(one.slice_key for one in gate.holds)}
     over = [one for one in seen.stalled_slices if one.slice_key in others or seen.done(one.slice_key)]

@@ -46,7 +46,7 @@ def past_runs(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str]
 
 
 def past_publishing(instance: dg.DagsterInstance, stream: Stream, order: Sequence[str], now: datetime) -> list[PastRun]:
-    """The same of runs that sent accepted events; those that succeeded are left out, since they sent all they named."""
+    """The runs of the last day that sent accepted events and did not succeed: others sent all that they named."""
     sent = partial(_publishes, stream)
     return _past(instance, stream, order, now, lambda record: sent(record) and not record.dagster_run.is_success)
 

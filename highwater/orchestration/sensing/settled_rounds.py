@@ -31,7 +31,7 @@ CLOCKS = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
-class Rest:
+class RestingStream:
     """A stream in which a complete look found nothing to do.
 
     Args:
@@ -45,7 +45,7 @@ class Rest:
     revisions: str
 
     @classmethod
-    def parse(cls, cursor: str | None) -> Rest | None:
+    def parse(cls, cursor: str | None) -> RestingStream | None:
         """The rest that a cursor holds; None if it holds none."""
         try:
             mark, since, until, revisions = (cursor or "").split(" ")
@@ -76,7 +76,9 @@ class Rests:
     def __init__(self, context: RoundContext) -> None:
         self._now = context.now
         self._revisions = context.resources.ledger.open().topics.revisions()
-        rests = {name: rest for name, cursor in context.cursors.items() if (rest := Rest.parse(cursor)) is not None}
+        rests = {
+            name: rest for name, cursor in context.cursors.items() if (rest := RestingStream.parse(cursor)) is not None
+        }
         ran = _last_changes(context.instance, min((one.since for one in rests.values()), default=None))
         self._at_rest = {
             name
@@ -93,7 +95,7 @@ class Rests:
     def begin(self, stream: str, lasts: timedelta = REST) -> str:
         """The cursor of a stream in which a complete look found nothing to do."""
         lasts *= random.uniform(1 - REST_JITTER, 1 + REST_JITTER)  # noqa: S311 - no secret depends on it
-        return Rest(self._now, self._now + lasts, _short(self._revisions.get(stream, ""))).to_cursor()
+        return RestingStream(self._now, self._now + lasts, _short(self._revisions.get(stream, ""))).to_cursor()
 
 
 def _short(revisions: str) -> str:
@@ -139,7 +141,7 @@ class _Resting(ABC):
         """Look at the stream unless it rests; raises what `_tick` does."""
         if self._rests.is_at_rest(stream.name):
             return None
-        tick = self._tick(stream, None if Rest.parse(cursor) is not None else cursor)
+        tick = self._tick(stream, None if RestingStream.parse(cursor) is not None else cursor)
         return replace(tick, cursor=self._rests.begin(stream.name)) if tick.settled else tick
 
     @abstractmethod

@@ -154,7 +154,7 @@ def partition_errors(
 def sure_errors(
     stream: Stream, planned: Planned, state: TopicState, divergence: Divergence
 ) -> dict[int, PermanentError]:
-    """The same without the partitions that could not be compared."""
+    """The partitions in which planning cannot go on, without those that could not be compared."""
     errors = partition_errors(stream, planned, state, divergence.diverged)
     return {p: error for p, error in errors.items() if p not in divergence.unsure}
 

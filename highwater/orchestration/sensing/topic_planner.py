@@ -275,7 +275,7 @@ def _ensure_own(ledger: Ledger, stream: Stream) -> None:
     """Ensure that no other stream planned the topic.
 
     Slices are named after their topic. So a stream that was given another name could store none, and each tick would
-    take that for the haste of another planner.
+    report that another planner was first.
 
     Raises:
         ConfigurationError: one did.

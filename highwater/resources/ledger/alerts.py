@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 
-class Alerts(LedgerPart):
+class OpenAlerts(LedgerPart):
     """The alerts of a ledger."""
 
     def open(self) -> dict[tuple[str, str], Alert]:

@@ -51,7 +51,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AcceptedSlice:
     """A person's leave for a slice to pass however many of its records are rejected."""
 
     slice_key: str
@@ -82,7 +82,7 @@ class AcceptedReason:
 
     @property
     def text(self) -> str:
-        """The same in a sentence."""
+        """The decision in a sentence."""
         why = f": {self.because}" if self.because else ""
         return (
             f"rejects for {self.reason} are accepted from {self.from_slice} on, by {self.accepted_by} "
@@ -218,7 +218,7 @@ class Breakers(LedgerPart):
         with self._database.reading() as connection:
             return _with_reasons(connection, connection.execute(query.order_by(table.c.judged_at)).all())
 
-    def accept(self, stream: str, acceptances: Iterable[Acceptance]) -> int:
+    def accept(self, stream: str, acceptances: Iterable[AcceptedSlice]) -> int:
         """Record that slices are let through; returns how many are new. A repeated permission counts from now."""
         table = schema.acceptances
         given = {one.slice_key: one for one in acceptances}
@@ -230,7 +230,7 @@ class Breakers(LedgerPart):
                 connection.execute(insert(table), [{**vars(one), "stream": stream} for one in given.values()])
         return len(given.keys() - known.keys())
 
-    def accepted(self, keys: Sequence[str]) -> dict[str, Acceptance]:
+    def accepted(self, keys: Sequence[str]) -> dict[str, AcceptedSlice]:
         """The slices that a person lets through."""
         with self._database.reading() as connection:
             return _accepted(connection, keys)
@@ -334,6 +334,6 @@ def _replace(connection: Connection, judgements: Sequence[Judgement]) -> None:
         connection.execute(insert(reasons), counts)
 
 
-def _accepted(connection: Connection, keys: Sequence[str]) -> dict[str, Acceptance]:
+def _accepted(connection: Connection, keys: Sequence[str]) -> dict[str, AcceptedSlice]:
     rows = rows_of(connection, schema.acceptances, keys)
-    return {r.slice_key: Acceptance(r.slice_key, r.because, r.accepted_by, r.accepted_at) for r in rows}
+    return {r.slice_key: AcceptedSlice(r.slice_key, r.because, r.accepted_by, r.accepted_at) for r in rows}

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from highwater.resources.ledger import revisions, schema
 from highwater.resources.ledger.engine import shown, transaction, translate_errors, unusable
-from highwater.resources.ledger.revisions import Revision, Stored
+from highwater.resources.ledger.revisions import Revision, StoredRevision
 
 # Any constant will do that nothing else in the database uses; the letters "highwate".
 _ADVISORY_LOCK = 0x6869676877617465
@@ -43,7 +43,7 @@ def prepare(engine: Engine, wait_seconds: float) -> None:
     revisions.ensure_usable(found, shown(engine.url))
 
 
-def find(engine: Engine) -> Stored | None:
+def find(engine: Engine) -> StoredRevision | None:
     """The schema's revision; None where the database holds no ledger."""
     if engine.dialect.name == "sqlite" and not Path(str(engine.url.database)).exists():
         return None
@@ -51,11 +51,11 @@ def find(engine: Engine) -> Stored | None:
         return _found(connection)
 
 
-def _found(connection: Connection) -> Stored | None:
+def _found(connection: Connection) -> StoredRevision | None:
     inspector = sa.inspect(connection)
     if inspector.has_table(schema.revisions.name):
         return revisions.stored(connection)
-    return Stored(0, 0) if inspector.has_table(schema.slices.name) else None
+    return StoredRevision(0, 0) if inspector.has_table(schema.slices.name) else None
 
 
 def upgrade(engine: Engine, wait_seconds: float) -> list[Revision]:
@@ -96,7 +96,7 @@ def _upgrade(engine: Engine) -> list[Revision]:
 
     with transaction(engine, writes=True) as connection:
         _lock(connection)
-        found = _found(connection) or Stored(0, 0)
+        found = _found(connection) or StoredRevision(0, 0)
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS))
         config.set_main_option("path_separator", "os")

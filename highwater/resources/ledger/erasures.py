@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from highwater.erasing import BY_AGE, Erased, Erasure, Recorded
+from highwater.erasing import BY_AGE, Erased, Erasure, RecordedErasure
 from highwater.gaps import Ranges, plain_of, ranges_of_plain
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
@@ -42,7 +42,7 @@ class Erasures(LedgerPart):
         with self._database.writing() as connection:
             return _insert(connection, erasure)
 
-    def learn(self, recorded: Sequence[Recorded]) -> None:
+    def learn(self, recorded: Sequence[RecordedErasure]) -> None:
         """Record erasures that the ledger does not know, as after a backup was restored; of slices that it knows."""
         with self._database.writing() as connection:
             taken = sorted({key for one in recorded for key in one.slices})
@@ -55,7 +55,7 @@ class Erasures(LedgerPart):
                 ],
             )
 
-    def recorded(self, stream: str, *, of_keys: bool = False) -> list[Recorded]:
+    def recorded(self, stream: str, *, of_keys: bool = False) -> list[RecordedErasure]:
         """All erasures of a stream with what they took, oldest first.
 
         Args:
@@ -71,7 +71,9 @@ class Erasures(LedgerPart):
         with self._database.reading() as connection:
             for row in connection.execute(query):
                 taken.setdefault(row.erasure, {})[row.slice_key] = _erased(row)
-        return [Recorded(one, taken.get(one.number, {})) for one in self.of(stream) if not (of_keys and one.by_age)]
+        return [
+            RecordedErasure(one, taken.get(one.number, {})) for one in self.of(stream) if not (of_keys and one.by_age)
+        ]
 
     def slices(self, keys: Sequence[str]) -> dict[str, list[Erased]]:
         """The erasures of slices, by slice; slices without any are left out."""
@@ -136,7 +138,7 @@ def _values(number: int, one: Erased) -> dict[str, Any]:
     }
 
 
-def restore(connection: Connection, recorded: Sequence[Recorded]) -> None:
+def restore(connection: Connection, recorded: Sequence[RecordedErasure]) -> None:
     """Write erasures that another ledger knew; those that this one knows stay as they are here."""
     for one in recorded:
         mine = one.erasure

@@ -35,7 +35,7 @@ class ExhaustedSlice:
 
     @property
     def text(self) -> str:
-        """The same in a sentence."""
+        """The exhausted slice in a sentence."""
         return f"{self.slice_key} is exhausted since {self.since:%Y-%m-%d %H:%M} UTC, {self.runs} runs left it undone"
 
     def to_plain(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from highwater.envelope import Origin
 from highwater.errors import LeaseHeldError
-from highwater.holds import Found, Hold, Release, found_again
+from highwater.holds import Hold, HoldingRecords, Release, found_again
 from highwater.resources.ledger import schema
 from highwater.resources.ledger.database import LedgerPart
 from highwater.resources.ledger.engine import rows_of
@@ -44,7 +44,7 @@ class Holds(LedgerPart):
         with self._database.reading() as connection:
             return set(connection.execute(query).scalars())
 
-    def note(self, stream: str, key: str, found: Found, now: datetime) -> Hold:
+    def note(self, stream: str, key: str, found: HoldingRecords, now: datetime) -> Hold:
         """Record that an attempt found the slice held; the first time of it stays.
 
         Raises:
@@ -118,7 +118,7 @@ def _hold(row: Any) -> Hold:
         slice_key=row.slice_key,
         stream=row.stream,
         since=row.since,
-        found=Found(row.records, origin, row.reason, row.detail),
+        found=HoldingRecords(row.records, origin, row.reason, row.detail),
         attempts=row.attempts,
         tried_at=row.tried_at,
         release=Release(row.park, row.released_by, row.because, row.released_at) if released else None,

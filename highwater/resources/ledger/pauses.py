@@ -38,7 +38,7 @@ class Pause:
 
     @property
     def text(self) -> str:
-        """The same in a sentence."""
+        """The pause in a sentence."""
         why = f": {self.because}" if self.because else ""
         return f"{self.topic} is paused by {self.by} since {self.at:%Y-%m-%d %H:%M} UTC{why}"
 

@@ -19,7 +19,7 @@ from highwater.slices import Slice
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from highwater.erasing import Recorded
+    from highwater.erasing import RecordedErasure
     from highwater.reclaims import Reclaim
     from highwater.resources.ledger.database import Database
 
@@ -32,7 +32,7 @@ def restore_plans(
     losses: Sequence[Loss],
     publications: Mapping[str, Publication],
     reclaims: Sequence[Reclaim] = (),
-    erasures: Sequence[Recorded] = (),
+    erasures: Sequence[RecordedErasure] = (),
     retired: Mapping[str, datetime] | None = None,
 ) -> None:
     """Write the plans of a stream that the ledger does not hold, all or none.

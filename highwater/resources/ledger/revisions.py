@@ -32,7 +32,7 @@ _STORED = sa.select(
 REVISIONS = (Revision(1, additive=True),)
 
 
-class Stored(NamedTuple):
+class StoredRevision(NamedTuple):
     """The revision of a database.
 
     Args:
@@ -49,17 +49,17 @@ def head() -> int:
     return REVISIONS[-1].number
 
 
-def missing(found: Stored) -> list[Revision]:
+def missing(found: StoredRevision) -> list[Revision]:
     """The revisions that a database lacks."""
     return [revision for revision in REVISIONS if revision.number > found.head]
 
 
-def stored(connection: Connection) -> Stored:
+def stored(connection: Connection) -> StoredRevision:
     """The revision of a database whose revisions are recorded."""
-    return Stored(*connection.execute(_STORED).one())
+    return StoredRevision(*connection.execute(_STORED).one())
 
 
-def ensure_usable(found: Stored, where: str) -> None:
+def ensure_usable(found: StoredRevision, where: str) -> None:
     """Ensure that this code may write into a schema.
 
     Args:

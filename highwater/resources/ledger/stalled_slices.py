@@ -32,7 +32,7 @@ class StalledSlice:
 
     @property
     def text(self) -> str:
-        """The same in a sentence."""
+        """The stalled slice in a sentence."""
         return (
             f"{self.slice_key} was left undone by {self.runs} runs until {self.since:%Y-%m-%d %H:%M} UTC, and is "
             "requested on"

@@ -13,7 +13,7 @@ from highwater.batching import batched
 from highwater.errors import HighwaterError, UnknownSliceError
 from highwater.plans import Generation, Loss, ensure_recordable
 from highwater.resources.ledger import schema
-from highwater.resources.ledger.alerts import Alerts
+from highwater.resources.ledger.alerts import OpenAlerts
 from highwater.resources.ledger.breakers import Breakers
 from highwater.resources.ledger.database import Database
 from highwater.resources.ledger.discards import Discards
@@ -327,9 +327,9 @@ class Ledger:
         return RecordedGaps(self.database)
 
     @property
-    def alerts(self) -> Alerts:
+    def alerts(self) -> OpenAlerts:
         """The open alerts of all streams."""
-        return Alerts(self.database)
+        return OpenAlerts(self.database)
 
     @property
     def breakers(self) -> Breakers:

@@ -13,7 +13,7 @@ import pytest
 from highwater.declaration import Field
 from highwater.orchestration.checking import contents
 from highwater.orchestration.checking.contents import _differing, _EventColumn, _Reader, _suspects
-from highwater.second_reader import Record
+from highwater.second_reader import KafkaRecord
 from tests.support import make_stream
 
 STREAM = make_stream("orders")
@@ -44,7 +44,7 @@ def unlike(*pairs: tuple[bytes, tuple[Any, ...]]) -> dict[int, list[str]]:
     made = batch(*pairs)
     rows = made.to_pylist()
     suspects = _suspects(STREAM, COLUMNS, made)
-    found = {at: _differing(READER, COLUMNS, rows[at], Record(rows[at]["value"])) for at in suspects}
+    found = {at: _differing(READER, COLUMNS, rows[at], KafkaRecord(rows[at]["value"])) for at in suspects}
     return {at: fields for at, fields in found.items() if fields}
 
 

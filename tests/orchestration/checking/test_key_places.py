@@ -14,7 +14,7 @@ from dev.planted import plant
 from highwater.orchestration.checking import key_places as module
 from highwater.orchestration.checking.key_places import KeyPlaces, key_places
 from highwater.partition_counts import Era, eras
-from highwater.partitioners import Choice, Partitioner, Why
+from highwater.partitioners import PartitionedBy, Partitioner, Why
 from highwater.plans import Generation
 from highwater.resources.lake import Lake
 from highwater.slice_commits import SliceCommit
@@ -78,7 +78,7 @@ def test_one_fleet_puts_no_key_in_two_partitions(tmp_path: Path) -> None:
     raw.send(a_slice(1, 4), MURMUR2, keys(200, 400))
     found = raw.ask()
     assert (found.keys, found.several, found.warnings) == (400, 0, [])
-    assert found.shares == {Choice(MURMUR2, 4): pytest.approx(1, abs=0.001)}
+    assert found.shares == {PartitionedBy(MURMUR2, 4): pytest.approx(1, abs=0.001)}
 
 
 def test_two_fleets_are_reported_with_their_shares(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_two_fleets_are_reported_with_their_shares(tmp_path: Path) -> None:
     assert (found.keys, found.several) == (2000, len(moved))
     assert found.why[Why.FLEETS] >= 0.9 * len(moved)  # of the others both places are murmur2's for other reasons
     assert found.fleets == [MURMUR2, CRC32]
-    assert found.shares[Choice(CRC32, 12)] == pytest.approx(60 / 2060, abs=0.01)
+    assert found.shares[PartitionedBy(CRC32, 12)] == pytest.approx(60 / 2060, abs=0.01)
     assert "2 fleets of producers hash differently, by murmur2 and CRC32" in found.warnings[0]
     [sample] = [row for row in found.samples if row["key"] == found.samples[0]["key"]]
     key = sample["key"].encode()

@@ -15,8 +15,8 @@ from highwater.orchestration.checking.missing_versions import (
     TO_COME,
     UNDECIDED,
     Gap,
+    OpenReject,
     Reach,
-    Reject,
     explained,
     otherwise,
     reaches,
@@ -81,13 +81,15 @@ def test_of_a_partition_of_which_nothing_is_decided_nothing_is_said() -> None:
 
 
 REJECTS = st.lists(
-    st.builds(Reject, st.none() | st.integers(0, 8), st.just("t"), st.booleans(), st.none(), st.integers().map(str)),
+    st.builds(
+        OpenReject, st.none() | st.integers(0, 8), st.just("t"), st.booleans(), st.none(), st.integers().map(str)
+    ),
     max_size=8,
 )
 
 
 @given(st.integers(1, 5), st.integers(0, 4), REJECTS)
-def test_every_version_of_a_gap_is_counted_once(since: int, more: int, rejects: Sequence[Reject]) -> None:
+def test_every_version_of_a_gap_is_counted_once(since: int, more: int, rejects: Sequence[OpenReject]) -> None:
     asked = gap(15, 5, since, since + more)
     found = list(explained(asked, rejects, {("orders", 0, 0): Reach(0, 20)}))
     assert sum(count for *_, count in found) == len(asked)

@@ -30,8 +30,8 @@ from highwater.maintenance import (
     TARGET_BYTES,
     File,
     Horizon,
-    Key,
-    Part,
+    LiveKey,
+    TablePartition,
     candidates,
     to_compact,
     to_merge,
@@ -82,17 +82,17 @@ def test_an_unfinished_retry_keeps_the_version_that_it_reads() -> None:
 def test_small_files_are_joined_where_there_are_many() -> None:
     small, large = 1_000, 64 * 1024 * 1024
     parts = [
-        Part("one", (small,)),
-        Part("eight", (small,) * 8),
-        Part("nine", (small,) * 9),
-        Part("many", (small,) * 10),
-        Part("large", (large,) * 9),
+        TablePartition("one", (small,)),
+        TablePartition("eight", (small,) * 8),
+        TablePartition("nine", (small,) * 9),
+        TablePartition("many", (small,) * 10),
+        TablePartition("large", (large,) * 9),
     ]
     assert to_compact(parts) == ["many", "nine"]
 
 
 def test_what_one_maintenance_rewrites_is_bounded() -> None:
-    part = Part("huge", (1_000,) * 9 + (15 * 1024**3,))
+    part = TablePartition("huge", (1_000,) * 9 + (15 * 1024**3,))
     assert to_compact([part, replace(part, key="huge too")]) == ["huge"]
 
 
@@ -142,7 +142,7 @@ def test_after_maintenance_files_follow_bytes_whatever_the_slices() -> None:
 
 
 def test_the_oldest_plans_lose_their_keys_first() -> None:
-    keys = [Key(f"k{n}", NOW - n * DAY) for n in range(5)]
+    keys = [LiveKey(f"k{n}", NOW - n * DAY) for n in range(5)]
     assert candidates(keys, newest=3, longest=None, now=NOW) == ["k4", "k3"]
     assert candidates(keys, newest=9, longest=timedelta(days=2.5), now=NOW) == ["k4", "k3"]
     recalled = [*keys[:4], replace(keys[4], recalled_at=NOW - 6 * DAY)]

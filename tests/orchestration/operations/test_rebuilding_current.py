@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from highwater.assets import current, raw
-from highwater.assets.current_rebuild import Look, differences, rebuild
+from highwater.assets.current_rebuild import RebuildSnapshot, differences, rebuild
 from highwater.commit_records import CommitRecord
 from highwater.errors import ConfigurationError
 from highwater.orchestration.build import build_defs
@@ -40,7 +40,7 @@ def keys(*ordinals: int) -> list[str]:
 
 def test_a_look_names_what_is_behind_and_what_events_lack() -> None:
     held = {key: CommitRecord(key, 7 if key == keys(2)[0] else 1, 1, "b") for key in keys(0, 1, 2, 9)}
-    look = Look(0, decided(0, 1, 2, 3, 4), Committed(held, 5))
+    look = RebuildSnapshot(0, decided(0, 1, 2, 3, 4), Committed(held, 5))
     assert look.behind == keys(2, 3, 4), "another attempt, or not there"
     assert look.unknown == keys(9)
 
@@ -65,7 +65,7 @@ def test_whatever_became_of_current_it_is_what_the_events_say(
     merged: Bench, spark_server: SparkConnect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, work = merged, merged.work()
-    assert differences(work, Look.take(work)).none
+    assert differences(work, RebuildSnapshot.take(work)).none
     table = bench.lake.table(bench.stream.name, "current")
     assert table is not None
     table.delete("key = 'o0'")
@@ -73,7 +73,7 @@ def test_whatever_became_of_current_it_is_what_the_events_say(
     table.update(predicate="key = 'o2'", updates={"updated_by_slice": "'unknown'"})
     never_planned = f"{bench.stream.topic}@0000009"
     commit_current(bench.lake, bench.stream.name, {never_planned: 1}, table.to_pyarrow_table().slice(0, 0))
-    found = differences(work, Look.take(work))
+    found = differences(work, RebuildSnapshot.take(work))
     assert (found.lacking, found.wrong) == (3, 2)
     assert (found.behind, found.unknown) == ([], [never_planned])
 
@@ -83,13 +83,13 @@ def test_whatever_became_of_current_it_is_what_the_events_say(
     assert versions(bench)["o1"] == 9, "a dry run writes nothing"
     assert rebuild(work) == 4
     assert versions(bench) == EXPECTED
-    assert differences(work, Look.take(work)).none
+    assert differences(work, RebuildSnapshot.take(work)).none
 
     shutil.rmtree(bench.lake.path(bench.stream.name, "current"))
     assert by_command(bench, spark_server, tmp_path)["lacking"] == 4
     assert by_job(bench, spark_server, monkeypatch)
     assert versions(bench) == EXPECTED
-    assert differences(work, Look.take(work)).none
+    assert differences(work, RebuildSnapshot.take(work)).none
 
 
 @pytest.mark.long

@@ -13,12 +13,12 @@ import pytest
 from highwater.assets import published
 from highwater.declaration import Alerts
 from highwater.errors import LAKE, BreakerOpenError, DependencyAwayError
-from highwater.holds import Found
+from highwater.holds import HoldingRecords
 from highwater.orchestration.reporting import alert_conditions, alert_inputs, publication_status
 from highwater.orchestration.reporting.explaining import explain
 from highwater.orchestration.reporting.plan_status import _waiting
 from highwater.orchestration.reporting.publication_status import Behind, behind
-from highwater.orchestration.reporting.status_report import StreamStatus, Waiting
+from highwater.orchestration.reporting.status_report import StreamStatus, WaitingWork
 from highwater.plans import Publication
 from highwater.resources.ledger.breakers import Judgement
 from highwater.slices import Slice
@@ -94,7 +94,7 @@ def test_each_cause_is_named(scene: PublishingScene) -> None:
     judged(scene, first, NOON, refused=True)
     assert "refused by the breaker; fix it, or highwater accept-rejects orders@0000000" in look(scene).held_up
     origin = Event(0, 0, "o0").origin(scene.tables.stream)
-    ledger.holds.note("orders", first.key, Found(3, origin, "unresolved", "why"), NOON)
+    ledger.holds.note("orders", first.key, HoldingRecords(3, origin, "unresolved", "why"), NOON)
     assert "held by 3 records; fix it, or highwater release-hold orders@0000000" in look(scene).held_up
     scene.tables.decide(first, [Event(0, 0, "o0")], [Event(0, 1, "o1")], known=False)
     assert look(scene).held_up.endswith("its rejects are not published to the DLQ yet")
@@ -264,7 +264,7 @@ def test_a_lake_that_is_away_is_reported_and_is_not_taken_for_one_without_slices
     asked = (scene.tables.ledger, scene.tables.lake, scene.tables.stream)
     scene.decide(scene.plan(0, p0=(0, 2)), 0)
     found = _waiting(*asked)
-    assert isinstance(found, Waiting)
+    assert isinstance(found, WaitingWork)
     assert [line.split(":")[0] for line in found.lines] == ["orders.accepted"]
 
     def away(*_: object) -> None:

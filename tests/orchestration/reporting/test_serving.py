@@ -33,8 +33,8 @@ from highwater.orchestration import resources
 from highwater.orchestration.build import build_defs
 from highwater.orchestration.cli.main import main
 from highwater.orchestration.cli.serve_metrics import measured
-from highwater.orchestration.reporting.health import LIMIT, SENSORS, Finding, Health, examine
-from highwater.orchestration.reporting.open_metrics import Metrics
+from highwater.orchestration.reporting.health import LIMIT, SENSORS, Health, HealthCondition, examine
+from highwater.orchestration.reporting.open_metrics import Samples
 from highwater.orchestration.reporting.serving import Shared, application, server
 from highwater.resources.kafka import Kafka
 from highwater.resources.ledger import Ledger
@@ -54,7 +54,7 @@ def fetched(url: str) -> tuple[int, str, str]:
 
 
 @contextmanager
-def served(metrics: Shared[Metrics], health: Shared[Health]) -> Iterator[str]:
+def served(metrics: Shared[Samples], health: Shared[Health]) -> Iterator[str]:
     with server(LOOPBACK, 0, application(metrics, health)) as serving:
         thread = threading.Thread(target=serving.serve_forever)
         thread.start()
@@ -66,7 +66,7 @@ def served(metrics: Shared[Metrics], health: Shared[Health]) -> Iterator[str]:
 
 
 def healthy() -> Health:
-    return Health([Finding("ledger", ok=True, reason="it answers")])
+    return Health([HealthCondition("ledger", ok=True, reason="it answers")])
 
 
 class Counted:
@@ -77,10 +77,10 @@ class Counted:
         self.go_on = threading.Event()
         self.go_on.set()
 
-    def __call__(self) -> Metrics:
+    def __call__(self) -> Samples:
         self.times += 1
         assert self.go_on.wait(DEADLINE)
-        found = Metrics()
+        found = Samples()
         found.add("highwater_held_slices", self.times, "orders")
         return found
 
@@ -280,9 +280,9 @@ def test_a_secret_that_is_replaced_in_its_file_is_used_by_the_next_measuring(
     """The process asked with the old password until it was started again, and brokers lock users for that."""
     asked: list[tuple[str, str]] = []
 
-    def measure(ledger: Ledger, kafka: Kafka, *_: object) -> Metrics:
+    def measure(ledger: Ledger, kafka: Kafka, *_: object) -> Samples:
         asked.append((repr(ledger), kafka.spark_options()["kafka.sasl.jaas.config"]))
-        return Metrics()
+        return Samples()
 
     monkeypatch.setattr("highwater.orchestration.reporting.open_metrics.measure", measure)
     config, url = tmp_path / "config", tmp_path / "url"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dev.spark_connect import SparkConnect
-    from highwater.orchestration.reporting.spark_trial import Step
+    from highwater.orchestration.reporting.spark_trial import TrialStep
 
 NAMES = ["Spark", "Spark session", "Spark and the lake", "Spark and Kafka", "Spark job"]
 
@@ -57,7 +57,7 @@ def try_with(monkeypatch: pytest.MonkeyPatch, script: str, **given: str) -> list
     return list(try_spark(Settings.from_environment(given), os.environ, avro=False))
 
 
-def in_time(monkeypatch: pytest.MonkeyPatch, step: Step, seconds: float) -> None:
+def in_time(monkeypatch: pytest.MonkeyPatch, step: TrialStep, seconds: float) -> None:
     monkeypatch.setitem(vars(step), "seconds", seconds)
 
 

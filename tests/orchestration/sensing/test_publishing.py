@@ -28,10 +28,10 @@ from highwater.orchestration.sensing import publishing
 from highwater.orchestration.sensing.publishing import RULES, SLICES_A_RUN, next_run
 from highwater.orchestration.sensing.run_requests import Repair
 from highwater.plans import Generation
-from highwater.publishing import Copy, second_deliveries
+from highwater.publishing import PossibleCopy, second_deliveries
 from highwater.resources.commit_log import TABLE as COMMITS
 from highwater.resources.delta import query
-from highwater.resources.ledger.breakers import Acceptance
+from highwater.resources.ledger.breakers import AcceptedSlice
 from highwater.slices import Slice
 from tests.accepted import NOON, Broken, Event, Tables
 from tests.orchestration.publishing_scene import PublishingScene, open_scene
@@ -191,7 +191,7 @@ def test_slices_that_were_abandoned_are_asked_for_when_a_person_lets_them_go(sce
     tick = scene.tick()
     line = f"2 exhausted for a day after {RULES.most_runs} runs, look at them, then highwater retry-slice {first.key}"
     assert (tick.requests, tick.lines) == ([], [line])
-    leave = [Acceptance(one.key, "test data", "ann", LATER) for one in (first, second)]
+    leave = [AcceptedSlice(one.key, "test data", "ann", LATER) for one in (first, second)]
     scene.tables.ledger.breakers.accept("orders", leave)
     assert scene.asked() == [(first.key, second.key)]
 
@@ -369,11 +369,11 @@ def test_a_batch_that_is_settled_is_not_settled_a_second_time(
     for n, slice_ in enumerate(slices):
         scene.decide(slice_, 2 * n, 2 * n + 1)
     publish_and_die(monkeypatch, tables, *slices)
-    written_down = publication_log.Sending.from_json(
+    written_down = publication_log.BatchUnderWay.from_json(
         query(lake.table_at("orders", publication_log.SENDING), BATCHES)[0]["batch"]
     )
     assert written_down.slices.keys() == {slices[0].key}
-    assert publication_log.batch_of(lake, stream) == publication_log.Sending(
+    assert publication_log.batch_of(lake, stream) == publication_log.BatchUnderWay(
         1, "orders.accepted", "T" * 22, settled={slices[0].key: 1}
     )
     assert publication_log.under_way(lake, stream) == set()
@@ -455,7 +455,7 @@ def test_a_batch_that_sent_nothing_is_over_where_a_decision_was_first(
         patched.setattr(published, "_ensure_done", decided_meanwhile)
         with pytest.raises(SupersededAttemptError):
             tables.publish(slice_)
-    assert publication_log.batch_of(tables.lake, tables.stream) == publication_log.Sending(
+    assert publication_log.batch_of(tables.lake, tables.stream) == publication_log.BatchUnderWay(
         1, "orders.accepted", "T" * 22
     )
     assert publication_log.under_way(tables.lake, tables.stream) == set()
@@ -548,8 +548,8 @@ def test_only_streams_that_publish_have_the_asset(scene: PublishingScene) -> Non
 def test_the_horizon_looks_back_from_an_events_own_time() -> None:
     from highwater.envelope import Origin
 
-    def copy(offset: int, minute: int, place: int | None) -> Copy:
-        return Copy("t@0000000", Origin("t", 0, 0, offset), "same", minute * 60_000, place)
+    def copy(offset: int, minute: int, place: int | None) -> PossibleCopy:
+        return PossibleCopy("t@0000000", Origin("t", 0, 0, offset), "same", minute * 60_000, place)
 
     cases = {
         "within": ([copy(0, 0, 0), copy(1, 10, 1)], {1}),

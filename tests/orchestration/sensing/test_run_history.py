@@ -20,7 +20,7 @@ from dev.broker import EmbeddedCluster
 from dev.processes import wait_until
 from highwater.assets import raw
 from highwater.declaration import Limits
-from highwater.divergence import Divergence, Fingerprint, Recorded, SeenRecord, digest, replaced
+from highwater.divergence import Divergence, Fingerprint, PlannedFacts, SeenRecord, digest, replaced
 from highwater.erasing import milliseconds, moment_of
 from highwater.errors import DependencyAwayError, TopicAbsentError, TopicTruncatedError
 from highwater.orchestration.asset_keys import topic_key
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from highwater.resources.ledger import Ledger
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-WAS = Recorded(end=10, epoch=3, fingerprint=Fingerprint(9, "a"))
+WAS = PlannedFacts(end=10, epoch=3, fingerprint=Fingerprint(9, "a"))
 
 
 def record(offset: int, text: str, epoch: int | None) -> SeenRecord:
@@ -64,10 +64,10 @@ def record(offset: int, text: str, epoch: int | None) -> SeenRecord:
         (WAS, [], False),
         (replace(WAS, fingerprint=None), [record(9, "b", 5)], True),
         (replace(WAS, fingerprint=None), [record(9, "b", 3)], False),
-        (Recorded(10, None, None), [record(9, "b", 5)], False),
+        (PlannedFacts(10, None, None), [record(9, "b", 5)], False),
     ],
 )
-def test_another_record_or_a_later_epoch_reports(was: Recorded, now: list[SeenRecord], expected: bool) -> None:
+def test_another_record_or_a_later_epoch_reports(was: PlannedFacts, now: list[SeenRecord], expected: bool) -> None:
     assert replaced(was, now) is expected
 
 
@@ -106,7 +106,7 @@ def test_a_partition_that_went_on_into_a_new_generation_is_still_compared_with_i
     ranges = {0: OffsetRange(100, 200), 1: OffsetRange(100, 200)}
     last = Slice("orders", "orders", "id", 0, 4, ranges, NOON, epochs={0: 1, 1: 1})
     after = Planned.of(generation(1, {0: 120, 1: 200}), last, [])
-    assert after.recorded == {1: Recorded(200, 1)}
+    assert after.recorded == {1: PlannedFacts(200, 1)}
     state = topic(seen(0, 260, epoch=3), seen(0, 260, epoch=3))
     result = cut_slices(replace(STREAM, limits=Limits()), after, state, NOON, Divergence({1: 150}))
     assert set(result.errors) == {1}
@@ -399,7 +399,7 @@ def test_a_clean_election_is_no_divergence_and_a_partition_without_a_broker_wait
     send(cluster.bootstrap, TOPIC, [order_message("o1", n + 1) for n in range(20)])
     kafka = Kafka(cluster.bootstrap)
     before = kafka.topic_state(TOPIC)
-    recorded = {0: Recorded(20, before.partitions[0].leader_epoch)}
+    recorded = {0: PlannedFacts(20, before.partitions[0].leader_epoch)}
     with dg.DagsterInstance.ephemeral() as instance:
         offline = Offline(cluster, instance, tmp_path, monkeypatch)
         cluster.brokers[LEADER].kill()
@@ -410,7 +410,9 @@ def test_a_clean_election_is_no_divergence_and_a_partition_without_a_broker_wait
         now = kafka.topic_state(TOPIC)
         assert now.partitions[0].leader_epoch != recorded[0].epoch
         assert compare(kafka, now, recorded).diverged == {}
-        assert compare(kafka, now, {0: Recorded(20, before.partitions[0].leader_epoch, Fingerprint(19, "x"))}).diverged
+        assert compare(
+            kafka, now, {0: PlannedFacts(20, before.partitions[0].leader_epoch, Fingerprint(19, "x"))}
+        ).diverged
         offline.ensure_left_out()
         cluster.brokers[LEADER].start()
         offline.ensure_caught_up_with()
