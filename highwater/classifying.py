@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from highwater.declaration_parts import VERSION_DIGITS, VERSION_SEPARATOR
 from highwater.decoding import Repeating, Schemas, UnknownSchemaError, document, document_of_key, read_fields
 from highwater.formats import Avro, Json, Protobuf
+from highwater.reject_reasons import INVALID, MALFORMED, SCHEMA, UNRESOLVED
 from highwater.second_reader import (
     HALF_OF_A_PAIR,
     MisfitError,
@@ -67,28 +68,28 @@ def classify(stream: Stream, record: KafkaRecord, schemas: Schemas | None) -> Cl
         found = {} if record.value is None else document(stream.value, record, schemas, infinite=infinite)
         _ensure_sound(stream, found)
     except UnknownSchemaError as error:
-        return Classification("reject", "unresolved", str(error))
+        return Classification("reject", UNRESOLVED, str(error))
     except MisfitError as error:
-        return Classification("reject", "malformed", str(error))
+        return Classification("reject", MALFORMED, str(error))
     except RecursionError:
-        return Classification("reject", "malformed", "the value is nested deeper than Python reads")
+        return Classification("reject", MALFORMED, "the value is nested deeper than Python reads")
     if isinstance(own_key, MisfitError):
-        return Classification("reject", "malformed", str(own_key))
+        return Classification("reject", MALFORMED, str(own_key))
     deletes = _deletes(stream, record, found, own_key)
     values, errors = _values(stream, record, found, own_key, deletes=deletes)
-    problem, reason = None, "malformed"
+    problem, reason = None, MALFORMED
     if errors:
         name, first = errors[0]
         problem = located(f"field {name}", first)
-        reason = "schema" if isinstance(first, OtherTypeError) and _has_schemas(stream) else reason
+        reason = SCHEMA if isinstance(first, OtherTypeError) and _has_schemas(stream) else reason
     key = key_of(stream, values)
     problem = problem or _key_problem(stream, record, key)
     if problem is None and (problem := _unknown_problem(stream, found)):
-        reason = "schema"
+        reason = SCHEMA
     if problem is not None:
         return Classification("reject", reason, problem, values)
     if invalid := _invalid(stream, values):
-        return Classification("reject", "invalid", invalid, values, key)
+        return Classification("reject", INVALID, invalid, values, key)
     version = version_of(stream, values)
     time = record.timestamp_ms * 1000 if stream.event_time is None else values.get(stream.event_time)
     return Classification("delete" if deletes else "event", None, None, values, key, version, time)

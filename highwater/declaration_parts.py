@@ -11,6 +11,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
+from highwater.reject_reasons import INVALID, MALFORMED, SCHEMA, UNRESOLVED
 from highwater.sources import Header, Key, Meta, Reference, Rest, Source, steps
 
 TOPIC_NAME = "[A-Za-z0-9._-]{1,249}"
@@ -383,13 +384,12 @@ class OnReject(str, Enum):
     HOLD = "hold"
 
 
-# The reasons of `highwater.assets.parsing`; all but the last depend on the record's own content alone.
 ON_REJECT: Mapping[str, OnReject] = MappingProxyType(
     {
-        "malformed": OnReject.PARK,
-        "schema": OnReject.PARK,
-        "invalid": OnReject.PARK,
-        "unresolved": OnReject.RETRY,
+        MALFORMED: OnReject.PARK,
+        SCHEMA: OnReject.PARK,
+        INVALID: OnReject.PARK,
+        UNRESOLVED: OnReject.RETRY,
     }
 )
 

@@ -1,8 +1,5 @@
 """Parsing and validation of records in Spark: the declared fields, or the reason for a reject and its detail."""
 
-# A reason is permanent when only the record's own content causes it, and temporary when waiting may help (I9). Order of
-# arrival never makes a record invalid: that is for checks.
-
 from __future__ import annotations
 
 import re
@@ -21,18 +18,13 @@ from highwater.assets.origins import PROBLEM
 from highwater.assets.record_keys import with_key
 from highwater.declaration_parts import VERSION_DIGITS, VERSION_SEPARATOR
 from highwater.formats import Avro, Protobuf
+from highwater.reject_reasons import INVALID, MALFORMED, SCHEMA, UNRESOLVED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from highwater.assets.work import Work
     from highwater.declaration import Field, Stream
-
-MALFORMED = "malformed"
-SCHEMA = "schema"
-INVALID = "invalid"
-UNRESOLVED = "unresolved"
-PERMANENT = frozenset({MALFORMED, SCHEMA, INVALID})
 
 
 def field_columns(stream: Stream) -> list[Field]:

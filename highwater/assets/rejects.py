@@ -21,12 +21,13 @@ from highwater.assets.events import require
 from highwater.assets.evolution import with_added_fields
 from highwater.assets.hold_gate import parked_slices
 from highwater.assets.origins import DLQ, first_of_each, with_fate, with_origins
-from highwater.assets.parsing import PERMANENT, UNRESOLVED, is_tombstone, parse_records
+from highwater.assets.parsing import is_tombstone, parse_records
 from highwater.assets.split_decision import origin_columns
 from highwater.assets.work import SliceReport, Work
 from highwater.balancing import balanced
 from highwater.envelope import ORIGIN
 from highwater.errors import SupersededAttemptError, UnbalancedError
+from highwater.reject_reasons import PERMANENT, REASONS, UNRESOLVED
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import rows_at
@@ -207,7 +208,7 @@ def _classified_again(
     found = parse_records(work, _left_over(work, decisions, raw_version, events_version, published))
     unknown = F.lit("unknown when the slice was decided, known since")
     # Of a schema that came since, the record may turn out otherwise: the decision counted it as unresolved.
-    counted = [(d.key, [name for name in split_decision.REASONS if d.counts.get(f"rejects_{name}")]) for d in decisions]
+    counted = [(d.key, [name for name in REASONS if d.counts.get(f"rejects_{name}")]) for d in decisions]
     pairs = [part for key, names in counted for part in (F.lit(key), F.array(*map(F.lit, names)).cast("array<string>"))]
     was_counted = F.array_contains(F.create_map(*pairs)[F.col("slice")], F.col("reason"))
     found = found.withColumn("reason", F.when(was_counted, F.col("reason")))

@@ -14,10 +14,6 @@ from highwater.assets.dlq_copies import COPIED_AT
 from highwater.assets.hold_gate import HOLDS, counted_holds, ensure_none_held, holding, rejected_anyway
 from highwater.assets.origins import TIMESTAMP, Seen, seen_now, with_fate, with_origins, with_superseded
 from highwater.assets.parsing import (
-    INVALID,
-    MALFORMED,
-    SCHEMA,
-    UNRESOLVED,
     event_time_of,
     field_columns,
     is_tombstone,
@@ -29,6 +25,7 @@ from highwater.assets.retraction_guard import ensure_no_retraction, exposed, gua
 from highwater.assets.work import Work, nothing
 from highwater.envelope import ORIGIN
 from highwater.errors import SliceHeldError, SupersededAttemptError
+from highwater.reject_reasons import REASONS
 from highwater.resources.delta import slice_is_one_of
 from highwater.resources.spark import delta_errors
 from highwater.resources.spark_tables import rows_at
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
     from highwater.declaration import Stream
     from highwater.slices import Slice
 
-REASONS = (MALFORMED, SCHEMA, INVALID, UNRESOLVED)
 # Among the counts of a slice: events whose record has another key than theirs.
 OTHER_KEYS = "other_keys"
 # What a record is beside its origin.

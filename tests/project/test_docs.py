@@ -599,7 +599,7 @@ def test_the_page_of_tables_has_every_field_of_a_commit_record() -> None:
 
 
 def test_the_page_of_tables_has_every_reason() -> None:
-    from highwater.assets import parsing
+    from highwater import reject_reasons
 
     found = {
         spans(row[0])[0]: row[1] == "yes"
@@ -607,8 +607,7 @@ def test_the_page_of_tables_has_every_reason() -> None:
         if row[1] in {"yes", "no"}
     }
 
-    reasons = (parsing.MALFORMED, parsing.SCHEMA, parsing.INVALID, parsing.UNRESOLVED)
-    assert found == {reason: reason in parsing.PERMANENT for reason in reasons}
+    assert found == {reason: reason in reject_reasons.PERMANENT for reason in reject_reasons.REASONS}
 
 
 def test_the_page_of_tables_has_the_columns_of_commits() -> None:

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.assets.evolution import stream_of
-from highwater.assets.parsing import PERMANENT, field_columns
+from highwater.assets.parsing import field_columns
 from highwater.assets.reclaims import NUMBER
 from highwater.envelope import ORIGIN, Origin
 from highwater.orchestration.checking.check_rules import CheckResult
 from highwater.orchestration.checking.origin_checks import sample
 from highwater.orchestration.checking.plan_checks import another_commit, another_plan
 from highwater.orchestration.checking.tie_break_check import IS_LATER
+from highwater.reject_reasons import PERMANENT
 from highwater.resources.commit_log import slice_commits_in
 from highwater.resources.delta import columns_in_all, count_in, has_column, query_all, slice_is_one_of
 
