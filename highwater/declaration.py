@@ -66,7 +66,7 @@ class Stream:
     Args:
         name: names the assets, the lake's folder and the definitions; lower case, digits and `_`.
         topic: the main topic.
-        fields: the fields of the JSON value; `version` and `event_time` name two of them.
+        fields: the fields of the value, the record's key and its headers; `version` and `event_time` name two of them.
         key: the fields whose values, joined by `key_separator`, are the key of an event; of several fields each has a
             backslash before every backslash and every first character of the separator. None: events have no key.
         version: the field that orders the states of a key: an integer, a long or a timestamp; or several such fields,
@@ -85,7 +85,7 @@ class Stream:
         metrics: the measures of each minute of event time; without it the stream has no table `metrics`.
         first_version: the number of a key's first version, where each version is one more than the one before it: one
             that is missing is reported then. None where versions may have gaps, or are times.
-        checks: for each check that shall have another severity than in `CHECK_SEVERITIES` which one.
+        checks: by name the severity of each check whose severity differs from `CHECK_SEVERITIES`.
         breaker: when slices are no longer decided.
         publishes: where accepted events are sent to; None if nowhere.
         maintenance: what maintenance keeps.

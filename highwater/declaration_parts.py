@@ -269,11 +269,11 @@ class Alerts:
         reject_ratio: rejects among the records of the newest 20 slices, 0 to 1.
         parked: records that wait for a person.
         retries_late: how long after its due time a retry is still in no slice.
-        retention_left: time until retention takes the oldest unread record; of a topic that keeps less than twice as
-            long half of what it keeps.
+        retention_left: time until retention takes the oldest unread record. Where the topic's retention is less than
+            twice as long, half of that retention.
         unread_late: how long a planned slice may wait until it is in raw.
-        held_back: how old the first record of an open transaction may be; of a topic that keeps less than twice as long
-            half of what it keeps.
+        held_back: how old the first record of an open transaction may be. Where the topic's retention is less than
+            twice as long, half of that retention.
         published_late: how long an accepted event may wait until it is sent, of a stream that publishes.
         reclaimed_late: how long what was reclaimed from the DLQ may wait until its slice is materialised again.
     """
@@ -375,8 +375,8 @@ class Retention:
 class OnReject(str, Enum):
     """The outcome of a record that is no event.
 
-    `HOLD` keeps its slice, and all that come behind it, from being decided until the record is none any more; the
-    stream's slices are then decided one at a time, in their order.
+    `HOLD` keeps its slice, and all that come behind it, from being decided as long as the record would be rejected for
+    that reason. The stream's slices are decided one at a time, in their order.
     """
 
     PARK = "park"

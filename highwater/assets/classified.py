@@ -1,4 +1,4 @@
-"""The classified records of a run, which its events hand on to its rejects."""
+"""The classified records of a run, kept in Spark: the stage `events` makes them, and `rejects` reads them again."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def ensure_unchanged(table: str, committed: CommittedSlices, seen: Committed, ke
                 f"another attempt at {key} in {table} was first",
                 stored=f"attempt {committed.attempt(key)}, version {committed.version} of the table",
                 found=f"attempt {seen.attempt(key)}, committed in version {seen.version_of(key)}",
-                remedy="nothing: its commit is taken over",
+                remedy="nothing to do: its commit is taken over",
             )
 
 
@@ -280,7 +280,7 @@ def require_newer(decisions: Mapping[str, SliceCommit], committed: Mapping[str, 
                 f"{key} was reprocessed meanwhile",
                 stored=f"attempt {attempt}",
                 found=f"attempt {decisions[key].attempt}",
-                remedy="nothing: the decision is looked at again",
+                remedy="nothing to do: the decision is looked at again",
             )
 
 

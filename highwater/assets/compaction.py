@@ -108,7 +108,7 @@ def _movable(opened: DeltaTable, group: FileGroup) -> list[str]:
     if any(file.path not in there for file in group.files):
         raise SupersededAttemptError(
             f"files of {opened.table_uri} were replaced before they were joined",
-            remedy="nothing: they are joined by the next maintenance",
+            remedy="nothing to do: they are joined by the next maintenance",
         )
     mine = {file.path for file in group.files}
     first, last = min(file.first for file in group.files), max(file.last for file in group.files)

@@ -177,7 +177,7 @@ def _still_decided(work: Work, slice_: Slice, decision: SliceCommit) -> DeltaTab
             f"{slice_.key} was reprocessed while it was to be published",
             stored=f"attempt {decision.attempt}",
             found=f"attempt {held[slice_.key].attempt}",
-            remedy="nothing: the run that decided it publishes it",
+            remedy="nothing to do: the run that decided it publishes it",
         )
     return table
 
@@ -221,7 +221,7 @@ def _sent(work: Work, slice_: Slice, decision: SliceCommit, mark: PublicationMar
             f"{slice_.key} was reprocessed and published again meanwhile",
             stored=f"attempt {latest}",
             found=f"attempt {decision.attempt}",
-            remedy="nothing: the publication of the later decision stays",
+            remedy="nothing to do: the publication of the later decision stays",
         )
     return max((sent for attempt, sent in known if attempt == decision.attempt), default=0)
 

@@ -1,4 +1,4 @@
-"""Erasing a key: its records leave raw and events, and everything that is made of them follows."""
+"""Erasing a key: its records leave raw, events and rejects, and what is made of them follows."""
 
 # Raw is committed without the records, then events: the same decision without them, under an attempt of its own. What
 # was sent of them is forgotten before, and rejects follow as they are, without the key. So the slice is one whose other

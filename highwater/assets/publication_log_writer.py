@@ -1,4 +1,4 @@
-"""The writer of the table `published` and of the batch that is under way."""
+"""A run's view of `published` and `_sending`: what was sent, and each batch, recorded before and after it is sent."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ class Book:
                 f"another writer of {TABLE} of {self._work.stream.name} was first",
                 stored=f"version {self.version}",
                 found=f"version {now.version()}",
-                remedy="nothing: the publication is tried again",
+                remedy="nothing to do: the publication is tried again",
             )
 
     def _written_down(self) -> pa.Table:

@@ -251,7 +251,7 @@ class _Run:
                 f"{', '.join(moved)}: reprocessed before anything was sent of the decision that was read",
                 stored=f"attempt {self.decided.attempt(moved[0])}",
                 found=f"attempt {now[moved[0]].attempt}" if moved[0] in now else "no decision",
-                remedy="nothing: the next run sends the current decision",
+                remedy="nothing to do: the next run sends the current decision",
             )
 
     def _record_sent(self, topic: str, number: int, count: int) -> None:

@@ -182,7 +182,7 @@ def _ensure_as_read(work: Work, read: CommittedSlices, found: Mapping[str, int])
                 f"{key}: raw was committed again while it was decided of",
                 stored=read.slice_commits[key].rows,
                 found=found[key],
-                remedy="nothing: the slice is tried again",
+                remedy="nothing to do: the slice is tried again",
             )
 
 

@@ -74,7 +74,7 @@ def complete(
             time.sleep(random.uniform(0, 0.05 * tries))  # noqa: S311 - spreads the waiting, hides nothing
     raise SupersededAttemptError(
         f"{TABLE} beside {opened.table_uri}: other writers were first {TRIES} times",
-        remedy="nothing: the table has the rows, and the next run adds the records",
+        remedy="nothing to do: the table has the rows, and the next run adds the records",
     )
 
 

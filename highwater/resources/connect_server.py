@@ -1,4 +1,4 @@
-"""A Spark Connect server for the processes of a deployment: its settings, and the command that starts it."""
+"""The settings and the command line of a Spark Connect server; `highwater serve-spark` starts it."""
 
 from __future__ import annotations
 

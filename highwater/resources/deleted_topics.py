@@ -1,4 +1,4 @@
-"""Topics that are not there: those that were never planned or published to yet, and those that vanished (I11)."""
+"""The state of a stream's topic; an absent one was never planned or published to, or it vanished (I11)."""
 
 # A topic that vanished is never recreated by itself: what waited on it would be forgotten silently.
 

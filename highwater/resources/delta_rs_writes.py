@@ -149,7 +149,7 @@ def _replace(
             raise SupersededAttemptError(
                 f"another writer of {path} was first",
                 stored=f"version {read + 1}",
-                remedy="nothing: the write is tried again",
+                remedy="nothing to do: the write is tried again",
             ) from None
     return read + 1
 

@@ -115,7 +115,7 @@ def parted(kafka: Kafka, topic: str, partition: int, sound: OffsetRange, marks: 
 
 def _ensure_time(deadline: float) -> None:
     if time.monotonic() > deadline:
-        raise DependencyAwayError("there was no time", remedy="nothing: the next look goes on")
+        raise DependencyAwayError("there was no time", remedy="nothing to do: the next look goes on")
 
 
 def _replaced_among(kafka: Kafka, state: TopicState, suspect: Mapping[int, PlannedFacts]) -> list[int]:

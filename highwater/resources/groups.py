@@ -1,4 +1,4 @@
-"""Consumer groups from outside: who is in one, what it holds, and setting its offsets."""
+"""Consumer groups from outside: their members, reading and setting their offsets, deleting groups."""
 
 # Offsets are read and set by a consumer that is assigned nothing. The admin client's requests to a coordinator abort
 # the process where the coordinator loads or dies meanwhile (confluent-kafka 2.16; librdkafka's issue 4605), so no

@@ -170,7 +170,7 @@ def commit_slices(
             f"another run committed to {target.stream}/{target.table} since this one looked at it",
             stored=f"number {number}",
             found=f"batch {batch} is not in the table's log",
-            remedy="nothing: the slices are looked at again",
+            remedy="nothing to do: the slices are looked at again",
         )
     # The commit is done; without its records the intent stays, and the next run completes them.
     with suppress(SupersededAttemptError):

@@ -73,7 +73,7 @@ class OnFailure(Enum):
     """The rule for later records of a key when one of them was not delivered, or perhaps not."""
 
     STOP_KEY = "stop the key"
-    """Records that were not under way yet are reclaimed, and no more are taken; other keys go on."""
+    """Records that were not under way yet are handed back, and no more are taken; other keys go on."""
     GO_ON = "go on"
     """They are sent all the same, and the failure is reported."""
 

@@ -1,4 +1,4 @@
-"""Several clients that send as one, for brokers that are far away."""
+"""For producers of other programs: several clients that send as one, for brokers that are far away."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def translated(what: str, text: str) -> HighwaterError | None:
         )
     if found := _CONFLICT.search(text):
         return SupersededAttemptError(
-            f"another writer of {what} was first", found=found.group(), remedy="nothing: the write is tried again"
+            f"another writer of {what} was first", found=found.group(), remedy="nothing to do: the write is tried again"
         )
     if found := _EXPIRED.search(text):
         return OffsetsExpiredError(

@@ -170,7 +170,9 @@ def join_small(table: DeltaTable, keys: Sequence[str]) -> None:
             table.optimize.compact(None if by is None else [(by, "in", list(keys))])
         except CommitFailedError as error:
             raise SupersededAttemptError(
-                f"another writer of {path} was first", found=_line(error), remedy="nothing: it is tried another time"
+                f"another writer of {path} was first",
+                found=_line(error),
+                remedy="nothing to do: it is tried another time",
             ) from error
 
 

@@ -249,7 +249,7 @@ class Transactions:
                 f"{self._name}: another run published the same meanwhile",
                 stored=last,
                 found=self._last,
-                remedy="nothing: the next run finds what that one did",
+                remedy="nothing to do: the next run finds what that one did",
             )
 
     def _commit(self, records: Iterable[Record], mark: PublicationMark) -> None:

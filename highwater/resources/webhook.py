@@ -1,4 +1,4 @@
-"""Telling a receiver over HTTP."""
+"""Sends alerts to `HIGHWATER_ALERTS_URL` by HTTP POST."""
 
 from __future__ import annotations
 

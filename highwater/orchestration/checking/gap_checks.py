@@ -257,7 +257,7 @@ def _seen(kafka: Kafka, slice_: Slice, gaps: Ranges) -> GapAnswer:
         raise DependencyAwayError(
             f"retention took offsets of {slice_.key} while its gaps were looked at",
             found=error.found,
-            remedy="nothing: it is looked again",
+            remedy="nothing to do: it is looked again",
         ) from error
     return GapAnswer(lacking=sorted(served), aborted=len(uncommitted) - len(served))
 

@@ -1,4 +1,4 @@
-"""The commits of a stream's slices in the lake, read without a JVM."""
+"""How far slices are, by their commits in the lake without a JVM; and the rule of the check `versions_in_order`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that `current` holds at the right version, and from a later origin than the one that wins (I6)."""
+"""SQL of the check `versions_in_order`: keys that `current` has at the right version, but from a later origin (I6)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Among:
 
     @classmethod
     def all(cls, key_range: str, unsettled: str, slices: str) -> Among:
-        """The whole stream whose key has a version twice.
+        """All keys of the stream that have a version twice.
 
         Args:
             key_range: the condition of the keys that are looked at together.

@@ -62,7 +62,7 @@ def release_hold(deployment: Deployment, log: _Log, **options: Any) -> dict[str,
 @click.argument("slice_key", metavar="SLICE")
 @_decision
 def retry_slice(deployment: Deployment, log: _Log, **options: Any) -> dict[str, Any]:
-    """Let SLICE be requested again that failed all its attempts, by repair or by publication."""
+    """Let repair, or the publisher, try SLICE again after all its attempts failed."""
     request = retrying_slices.RetryRequest(**options)
     found = retrying_slices.release_for_retries(
         deployment.ledger(), deployment.streams(), request, datetime.now(UTC), log

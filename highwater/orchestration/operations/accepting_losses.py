@@ -1,4 +1,4 @@
-"""Accepting a loss of a topic of a stream: `accept-loss` and `accept-divergence`, as commands and as jobs."""
+"""The actions `accept-loss` and `accept-divergence`: create a vanished tier again, then record what is accepted."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def _unclear(stream: Stream, why: str) -> DependencyAwayError:
     return DependencyAwayError(
         f"no key of {stream.name} was retired: it is not known which ones are still named",
         found=why,
-        remedy="nothing: it is tried again when they have ended",
+        remedy="nothing to do: it is tried again when they have ended",
     )
 
 

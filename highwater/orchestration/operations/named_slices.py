@@ -1,4 +1,4 @@
-"""Slices that a person names, of the streams that are meant."""
+"""Slices by the keys that a person names; slices of other streams are refused."""
 
 from __future__ import annotations
 

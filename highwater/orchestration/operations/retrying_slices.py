@@ -81,5 +81,5 @@ def _release_for_publication(
 def _not_exhausted(key: str) -> ConfigurationError:
     return ConfigurationError(
         f"{key} is not exhausted",
-        remedy="nothing; highwater status names the slices that are, highwater explain its runs",
+        remedy="nothing to do; highwater status names the slices that are, highwater explain its runs",
     )

@@ -1,4 +1,4 @@
-"""The lag of a topic: offsets that are not in raw, planned or not, and their age."""
+"""Records of a topic that are not in raw, planned or not: how old the oldest is, which expired, which are held back."""
 
 # Retention endangers a planned slice that is not read as much as offsets without a plan.
 

@@ -1,4 +1,4 @@
-"""Work that waits for a person: planning that stopped, expired slices, sensors that fail."""
+"""Conditions of alerts about work that stopped: planning, expired slices, losses, sensors that fail or skip streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tick of one stream: plan its topics in the ledger, then add keys to Dagster, then request runs (I1)."""
+"""What planner and retries do for one stream in a tick: plan in the ledger, add keys to Dagster, request runs (I1)."""
 
 from __future__ import annotations
 

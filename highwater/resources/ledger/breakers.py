@@ -203,7 +203,7 @@ class Breakers(LedgerPart):
             except IntegrityError:
                 continue
         raise LeaseHeldError(
-            f"the breaker of {name} was changed by others {TRIES} times", remedy="nothing: it is tried again"
+            f"the breaker of {name} was changed by others {TRIES} times", remedy="nothing to do: it is tried again"
         )
 
     def judgements(self, keys: Sequence[str]) -> dict[str, Judgement]:

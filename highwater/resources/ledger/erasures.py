@@ -1,4 +1,4 @@
-"""Erasures in the ledger: which keys a person had erased, and what each slice lost by it."""
+"""Rows that left the tables, in the ledger: by keys that a person erased, and of raw by age; what each slice lost."""
 
 # The offsets of the erased records are kept, and of their key only a digest: so a slice that is read again leaves them
 # out, and the checks know what its gaps are.

@@ -1,4 +1,4 @@
-"""Slices that failed as often as exhausted ones, and are requested on: its stream is ordered, or a service is away."""
+"""Slices that `repair` goes on requesting after six failed runs, as of an ordered stream or while a service is away."""
 
 from __future__ import annotations
 

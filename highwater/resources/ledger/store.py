@@ -1,4 +1,4 @@
-"""The ledger: what was planned, lost and leased, in a SQL database."""
+"""The class `Ledger`: slices, losses and leases, and the way to the ledger's other parts."""
 
 from __future__ import annotations
 
