@@ -243,7 +243,7 @@ def denied(name: str, found: str) -> ConfigurationError:
 
 def _foreign(name: str, found: str) -> ForeignMemberError:
     return ForeignMemberError(
-        f"somebody consumes in the group {name}, which only mirrors progress",
+        f"somebody consumes in the group {name}, which only holds offsets of Highwater",
         found=found,
-        remedy="stop that consumer, or give it a group.id of its own; nothing was committed, the next tick goes on",
+        remedy="stop that consumer, or give it a group.id of its own; nothing was committed, and it is tried again",
     )

@@ -1,4 +1,4 @@
-"""Numbered commits: an intent in the ledger, one write, its records in `_commits`; closes intents of dead runs (I4)."""
+"""Numbered commits: an intent in the ledger, one write, its records in `_commits`, the intent closed (I4)."""
 
 # A writer looks at the table, and its commit takes the next number as Delta's `txnVersion`. If any other numbered
 # commit came since that look, Delta skips the write or fails it: also the write of a dead run, of a process that hung,

@@ -1,4 +1,4 @@
-"""Which types of columns widen to which, as Delta's schema writes them, and values in the wider type."""
+"""The common type of a stored and a new column, and values in it; Delta's own type widening is not used."""
 
 from __future__ import annotations
 

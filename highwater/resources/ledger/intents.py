@@ -1,4 +1,4 @@
-"""The table of intents: open one, list them, close one. `resources/numbered_commits.py` closes those of dead runs."""
+"""The table of intents: open one, list them, close one. Only `resources/numbered_commits.py` writes it."""
 
 from __future__ import annotations
 
