@@ -1,4 +1,4 @@
-"""Admission: which slices a run may decide while the stream's breaker watches."""
+"""The stream's breaker at a decision: which slices are admitted, whether rejects are within limits, a probe's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dependencies of each kind of work."""
+"""The circuit breakers that a step or tick passes, of Kafka, lake and reference table; whether the lake is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report to Dagster again the materializations that the lake holds and Dagster lost."""
+"""Materializations that the lake proves and Dagster lacks, for the sensor `repair` to report."""
 
 from __future__ import annotations
 
