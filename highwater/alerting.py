@@ -33,7 +33,7 @@ class Condition:
 
     @classmethod
     def of_nothing(cls, stream: str, what: str, why: str) -> Condition:
-        """The measure that ends an alert whose subject was removed; nothing else would end it."""
+        """The condition that ends an alert whose subject was removed; nothing else would end it."""
         return cls(stream, what, why, "none", over=False, remedy="nothing is to be done")
 
 
@@ -98,11 +98,11 @@ class Watch:
 
 
 def watch(watched: Collection[str], declared: Collection[str], seen: Mapping[str, datetime], now: datetime) -> Watch:
-    """The watched names that nothing declares any more, so that nothing measures them.
+    """The watched names that nothing declares any more, so that nothing evaluates them.
 
     Args:
         watched: the names of open alerts.
-        declared: the names of what this tick measures.
+        declared: the names of what this tick evaluates.
         seen: when a tick of anybody last watched over a name.
         now: the time, in UTC.
     """
@@ -115,22 +115,22 @@ def watch(watched: Collection[str], declared: Collection[str], seen: Mapping[str
     return Watch(gone, due | gone | (others - seen.keys()))
 
 
-def after(open_: Open, measures: Iterable[Condition], now: datetime) -> dict[tuple[str, str], Alert]:
+def after(open_: Open, conditions: Iterable[Condition], now: datetime) -> dict[tuple[str, str], Alert]:
     """The alerts after some measurements.
 
-    A condition that was not measured stays unchanged. A lasting condition takes the text of its last measure, since the
+    A condition that was not measured stays unchanged. A lasting alert takes the text of its last evaluation, since the
     old remedy may be done. A condition that passes before its alert was sent leaves no trace. A condition that returns
     before its recovery was sent goes on.
     """
     found = dict(open_)
-    for measure in measures:
-        name = measure.stream, measure.what
+    for condition in conditions:
+        name = condition.stream, condition.what
         known = found.get(name)
-        if measure.over:
-            fresh = Alert(*name, measure.value, measure.threshold, measure.remedy, since=now)
+        if condition.over:
+            fresh = Alert(*name, condition.value, condition.threshold, condition.remedy, since=now)
             found[name] = fresh if known is None else replace(fresh, since=known.since, reported=known.reported)
         elif known is not None and known.reported:
-            found[name] = replace(known, value=measure.value, ended=known.ended or now)
+            found[name] = replace(known, value=condition.value, ended=known.ended or now)
         elif known is not None:
             del found[name]
     return found

@@ -35,9 +35,9 @@ def epochs_from_plain(plain: Mapping[str, int]) -> dict[int, int]:
     return {int(p): epoch for p, epoch in plain.items()}
 
 
-def fingerprints_to_plain(marks: Mapping[int, Fingerprint]) -> dict[str, list[int | str]]:
+def fingerprints_to_plain(prints: Mapping[int, Fingerprint]) -> dict[str, list[int | str]]:
     """Fingerprints as plain values for JSON, `{"partition": [offset, digest]}`, ordered by partition."""
-    return {str(p): [marks[p].offset, marks[p].digest] for p in sorted(marks)}
+    return {str(p): [prints[p].offset, prints[p].digest] for p in sorted(prints)}
 
 
 def fingerprints_from_plain(plain: Mapping[str, Sequence[Any]]) -> dict[int, Fingerprint]:

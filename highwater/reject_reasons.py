@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-# The value, or the record's key, cannot be read as the declaration says.
+# The value, the record's key or a field is not as declared.
 MALFORMED = "malformed"
-# A field has another type in the record's schema.
+# The writer's schema contradicts the declaration, or an unknown field is refused.
 SCHEMA = "schema"
-# A declared rule is broken.
+# A value violates a declared rule.
 INVALID = "invalid"
-# The lookup has no row yet, or the registry does not know the schema yet.
+# The lookup finds no row for it, or the registry does not know its schema yet.
 UNRESOLVED = "unresolved"
 
 REASONS = (MALFORMED, SCHEMA, INVALID, UNRESOLVED)

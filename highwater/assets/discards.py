@@ -30,7 +30,7 @@ SEEN = "discards_seen"
 def seen_now(work: Work) -> dict[str, int]:
     """The time of the last discard, as a decision keeps it; from here on a ledger that is rebuilt knows it too."""
     discards_table.keep(work.ledger, work.lake, work.stream.name)
-    last = work.ledger.discards.until(work.stream.name)
+    last = work.ledger.discards.last_at(work.stream.name)
     return {} if last is None else {SEEN: microseconds(last)}
 
 

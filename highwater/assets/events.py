@@ -149,7 +149,7 @@ def _undecidable(read: CommittedSlices, keys: Sequence[str], committed: Committe
     lost = sorted(gone.keys() - committed.slice_commits.keys())
     if lost:
         raise UnbalancedError(
-            f"{', '.join(lost)}: events have no commit of them, and raw no longer has all of their rows to decide anew",
+            f"{', '.join(lost)}: events have no commit of them, and raw no longer has all rows to decide them from",
             stored="raw's retention deleted some of the rows, as it does only where events have the slice",
             found="no commit of the slices in events",
             remedy="restore events, or materialise raw of the slices again while Kafka holds their records",

@@ -353,13 +353,13 @@ def _fenced(slices: Sequence[Slice], ms: str) -> str:
     The look before the read cannot see a log that is replaced, or a topic that is recreated, while it is read.
     """
     ordered = sorted(slices, key=attrgetter("ordinal"))
-    marks = {
+    prints = {
         p: mark for slice_ in ordered for p, mark in slice_.fingerprints.items() if mark.offset in slice_.ranges[p]
     }
-    if not marks:
+    if not prints:
         return "value"
-    at = _literal_map({p: mark.offset for p, mark in marks.items()})
-    expected = _literal_map({p: mark.digest for p, mark in marks.items()})
+    at = _literal_map({p: mark.offset for p, mark in prints.items()})
+    expected = _literal_map({p: mark.digest for p, mark in prints.items()})
     diverged = f"RAISE_ERROR(CONCAT('{DIVERGED}: partition ', partition, ' offset ', offset))"
     checked = f"IF({_DIGEST.format(ms=ms)} = TRY_ELEMENT_AT({expected}, partition), value, {diverged})"
     return f"IF(offset = TRY_ELEMENT_AT({at}, partition), {checked}, value) AS value"

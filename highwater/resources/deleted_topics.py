@@ -73,7 +73,7 @@ def vanished(
         absent: what Kafka said; of a main topic it has the names that are nearest.
     """
     if topic == stream.parked_topic:
-        return _parked(stream) if ledger.publications.ever(stream.name) else None
+        return _parked(stream) if ledger.publications.any_of_rejects(stream.name) else None
     planned = ledger.topics.planned(stream.name, topic)
     return None if planned is None else planned_topic_gone(stream, planned, absent)
 

@@ -1,8 +1,8 @@
 """Consumer groups from outside: their members, reading and setting their offsets, deleting groups."""
 
-# Offsets are read and set by a consumer that is assigned nothing. The admin client's requests to a coordinator abort
-# the process where the coordinator loads or dies meanwhile (confluent-kafka 2.16; librdkafka's issue 4605), so no
-# sensor's tick makes one, save to name the members of a group that refused a commit.
+# Offsets are read and set by a consumer that is assigned nothing. The admin client's requests to a coordinator were
+# seen to abort the process where the coordinator loads or dies meanwhile (confluent-kafka 2.16; librdkafka's issue
+# 4605). So the offset mirror makes one only to name the members of a group that refused a commit.
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def described(kafka: Kafka, name: str) -> Group:
     """
     from confluent_kafka.admin import AclOperation
 
-    found = _settled(kafka, name, lambda: _description(kafka, name))
+    found = _with_coordinator(kafka, name, lambda: _description(kafka, name))
     if found is None:
         return Group()
     members = tuple(f"{member.client_id} at {member.host.lstrip('/')}" for member in found.members)
@@ -67,7 +67,7 @@ def described(kafka: Kafka, name: str) -> Group:
     return Group(members, None if allowed is None else AclOperation.READ in allowed)
 
 
-def _settled(kafka: Kafka, name: str, request: Callable[[], T]) -> T:
+def _with_coordinator(kafka: Kafka, name: str, request: Callable[[], T]) -> T:
     """The answer to a request, which is repeated while the group's coordinator is made or moves.
 
     Raises:
@@ -134,7 +134,7 @@ def group_offsets(kafka: Kafka, name: str, places: Collection[Place]) -> dict[Pl
     asked = [TopicPartition(*place) for place in sorted(places)]
     consumer = kafka.reader(**{"group.id": name})
     try:
-        answers = _settled(kafka, name, lambda: _accepted(consumer.committed(asked, REQUEST_SECONDS)))
+        answers = _with_coordinator(kafka, name, lambda: _without_errors(consumer.committed(asked, REQUEST_SECONDS)))
     finally:
         consumer.close()
     return {
@@ -159,7 +159,7 @@ def commit(kafka: Kafka, name: str, offsets: Mapping[Place, tuple[int, MirrorMar
         for (topic, partition), (offset, mark) in sorted(offsets.items())
     ]
     try:
-        _settled(kafka, name, lambda: _commit_once(kafka, name, wanted))
+        _with_coordinator(kafka, name, lambda: _commit_once(kafka, name, wanted))
     except ForeignMemberError:
         ensure_no_member(kafka, name)
         raise  # it left meanwhile
@@ -182,10 +182,10 @@ def _commit_once(kafka: Kafka, name: str, wanted: list[TopicPartition]) -> None:
     if not outcomes:
         raise kafka.away(f"group {name}: no answer to a commit in {REQUEST_SECONDS:g} s")
     [(fault, answers), *_] = outcomes
-    _accepted(answers, fault)
+    _without_errors(answers, fault)
 
 
-def _accepted(answers: list[TopicPartition], fault: KafkaError | None = None) -> list[TopicPartition]:
+def _without_errors(answers: list[TopicPartition], fault: KafkaError | None = None) -> list[TopicPartition]:
     """The answers, if none of them is an error.
 
     Raises:

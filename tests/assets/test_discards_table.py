@@ -130,7 +130,7 @@ def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
     rebuilding.rebuild_from_lake(rebuilt, world.lake, KAFKA, STREAM, (), lambda line: said.append(str(line)), sure=True)
     assert rebuilt.discards.of("orders") == [known]
     assert "1 records were discarded" in said
-    assert rebuilt.discards.until("orders") == known.discarded_at
+    assert rebuilt.discards.last_at("orders") == known.discarded_at
 
 
 def test_nothing_is_abandoned_in_a_lake_whose_folder_is_gone(tmp_path: Path) -> None:

@@ -233,9 +233,9 @@ def test_nothing_is_abandoned_that_has_another_end_by_now(tmp_path: Path) -> Non
     assert _discard(ledger, lake, STREAM, Parked(waiting, 0, 0, 0, {}), asked) == (1, 3)
     found = {one.origin.offset: (one.reason, one.discarded_at) for one in ledger.discards.of("orders")}
     assert found == {3: ("first", later), 2: ("a test", later + timedelta(microseconds=1))}
-    assert ledger.discards.until("orders") == later + timedelta(microseconds=1)
+    assert ledger.discards.last_at("orders") == later + timedelta(microseconds=1)
     assert [one.origin.offset for one in ledger.discards.of("orders", within=(3, 9))] == [3]
-    assert ledger.discards.until("payments") is None
+    assert ledger.discards.last_at("payments") is None
 
 
 @pytest.mark.slow

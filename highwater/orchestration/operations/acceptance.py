@@ -348,8 +348,8 @@ def _parted(
     newest = [slice_ for slice_ in reversed(slices) if slice_.generation == planned.generation.number]
     for p, at in compared.diverged.items():
         sound = OffsetRange(min(state.partitions[p].log_start or 0, at), at)
-        marks = (slice_.fingerprints[p] for slice_ in newest if p in slice_.fingerprints and p in slice_.ranges)
-        found[p] = parted(kafka, state.topic, p, sound, marks)
+        prints = (slice_.fingerprints[p] for slice_ in newest if p in slice_.fingerprints and p in slice_.ranges)
+        found[p] = parted(kafka, state.topic, p, sound, prints)
     return found
 
 

@@ -183,7 +183,7 @@ def redrive_or_discard(
     if request.sure and request.because == "":
         raise ConfigurationError(
             "no reason is given for the discard",
-            remedy="say why: --because TEXT, or `because` in its configuration",
+            remedy="say why: --because TEXT, or `because` in the run's configuration",
         )
     parked = only(look(ledger, kafka, lake, stream, request.choice), request.most)
     for line in parked.lines:
@@ -301,7 +301,7 @@ def _discard(ledger: Ledger, lake: Lake, stream: Stream, parked: Parked, request
             o for o, one in parked.waiting.items() if o not in ended and not stale(reclaim_numbers, o, one.reclaims)
         ]
         # Decisions record by time which acts they saw.
-        last, now = ledger.discards.until(stream.name), datetime.now(UTC)
+        last, now = ledger.discards.last_at(stream.name), datetime.now(UTC)
         now = now if last is None else max(now, last + timedelta(microseconds=1))
         lease.check()
         count = ledger.discards.add(

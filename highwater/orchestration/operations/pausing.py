@@ -75,7 +75,7 @@ def pause_or_resume_tier(
             found=f"those are {', '.join(stream.delays) or 'none'}",
             remedy=f"name one of them; to pause all, highwater pause {stream.name} retries",
         )
-    ensure_named(request.by, "the pause", sure=request.sure)
+    ensure_named(request.by, "a pause or its end", sure=request.sure)
     found = ledger.paused.of(stream.name).get(request.topic)
     if (found is None) == request.resume:
         raise _as_it_is(found, request.topic)
@@ -117,7 +117,7 @@ def pause_or_resume(
             found=f"those are {', '.join(PARTS)}",
             remedy="name one of them, or none for the whole stream",
         )
-    ensure_named(request.by, "the pause", sure=request.sure)
+    ensure_named(request.by, "a pause or its end", sure=request.sure)
     name, found = name_of(stream.name, request.part), ledger.paused.parts(stream.name).get(stream.name, {})
     mine = [*found] if request.resume and request.part == ALL else [part for part in found if part == request.part]
     if bool(mine) != request.resume:

@@ -151,14 +151,14 @@ def _of_topic(stream: Stream, some_slices: Sequence[Slice], highest: int, now: d
     unknown: list[str] = []
     losses: list[Loss] = []
     ends: dict[int, int] = {}
-    marks: Mapping[int, Fingerprint] = {}
+    prints: Mapping[int, Fingerprint] = {}
     for slice_ in some_slices:
         before = slices[-1] if slices else None
         skipped = slice_.ordinal > (before.ordinal if before else -1) + 1
         opens = not generations or generations[-1].number != slice_.generation
         if opens:
             generations.append(_generation(slice_))
-            ends, marks = {}, {}
+            ends, prints = {}, {}
         if opens and skipped and not _begins_at_zero(stream, slice_, before):
             unknown.append(
                 f"{slice_.key} is the first of generation {slice_.generation} that was read: what was planned "
@@ -174,7 +174,7 @@ def _of_topic(stream: Stream, some_slices: Sequence[Slice], highest: int, now: d
             # It was planned under one of the ordinals in between, and will be read under the first of them.
             ordinal = before.ordinal + 1 if before else 0
             # It was planned before this one, so nothing in it can be of a later epoch either.
-            missing = replace(slice_, ordinal=ordinal, ranges=_between(slice_, holes), fingerprints=marks)
+            missing = replace(slice_, ordinal=ordinal, ranges=_between(slice_, holes), fingerprints=prints)
             slices.append(missing)
             unread.append(missing.key)
         else:
@@ -182,9 +182,9 @@ def _of_topic(stream: Stream, some_slices: Sequence[Slice], highest: int, now: d
                 Loss(stream.name, slice_.topic, slice_.generation, p, hole, f"a hole found by {BY}", BY, now)
                 for p, hole in sorted(holes.items())
             ]
-        # A slice commit holds the marks of its own records alone, and a plan those from before as well.
-        marks = {**marks, **slice_.fingerprints}
-        slices.append(replace(slice_, fingerprints=marks))
+        # A slice commit holds the fingerprints of its own records alone, and a plan those from before as well.
+        prints = {**prints, **slice_.fingerprints}
+        slices.append(replace(slice_, fingerprints=prints))
         ends.update({p: r.end for p, r in slice_.ranges.items()})
     generations[-1] = replace(generations[-1], first_ordinal=highest + 1)
     return Rebuilt(generations, slices, unread, losses, unknown)

@@ -173,7 +173,7 @@ def reclaim_records(
     if request.sure and not request.because:
         raise ConfigurationError(
             "no reason is given for the reclaim",
-            remedy="say why: --because TEXT, or `because` in its configuration",
+            remedy="say why: --because TEXT, or `because` in the run's configuration",
         )
     if not request.sure:
         found = _logged(look(ledger, lake, stream, request.choice, request.most, request.on), log)

@@ -11,7 +11,7 @@ from highwater.instances import ONE_INSTANCE
 from highwater.orchestration.checking.origin_counts import count_parked
 from highwater.orchestration.operations import pending_reprocessing
 from highwater.orchestration.operations.accepting_rejects import accepting_command
-from highwater.orchestration.reporting.alert_inputs import SLICES, Measuring, StreamInputs
+from highwater.orchestration.reporting.alert_inputs import SLICES, Evaluate, StreamInputs
 from highwater.orchestration.reporting.publication_status import behind
 from highwater.orchestration.reporting.stalled_work import (
     losses_recorded,
@@ -252,7 +252,7 @@ def _reclaimed_late(inputs: StreamInputs) -> Condition | None:
     )
 
 
-CONDITIONS: tuple[Measuring, ...] = (
+CONDITIONS: tuple[Evaluate, ...] = (
     planning_stopped,
     retries_stopped,
     slices_expired,
@@ -272,7 +272,7 @@ CONDITIONS: tuple[Measuring, ...] = (
     _published_late,
     _reclaimed_late,
 )
-DEPENDENCIES: Mapping[Measuring, Sequence[str]] = {
+DEPENDENCIES: Mapping[Evaluate, Sequence[str]] = {
     planning_stopped: (KAFKA,),
     retries_stopped: (KAFKA,),
     slices_expired: (KAFKA,),

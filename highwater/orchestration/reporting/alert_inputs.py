@@ -1,4 +1,4 @@
-"""The facts about a stream that the measures of its alerts read once a tick."""
+"""The facts about a stream that the conditions of its alerts read once a tick."""
 
 from __future__ import annotations
 
@@ -60,4 +60,4 @@ class StreamInputs:
         return {}
 
 
-Measuring = Callable[[StreamInputs], Condition | None]
+Evaluate = Callable[[StreamInputs], Condition | None]

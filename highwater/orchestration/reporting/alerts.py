@@ -13,7 +13,7 @@ from highwater.breaker import CLOSED
 from highwater.errors import KAFKA, LAKE, HighwaterError, TemporaryError, TopicAbsentError
 from highwater.orchestration.dependencies import ensure_lake_there, kafka_guard, lake_guard
 from highwater.orchestration.reporting.alert_conditions import CONDITIONS, DEPENDENCIES
-from highwater.orchestration.reporting.alert_inputs import Measuring, StreamInputs
+from highwater.orchestration.reporting.alert_inputs import Evaluate, StreamInputs
 from highwater.orchestration.sensing.rounds import streams_from
 from highwater.resources import dependency_guards
 from highwater.resources.dependency_guards import guarded
@@ -36,7 +36,7 @@ class TickResult:
 
     Args:
         lines: what was done, in sentences.
-        begin: the stream that the next tick measures first.
+        begin: the stream that the next tick evaluates first.
         calm: streams that were measured whole, with nothing to report.
     """
 
@@ -65,7 +65,7 @@ def tick(
         ledger, kafka, lake: are asked.
         streams: the streams.
         report: sends an alert to the receiver.
-        sensors: measures the sensors.
+        sensors: evaluates the sensors.
         begin: the stream to begin with.
         resting: streams that are not measured now, since nothing of them changed.
 
@@ -77,11 +77,11 @@ def tick(
     lines: list[str] = []
     with ledger.lease("alerts", seconds=LEASE_SECONDS, wait=0.0):
         due = [stream for stream in streams_from(streams, begin) if stream.name not in resting]
-        measures, calm, left = _measure_each(ledger, kafka, lake, due, lines)
-        measures += [*_dependencies(ledger, streams), *sensors()]
+        conditions, calm, left = _measure_each(ledger, kafka, lake, due, lines)
+        conditions += [*_dependencies(ledger, streams), *sensors()]
         known = ledger.alerts.open()
-        measures += _gone(ledger, streams, known.values(), now)
-        open_ = after(known, measures, now)
+        conditions += _gone(ledger, streams, known.values(), now)
+        open_ = after(known, conditions, now)
         if open_ != known:
             ledger.alerts.record(open_)
         for alert in [alert for alert in open_.values() if alert.is_unreported]:
@@ -104,19 +104,19 @@ def tick(
 def _measure_each(
     ledger: Ledger, kafka: Kafka, lake: Lake, streams: Sequence[Stream], lines: list[str]
 ) -> tuple[list[Condition], list[str], Sequence[Stream]]:
-    """The measures of streams, the streams without a condition, and the streams for which no time was left."""
+    """The conditions of streams, the streams without one that is met, and the streams for which no time was left."""
     deadline = time.monotonic() + MEASURE_SECONDS
-    measures: list[Condition] = []
+    conditions: list[Condition] = []
     calm: list[str] = []
     for number, stream in enumerate(streams):
         if time.monotonic() > deadline:
-            return measures, calm, streams[number:]
+            return conditions, calm, streams[number:]
         unknown, before = list[str](), len(lines)
         found = [*_measured(ledger, kafka, lake, stream, lines, unknown)]
-        measures += [*found, _not_measured(stream, unknown)]
+        conditions += [*found, _not_measured(stream, unknown)]
         if len(lines) == before and not any(one.over for one in found):
             calm.append(stream.name)
-    return measures, calm, ()
+    return conditions, calm, ()
 
 
 def _not_measured(stream: Stream, why: Sequence[str]) -> Condition:
@@ -136,16 +136,16 @@ def _measured(
 ) -> Iterator[Condition]:
     inputs = StreamInputs(ledger, kafka, lake, stream)
 
-    def guards_of(measure: Measuring) -> list[dependency_guards.Guard]:
-        names = DEPENDENCIES.get(measure, ())
+    def guards_of(condition: Evaluate) -> list[dependency_guards.Guard]:
+        names = DEPENDENCIES.get(condition, ())
         return [lake_guard(ledger, lake, stream) if name == LAKE else kafka_guard(ledger, kafka) for name in names]
 
-    for measure in CONDITIONS:
+    for condition in CONDITIONS:
         try:
-            with guarded(*guards_of(measure)):
-                if LAKE in DEPENDENCIES.get(measure, ()):
+            with guarded(*guards_of(condition)):
+                if LAKE in DEPENDENCIES.get(condition, ()):
                     ensure_lake_there(ledger, lake)
-                found = measure(inputs)
+                found = condition(inputs)
         except HighwaterError as error:
             lines.append(f"{stream.name}: not measured: {error.problem}")
             # A dependency that is away has a breaker, and an absent topic stops planning: both have alerts of their
@@ -154,7 +154,7 @@ def _measured(
                 unknown.append(error.problem)
         except Exception as error:  # noqa: BLE001 - what one stream holds must not silence the alerts of the others
             lines.append(f"{stream.name}: not measured: {type(error).__name__}")
-            unknown.append(f"{measure.__name__.strip('_')}: {type(error).__name__}")
+            unknown.append(f"{condition.__name__.strip('_')}: {type(error).__name__}")
         else:
             if found is not None:
                 yield found

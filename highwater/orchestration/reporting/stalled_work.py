@@ -209,7 +209,7 @@ def losses_recorded(inputs: StreamInputs) -> Condition:
 def failing_sensors(
     instance: DagsterInstance, sensors: Iterable[str], secrets: Collection[str] = ()
 ) -> list[Condition]:
-    """A measure for each sensor: whether its last ticks failed one after another.
+    """A condition for each sensor: whether its last ticks failed one after another.
 
     Dagster keeps failed ticks, and also those of a sensor whose process timed out or could not be loaded; nothing but
     its page shows them. A tick that skips a stream does not fail (`skipped_streams`).
@@ -256,7 +256,7 @@ def _sensor(
 def skipped_streams(
     ledger: Ledger, streams: Iterable[Stream], sensors: Sequence[str], now: datetime
 ) -> list[Condition]:
-    """A measure for each stream and sensor: whether the sensor skips the stream because of a fault.
+    """A condition for each stream and sensor: whether the sensor skips the stream because of a fault.
 
     Args:
         ledger: has the faults that ticks found.
@@ -286,7 +286,7 @@ def _skipped(stream: Stream, sensor: str, fault: SensorFault | None, now: dateti
 
 
 def skipped_files(files: Declarations | None) -> Condition:
-    """The measure whether every stream file can be read.
+    """The condition whether every stream file can be read.
 
     Args:
         files: the stream files; None where the definitions were made without files.

@@ -29,7 +29,7 @@ class Discards(LedgerPart):
                 connection.execute(insert(table), [discard_row(stream, discard) for discard in fresh.values()])
         return len(fresh)
 
-    def until(self, stream: str) -> datetime | None:
+    def last_at(self, stream: str) -> datetime | None:
         """The last time at which a record of a stream was discarded, in UTC; None if none ever was."""
         table = schema.discards
         with self._database.reading() as connection:
@@ -37,7 +37,7 @@ class Discards(LedgerPart):
                 select(func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)
             ).scalar()
 
-    def reported(self, stream: str) -> tuple[int, datetime | None]:
+    def count_and_last(self, stream: str) -> tuple[int, datetime | None]:
         """The number of discarded records of a stream, and when the last was, in UTC."""
         table = schema.discards
         totals = select(func.count(), func.max(table.c.discarded_at, type_=schema.Utc)).where(table.c.stream == stream)

@@ -21,7 +21,7 @@ class Publications(LedgerPart):
             rows = rows_of(connection, schema.publications, keys)
             return {row.slice_key: Publication(row.attempt, row.sent, row.published_at) for row in rows}
 
-    def ever(self, stream: str) -> bool:
+    def any_of_rejects(self, stream: str) -> bool:
         """Whether any reject of a stream was ever published."""
         table = schema.publications
         # What was sent to the topic of accepted events is kept under that topic's name, which has no @.

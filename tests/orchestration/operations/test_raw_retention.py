@@ -600,7 +600,7 @@ def test_a_decision_remains_without_raw_and_none_is_made_of_nothing() -> None:
     assert events._undecidable(whole, [FIRST.key], CommittedSlices({}, -1)) == {}
     decided = committed(SliceCommit(FIRST, 2, 5))
     assert "raw's retention deleted 8 rows" in events._undecidable(gone, [FIRST.key], decided)[FIRST.key]
-    with pytest.raises(UnbalancedError, match="no longer has all of their rows"):
+    with pytest.raises(UnbalancedError, match="no longer has all rows"):
         events._undecidable(gone, [FIRST.key], CommittedSlices({}, -1))
 
 
