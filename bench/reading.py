@@ -53,7 +53,7 @@ def reading_small_slices(world: World, rounds: int, records: int) -> Result:
     bed = world.fresh(fill(world, f"{TOPIC}-small", 1))
     _filled(world, bed, records, SMALL_SLICES)
     [events_] = [
-        one for one in maintain(world.work(bed, []), None, BEGIN, sure=True).tables if one.table == events.TABLE
+        one for one in maintain(world.work(bed, []), None, BEGIN, dry_run=False).tables if one.table == events.TABLE
     ]
     rows = _rows(world, bed, rounds)
     bed.remove()

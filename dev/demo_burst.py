@@ -118,7 +118,7 @@ class Burst:
         figures.published = len(read_topics(self._bootstrap, [PARKED]).get(PARKED, ()))
         # At once, or the breaker would take it for its probe as long as no other slice waits in raw.
         request = AcceptSlicesRequest(
-            [judgement.slice_key], sure=True, by="demo", because="a wrong serializer, since fixed"
+            [judgement.slice_key], dry_run=False, by="demo", because="a wrong serializer, since fixed"
         )
         accept_slices(self._ledger, [STREAM], request, datetime.now(UTC), lambda _: None)
         self._write_sound()

@@ -42,18 +42,18 @@ class OperatorAction:
         return {**vars(self), "asked": dict(self.asked), "at": self.at.isoformat()}
 
 
-def ensure_named(by: str, action: str, *, sure: bool = True) -> None:
+def ensure_named(by: str, action: str, *, dry_run: bool = False) -> None:
     """Ensure that a person is named for an action that is not a dry run.
 
     Args:
         by: the person's name.
         action: the action.
-        sure: whether it is no dry run.
+        dry_run: whether it is one: then no name is needed.
 
     Raises:
         ConfigurationError: nobody is named.
     """
-    if sure and not by.strip():
+    if not dry_run and not by.strip():
         raise ConfigurationError(
             f"{action} needs the name of the person who decides it",
             remedy="name a person: --by NAME, `by` in the run's configuration, or the tag `user` of the run",

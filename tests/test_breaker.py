@@ -732,7 +732,7 @@ def accept(ledger: Ledger, *reasons: str, from_slice: str = TWO.key, **asked: An
     from highwater.orchestration.operations.accepting_rejects import AcceptReasonsRequest, accept_reasons
 
     lines: list[str] = []
-    given = {"from_slice": from_slice, "sure": True, "by": "ann", "because": "foreign keys", **asked}
+    given = {"from_slice": from_slice, "dry_run": False, "by": "ann", "because": "foreign keys", **asked}
     accept_reasons(ledger, STREAM, AcceptReasonsRequest(reasons, **given), NOON, lines.append)
     return lines
 
@@ -881,7 +881,7 @@ def test_command_and_job_accept_a_reason_for_a_stream(
         "stream": "orders",
         "reasons": ["invalid"],
         "from_slice": ONE.key,
-        "record": True,
+        "dry_run": False,
         "by": "bob",
         "because": "test data",
     }
@@ -894,7 +894,7 @@ def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatc
     ledger.add([ONE])
     monkeypatch.setenv("HIGHWATER_LEDGER_URL", url)
     job = build_defs(streams=[STREAM]).get_job_def("accept_rejects")
-    asked = {"stream": "orders", "slices": [ONE.key], "record": True, "by": "ann", "because": "test data"}
+    asked = {"stream": "orders", "slices": [ONE.key], "dry_run": False, "by": "ann", "because": "test data"}
     with dg.DagsterInstance.ephemeral() as instance:
         assert job.execute_in_process(instance=instance, run_config=asked).success
     assert ledger.breakers.accepted([ONE.key])[ONE.key].accepted_by == "ann"
@@ -905,7 +905,7 @@ def test_what_cannot_be_accepted_is_reported(ledger: Ledger) -> None:
 
     ledger.add([ONE])
     for asked, stream, error in (
-        (AcceptSlicesRequest([ONE.key], sure=True), "orders", ConfigurationError),
+        (AcceptSlicesRequest([ONE.key], dry_run=False), "orders", ConfigurationError),
         (AcceptSlicesRequest([]), "orders", ConfigurationError),
         (AcceptSlicesRequest([ONE.key]), "payments", ConfigurationError),
         (AcceptSlicesRequest(["orders@0000009"]), "orders", UnknownSliceError),

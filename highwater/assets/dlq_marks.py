@@ -86,7 +86,7 @@ def needless_groups(work: Work) -> list[str]:
     return [name for name, one in sorted(ours.items()) if is_needless(one)]
 
 
-def clean_up(work: Work, *, sure: bool) -> str:
+def clean_up(work: Work, *, dry_run: bool) -> str:
     """Delete the groups that nothing needs any more, or count them; one sentence, empty where there are none."""
     try:
         found = needless_groups(work)
@@ -94,9 +94,9 @@ def clean_up(work: Work, *, sure: bool) -> str:
         return f"consumer groups of publications were not looked at: {error.problem}"
     if not found:
         return ""
-    left = _delete(work.kafka, found) if sure else {}
+    left = {} if dry_run else _delete(work.kafka, found)
     done = f"{len(found) - len(left):,} consumer groups of complete publications"
-    outcome = f"{done} were deleted" if sure else f"{done} would be deleted"
+    outcome = f"{done} would be deleted" if dry_run else f"{done} were deleted"
     return f"{outcome}; {len(left):,} were not: {next(iter(left.values()))}" if left else outcome
 
 

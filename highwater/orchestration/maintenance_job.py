@@ -46,8 +46,8 @@ def maintenance_job(streams: "Mapping[str, Stream]") -> dg.JobDefinition:
             chosen = [declared(streams, name) for name in config.streams] or list(streams.values())
             if len(chosen) == 1:
                 context.instance.add_run_tags(context.run_id, {STREAM_TAG: chosen[0].name})
-            _maintain_all(context, chosen, sure=not config.dry_run)
-            _drop_missing(context, sure=not config.dry_run)
+            _maintain_all(context, chosen, dry_run=config.dry_run)
+            _drop_missing(context, dry_run=config.dry_run)
 
     return job_of_one_op(NAME, about, MaintenanceConfig, maintain, spark=True)
 
@@ -59,7 +59,7 @@ def nightly(job: dg.JobDefinition) -> dg.ScheduleDefinition:
     )
 
 
-def _maintain_all(context: dg.OpExecutionContext, streams: Sequence["Stream"], *, sure: bool) -> None:
+def _maintain_all(context: dg.OpExecutionContext, streams: Sequence["Stream"], *, dry_run: bool) -> None:
     """Maintain the streams; those that fail for a temporary reason are tried again after the others.
 
     Raises:
@@ -75,7 +75,7 @@ def _maintain_all(context: dg.OpExecutionContext, streams: Sequence["Stream"], *
             faults.pop(stream.name, None)
             try:
                 with fields(stream=stream.name):
-                    _maintain(context, stream, sure=sure)
+                    _maintain(context, stream, dry_run=dry_run)
             except Exception as error:  # noqa: BLE001 - whatever fails one stream delays no other
                 faults[stream.name] = safe_text(error)
                 context.log.error("%s: %s", stream.name, faults[stream.name])  # noqa: TRY400 - secrets are removed
@@ -93,20 +93,20 @@ def _maintain_all(context: dg.OpExecutionContext, streams: Sequence["Stream"], *
         )
 
 
-def _drop_missing(context: dg.OpExecutionContext, *, sure: bool) -> None:
+def _drop_missing(context: dg.OpExecutionContext, *, dry_run: bool) -> None:
     """Drop the names of tables that are gone from the catalog."""
     from highwater.resources.catalog import drop_missing
 
     lake = context.resources.lake.open()
-    if sure and lake.catalog is not None:
+    if not dry_run and lake.catalog is not None:
         gone = drop_missing(context.resources.spark.session(), lake.catalog, lake.root)
         context.log.info("%s: names of missing tables that were dropped: %s", lake.catalog, ", ".join(gone) or "none")
 
 
-def _maintain(context: dg.OpExecutionContext, stream: "Stream", *, sure: bool) -> None:
+def _maintain(context: dg.OpExecutionContext, stream: "Stream", *, dry_run: bool) -> None:
     from highwater.orchestration.operations.maintenance import maintain
 
-    report = maintain(work_of(context, stream), context.instance, datetime.now(UTC), sure=sure)
+    report = maintain(work_of(context, stream), context.instance, datetime.now(UTC), dry_run=dry_run)
     for line in report.lines:
         context.log.info(line)
     _observe(context, stream, report)

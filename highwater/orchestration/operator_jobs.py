@@ -46,9 +46,9 @@ class AuditConfig(OfStream):
 
 
 class OperatorConfig(OfStream):
-    """Configuration of a job that changes nothing unless `record` is set, and records who decided, and why."""
+    """Configuration of a job that changes nothing unless `dry_run` is false, and records who decided, and why."""
 
-    record: bool = Field(default=False, description="Do it. Without it the run only shows what it would do.")
+    dry_run: bool = Field(default=True, description="Only show what the run would do, which is the default.")
     by: str = Field(default="", description="Name of the person who decides, or the run's tag `user`; recorded.")
     because: str = Field(default="", description="Reason; recorded.")
 
@@ -199,12 +199,12 @@ def _accept(run: JobRun, config: Accepting, *, divergence: bool) -> None:
     from highwater.orchestration.operations.accepting_losses import AcceptLossRequest, accept_losses
 
     request = AcceptLossRequest(
-        config.topic or None, set(config.partitions) or None, divergence, config.record, config.by
+        config.topic or None, set(config.partitions) or None, divergence, config.dry_run, config.by
     )
     found, lines = accept_losses(run.ledger, run.kafka, run.lake, run.stream, request, datetime.now(UTC))
     for line in lines or ["there is nothing to accept"]:
         run.log(line)
-    run.log("recorded" if config.record and not found.nothing else "nothing was recorded")
+    run.log("recorded" if not (config.dry_run or found.nothing) else "nothing was recorded")
 
 
 def redrive_parked(run: JobRun, config: ParkedRecords) -> None:
@@ -220,7 +220,7 @@ def discard_parked(run: JobRun, config: ParkedRecords) -> None:
 def _settle_parked(run: JobRun, config: ParkedRecords, because: str | None) -> None:
     from highwater.orchestration.operations.parked import ParkedRequest, redrive_or_discard
 
-    request = ParkedRequest(config.choice, config.most or None, config.record, config.by, because)
+    request = ParkedRequest(config.choice, config.most or None, config.dry_run, config.by, because)
     run.log_table(redrive_or_discard(run.ledger, run.kafka, run.lake, run.stream, request, run.log).table)
 
 
@@ -229,7 +229,7 @@ def reclaim(run: JobRun, config: ReclaimConfig) -> None:
     from highwater.orchestration.operations.reclaiming import ReclaimRequest, reclaim_records
 
     request = ReclaimRequest(
-        config.choice, config.most or None, config.record, config.by, config.because, config.topics
+        config.choice, config.most or None, config.dry_run, config.by, config.because, config.topics
     )
     run.log_table(reclaim_records(run.ledger, run.lake, run.stream, request, run.log).table)
 
@@ -243,7 +243,7 @@ def accept_rejects(run: JobRun, config: AcceptRejects) -> None:
         accept_slices,
     )
 
-    decision, now = (config.record, config.by, config.because), datetime.now(UTC)
+    decision, now = (config.dry_run, config.by, config.because), datetime.now(UTC)
     if config.reasons:
         request = AcceptReasonsRequest(config.reasons, config.from_slice, config.revoke, *decision)
         accept_reasons(run.ledger, run.stream, request, now, run.log)
@@ -255,7 +255,7 @@ def release_hold(run: JobRun, config: ReleaseHold) -> None:
     """Let a slice go on although records hold it."""
     from highwater.orchestration.operations.releasing_holds import ReleaseRequest, release_slice
 
-    request = ReleaseRequest(config.slice, config.park, config.record, config.by, config.because)
+    request = ReleaseRequest(config.slice, config.park, config.dry_run, config.by, config.because)
     release_slice(run.ledger, {run.stream.name: run.stream}, request, datetime.now(UTC), run.log)
 
 
@@ -263,7 +263,7 @@ def retry_slice(run: JobRun, config: RetrySlice) -> None:
     """Let a slice be requested again that failed all its attempts."""
     from highwater.orchestration.operations.retrying_slices import RetryRequest, release_for_retries
 
-    request = RetryRequest(config.slice, config.record, config.by, config.because)
+    request = RetryRequest(config.slice, config.dry_run, config.by, config.because)
     release_for_retries(run.ledger, {run.stream.name: run.stream}, request, datetime.now(UTC), run.log)
 
 
@@ -271,7 +271,7 @@ def pause_tier(run: JobRun, config: PauseTier) -> None:
     """Plan nothing more of a tier until it is resumed."""
     from highwater.orchestration.operations.pausing import TierPauseRequest, pause_or_resume_tier
 
-    request = TierPauseRequest(config.topic, resume=False, sure=config.record, by=config.by, because=config.because)
+    request = TierPauseRequest(config.topic, resume=False, dry_run=config.dry_run, by=config.by, because=config.because)
     pause_or_resume_tier(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
@@ -279,7 +279,7 @@ def resume_tier(run: JobRun, config: PauseTier) -> None:
     """Plan the due records of a paused tier again."""
     from highwater.orchestration.operations.pausing import TierPauseRequest, pause_or_resume_tier
 
-    request = TierPauseRequest(config.topic, resume=True, sure=config.record, by=config.by)
+    request = TierPauseRequest(config.topic, resume=True, dry_run=config.dry_run, by=config.by)
     pause_or_resume_tier(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
@@ -287,7 +287,7 @@ def pause(run: JobRun, config: PausePart) -> None:
     """Plan and request nothing more of a stream, or of a part of it, until it is resumed."""
     from highwater.orchestration.operations.pausing import PauseRequest, pause_or_resume
 
-    request = PauseRequest(config.part, resume=False, sure=config.record, by=config.by, because=config.because)
+    request = PauseRequest(config.part, resume=False, dry_run=config.dry_run, by=config.by, because=config.because)
     pause_or_resume(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
@@ -295,7 +295,7 @@ def resume(run: JobRun, config: PausePart) -> None:
     """Plan and request a paused stream, or a part of it, again."""
     from highwater.orchestration.operations.pausing import PauseRequest, pause_or_resume
 
-    request = PauseRequest(config.part, resume=True, sure=config.record, by=config.by)
+    request = PauseRequest(config.part, resume=True, dry_run=config.dry_run, by=config.by)
     pause_or_resume(run.ledger, run.stream, request, datetime.now(UTC), run.log)
 
 
@@ -304,14 +304,14 @@ def recall_keys(run: JobRun, config: RecallKeys) -> None:
     from highwater.orchestration.operations.key_retirement import recall
 
     instance, now = run.context.instance, datetime.now(UTC)
-    recall(instance, run.ledger, run.stream, config.first, config.last, now, run.log, sure=config.record)
+    recall(instance, run.ledger, run.stream, config.first, config.last, now, run.log, dry_run=config.dry_run)
 
 
 def erase(run: JobRun, config: Erase) -> None:
     """Remove all records of one key from all tables."""
     from highwater.orchestration.operations.erasing import ErasureRequest, erase_key
 
-    request = ErasureRequest(config.digest, config.record, config.by, config.because)
+    request = ErasureRequest(config.digest, config.dry_run, config.by, config.because)
     run.log_table(erase_key(work_of(run.context, run.stream), run.context.instance, request, datetime.now(UTC)).table)
 
 
@@ -319,14 +319,14 @@ def rebuild_ledger(run: JobRun, config: OperatorConfig) -> None:
     """Rebuild the plans of a lost ledger from the lake."""
     from highwater.orchestration.operations.rebuilding import rebuild_from_lake
 
-    rebuild_from_lake(run.ledger, run.lake, run.kafka, run.stream, run.slice_keys, run.log, sure=config.record)
+    rebuild_from_lake(run.ledger, run.lake, run.kafka, run.stream, run.slice_keys, run.log, dry_run=config.dry_run)
 
 
 def rebuild_current(run: JobRun, config: OperatorConfig) -> None:
     """Recompute the table `current` from the events."""
     from highwater.orchestration.operations.rebuilding_current import rebuild_from_events, table
 
-    run.log_table(table(rebuild_from_events(work_of(run.context, run.stream), sure=config.record)))
+    run.log_table(table(rebuild_from_events(work_of(run.context, run.stream), dry_run=config.dry_run)))
 
 
 def rebuild_all(run: JobRun, config: RebuildAll) -> None:
@@ -334,7 +334,7 @@ def rebuild_all(run: JobRun, config: RebuildAll) -> None:
     from highwater.orchestration.operations.rebuilding_all import rebuild_from_kafka
 
     connections = run.ledger, run.lake, run.kafka
-    options: dict[str, Any] = {"sure": config.record, "by": config.by, "again": config.accepted_again}
+    options: dict[str, Any] = {"dry_run": config.dry_run, "by": config.by, "again": config.accepted_again}
     rebuild_from_kafka(*connections, run.stream, run.slice_keys, run.log, **options)
 
 
@@ -402,7 +402,7 @@ def _operator_job(
 ) -> dg.JobDefinition:
     name, spark = operation.__name__, operation in WITH_SPARK
     about = f"{operation.__doc__} Same as `highwater {name.replace('_', '-')}`"
-    about += "; a dry run unless `record` is set." if issubclass(config_class, OperatorConfig) else "."
+    about += "; a dry run unless `dry_run` is false." if issubclass(config_class, OperatorConfig) else "."
 
     def operate(context: dg.OpExecutionContext, config: Any) -> None:
         interrupt = context.resources.spark.interrupt if spark else nothing
@@ -410,7 +410,7 @@ def _operator_job(
             stream = declared(streams, config.stream)
             context.instance.add_run_tags(context.run_id, {STREAM_TAG: stream.name})
             run = JobRun(context, stream)
-            if isinstance(config, OperatorConfig) and config.record:
+            if isinstance(config, OperatorConfig) and not config.dry_run:
                 config = config.model_copy(update={"by": _person(config.by, context.run.tags.get(USER_TAG, ""))})
                 with recorded_action(run.ledger, settings().operators, _action(name, config, context.run_id)):
                     operation(run, config)
@@ -437,7 +437,7 @@ def _person(by: str, user: str) -> str:
 
 
 def _action(action: str, config: OperatorConfig, run_id: str) -> OperatorAction:
-    values = config.model_dump(exclude={"stream", "record", "by", "because"})
+    values = config.model_dump(exclude={"stream", "dry_run", "by", "because"})
     through, now = f"run {run_id}", datetime.now(UTC)
     return OperatorAction(action, config.stream, asked_values(values), config.by, config.because, through, now)
 

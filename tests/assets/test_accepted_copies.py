@@ -172,7 +172,7 @@ def restarted(tmp_path: Path, log: Log) -> Restarted:
     def begin() -> Tables:
         found = Tables(tmp_path / "again")
         topics: Any = Topics(log, 10)
-        seen = keep(found.ledger, found.lake, topics, found.stream, lambda _: None, sure=True, again=False)
+        seen = keep(found.ledger, found.lake, topics, found.stream, lambda _: None, dry_run=False, again=False)
         assert seen.count == len(log.records)
         return found
 
@@ -396,10 +396,10 @@ def test_a_record_of_another_stream_stops_the_rebuild_and_names_it(tables: Table
     ):
         log.records = [Sent(1, b"k", b"{}", sound), Sent(1, b"k", b"{}", wrong)]
         with pytest.raises(ConfigurationError, match="holds a record that is none of orders") as caught:
-            keep(*given, sure=False, again=False)
+            keep(*given, dry_run=True, again=False)
         assert caught.value.stored == "partition 1, offset 1"
         assert found in str(caught.value.found)
-    assert keep(*given, sure=False, again=True) == OnAccepted()
+    assert keep(*given, dry_run=True, again=True) == OnAccepted()
 
 
 def test_a_compacted_topic_does_not_show_what_was_sent(
@@ -409,14 +409,14 @@ def test_a_compacted_topic_does_not_show_what_was_sent(
     monkeypatch.setattr(reading_accepted, "topic_settings", lambda *_: settings)
     topics: Any = Topics(log, 10)
     with pytest.raises(ConfigurationError, match="keeps the last of each key"):
-        keep(tables.ledger, tables.lake, topics, tables.stream, lambda _: None, sure=False, again=False)
+        keep(tables.ledger, tables.lake, topics, tables.stream, lambda _: None, dry_run=True, again=False)
 
 
 def test_all_again_leaves_nothing_of_a_rebuild_that_died(tables: Tables) -> None:
     path = tables.lake.path("orders", accepted_copies.TABLE)
     accepted_copies.write(tables.lake, "orders", [[copy(3).row(SENT_MS)]], {"orders": {0: 9}})
     away: Any = None
-    keep(tables.ledger, tables.lake, away, tables.stream, lambda _: None, sure=True, again=True)
+    keep(tables.ledger, tables.lake, away, tables.stream, lambda _: None, dry_run=False, again=True)
     assert read_rows(path, "true") == []
     before = accepted_copies.opened(tables.lake, tables.stream)
     assert before is not None

@@ -26,7 +26,7 @@ from tests.world import NOON, STREAM, World
 
 NOTHING = cast("Any", None)
 KAFKA = cast("Any", SimpleNamespace(groups=list))
-BY_ANN = ParkedRequest(sure=True, by="ann", because="test data")
+BY_ANN = ParkedRequest(dry_run=False, by="ann", because="test data")
 
 
 def a_discard(offset: int, minutes: int = 0) -> Discard:
@@ -124,10 +124,12 @@ def test_a_rebuilt_ledger_knows_who_gave_up_what_wherever_it_died(
         assert _discard(world.ledger, world.lake, STREAM, parked(2), BY_ANN) == (0, 1)
     elif repaired_by == "maintenance":
         monkeypatch.setattr(maintenance, "tables_of", lambda _: [])  # they need Spark
-        maintenance.maintain(work_of(world.ledger, world.lake), None, datetime.now(UTC), sure=True)
+        maintenance.maintain(work_of(world.ledger, world.lake), None, datetime.now(UTC), dry_run=False)
     rebuilt = Ledger(f"sqlite:///{tmp_path / 'rebuilt.sqlite'}")
     said: list[str] = []
-    rebuilding.rebuild_from_lake(rebuilt, world.lake, KAFKA, STREAM, (), lambda line: said.append(str(line)), sure=True)
+    rebuilding.rebuild_from_lake(
+        rebuilt, world.lake, KAFKA, STREAM, (), lambda line: said.append(str(line)), dry_run=False
+    )
     assert rebuilt.discards.of("orders") == [known]
     assert "1 records were discarded" in said
     assert rebuilt.discards.last_at("orders") == known.discarded_at

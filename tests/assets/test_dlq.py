@@ -411,7 +411,7 @@ def test_status_and_acceptance_know_the_tiers(retried: Bench) -> None:
     assert f"highwater accept-loss orders --topic {tier} --partition 0" in caught.value.remedy
     unread = never_read(bench.lake, bench.stream)
     asked = stream_of_topic(bench.stream, tier)
-    accepted = accept_loss(bench.ledger, bench.kafka, asked, unread, by="ann", now=datetime.now(UTC), dry=False)
+    accepted = accept_loss(bench.ledger, bench.kafka, asked, unread, by="ann", now=datetime.now(UTC), dry_run=False)
     assert [(loss.topic, len(loss.offsets)) for loss in accepted.losses] == [(tier, 2)]
     bench.materialise(slice_)
     with pytest.raises(ConfigurationError, match="no topic that is planned"):

@@ -50,7 +50,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 def fresh(world: World, known: Sequence[str] = (), stream: Stream = STREAM) -> tuple[Ledger, Rebuilt]:
     """A ledger that was rebuilt from the lake of the world."""
     made = Ledger(f"sqlite:///{Path(world.lake.root).parent / 'rebuilt.sqlite'}")
-    return made, rebuilding.rebuild_from_lake(made, world.lake, KAFKA, stream, known, lambda _: None, sure=True)
+    return made, rebuilding.rebuild_from_lake(made, world.lake, KAFKA, stream, known, lambda _: None, dry_run=False)
 
 
 def taken(ledger: Ledger) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def test_wherever_an_erasure_dies_the_lake_knows_what_was_removed_and_nothing_th
     stored = Committed(world, monkeypatch)
     stored.dies_after = point
     Dies(point, monkeypatch)
-    asked = ErasureRequest(O5, sure=True, by="ann", because="asked for")
+    asked = ErasureRequest(O5, dry_run=False, by="ann", because="asked for")
 
     def erase(ledger: Ledger) -> None:
         work = Work(STREAM, [], NOTHING, world.lake, ledger, NOTHING, lambda _: None)
@@ -178,7 +178,7 @@ def test_without_the_table_a_rebuilt_ledger_takes_what_was_erased_for_lost(
         world.alter_slice_commit(name, FIRST, counts={**counts, "rejects_malformed": 1, "rejects_unresolved": 1})
     Committed(world, monkeypatch)
     work = Work(STREAM, [], NOTHING, world.lake, world.ledger, KAFKA, lambda _: None)
-    erasing.erase_key(work, None, ErasureRequest(O5, sure=True, by="ann", because="asked for"), datetime.now(UTC))
+    erasing.erase_key(work, None, ErasureRequest(O5, dry_run=False, by="ann", because="asked for"), datetime.now(UTC))
     with monkeypatch.context() as patched:
         patched.setattr(erasures_table, "read", lambda *_: [])
         forgetful, _ = fresh(world)
@@ -188,9 +188,9 @@ def test_without_the_table_a_rebuilt_ledger_takes_what_was_erased_for_lost(
     later = slice_(7, p0=(50, 60))
     known.erasures.excluded_slices(number, later.key, {0: [OffsetRange(51, 52)]}, NOON)
     monkeypatch.setattr(maintenance, "_maintained", lambda task: task)
-    maintenance.maintain(work, None, datetime.now(UTC), sure=False)
+    maintenance.maintain(work, None, datetime.now(UTC), dry_run=True)
     assert later.key not in read(world.lake, "orders")[0].slices
-    maintenance.maintain(work, None, datetime.now(UTC), sure=True)
+    maintenance.maintain(work, None, datetime.now(UTC), dry_run=False)
     assert read(world.lake, "orders")[0].slices[later.key].places == {0: [OffsetRange(51, 52)]}
 
 
@@ -275,9 +275,9 @@ def test_a_lake_whose_folder_is_gone_is_not_recreated(world: World, what: str) -
     root = Path(world.lake.root)
     root.rename(root.with_name("elsewhere"))
     work = Work(STREAM, (), NOTHING, world.lake, world.ledger, NOTHING, lambda _: None)
-    asked = ErasureRequest(O5, sure=True, by="ann", because="asked for")
+    asked = ErasureRequest(O5, dry_run=False, by="ann", because="asked for")
     acts: dict[str, Callable[[], object]] = {
-        "maintain": lambda: maintenance.maintain(work, None, datetime.now(UTC), sure=True),
+        "maintain": lambda: maintenance.maintain(work, None, datetime.now(UTC), dry_run=False),
         "erase": lambda: erasing.erase_key(work, None, asked, datetime.now(UTC)),
     }
     with pytest.raises(DependencyAwayError, match=r"folder .* is not there"):

@@ -49,7 +49,7 @@ def test_a_job_does_what_its_command_does(defs: dg.Definitions, calls: Calls, jo
     assert "called" in CliRunner().invoke(main, [job.replace("_", "-"), *arguments]).output
     by_job, by_command = calls.seen
     assert by_job == by_command
-    assert by_job["sure"] is False
+    assert by_job["dry_run"] is True
 
 
 @pytest.mark.parametrize("job", SAME)
@@ -57,7 +57,7 @@ def test_a_job_is_a_dry_run_unless_it_is_to_record(defs: dg.Definitions, job: st
     schema = defs.resolve_job_def(job).config_mapping
     assert schema is not None
     fields = schema.config_schema.as_field().config_type.fields  # type: ignore[attr-defined]
-    assert fields["record"].default_value is False
+    assert fields["dry_run"].default_value is True
     assert fields["stream"].is_required
     assert all(field.description for field in fields.values())
 
@@ -96,12 +96,12 @@ class Maintained:
         self.faults: dict[str, list[Exception]] = {}
         self.seen: list[tuple[str, bool]] = []
 
-    def maintain(self, work: Any, *_: object, sure: bool) -> Report:
+    def maintain(self, work: Any, *_: object, dry_run: bool) -> Report:
         name = work.stream.name
-        self.seen.append((name, sure))
+        self.seen.append((name, not dry_run))
         if self.faults.get(name):
             raise self.faults[name].pop(0)
-        return Report([TableReport("raw", Stock(1, 2, 3, 4), Stock(1, 2, 3, 4), 0, 0, 0.0)], done=sure)
+        return Report([TableReport("raw", Stock(1, 2, 3, 4), Stock(1, 2, 3, 4), 0, 0, 0.0)], done=not dry_run)
 
 
 @pytest.fixture

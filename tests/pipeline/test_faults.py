@@ -281,7 +281,7 @@ def test_an_absent_topic_and_then_an_empty_one(ours: Ours, instance: dg.DagsterI
     result = other.tick()
     assert "nothing new" in str(result.skip_message)
     assert other.held.slices() == {}
-    assert other.command("plan", "orders", "--commit").exit_code == MENDED
+    assert other.command("plan", "orders", "--yes").exit_code == MENDED
     other.held.send(60)
     assert len(other.taken()) == 1
     other.held.check_whole()
@@ -594,7 +594,7 @@ def test_a_locked_ledger(ours: Ours) -> None:
         reason = str(result.skip_message)
         for text in ("ledger.sqlite does not answer", "found: database is locked", "a process that holds its lock"):
             assert text in reason
-        reported = ours.command("plan", "orders", "--commit")
+        reported = ours.command("plan", "orders", "--yes")
         assert reported.exit_code == TEMPORARY
         assert "database is locked" in reported.output
         assert [*held.slices()] == [key]

@@ -504,7 +504,7 @@ def test_the_job_does_what_the_command_does(ledger: Ledger, url: str, monkeypatc
     ledger.holds.note("orders", ONE.key, FOUND, NOON)
     monkeypatch.setenv("HIGHWATER_LEDGER_URL", url)
     job = build_defs(streams=[STREAM]).get_job_def("release_hold")
-    asked = {"stream": "orders", "slice": ONE.key, "record": True, "by": "ann", "because": "test data", "park": True}
+    asked = {"stream": "orders", "slice": ONE.key, "dry_run": False, "by": "ann", "because": "test data", "park": True}
     with dg.DagsterInstance.ephemeral() as instance:
         assert job.execute_in_process(instance=instance, run_config=asked).success
     released = ledger.holds.of([ONE.key])[ONE.key].release
@@ -517,7 +517,7 @@ def test_a_release_names_the_breaker_that_the_slice_waits_for(ledger: Ledger) ->
     said: list[str] = []
     for slice_ in (ONE, TWO):
         ledger.holds.note("orders", slice_.key, FOUND, NOON)
-        asked = ReleaseRequest(slice_.key, sure=True, by="ann")
+        asked = ReleaseRequest(slice_.key, dry_run=False, by="ann")
         release_slice(ledger, {"orders": STREAM}, asked, NOON, lambda line: said.append(str(line)))
         assert ("waits for the breaker of orders" in said[-1]) == (slice_ == TWO)
         opened(ledger)
@@ -526,7 +526,7 @@ def test_a_release_names_the_breaker_that_the_slice_waits_for(ledger: Ledger) ->
 def test_what_cannot_be_released_is_reported(ledger: Ledger) -> None:
     ledger.add([ONE])
     for asked, stream, error in (
-        (ReleaseRequest(ONE.key, sure=True), "orders", ConfigurationError),
+        (ReleaseRequest(ONE.key, dry_run=False), "orders", ConfigurationError),
         (ReleaseRequest(ONE.key), "payments", ConfigurationError),
         (ReleaseRequest("orders@0000009"), "orders", UnknownSliceError),
     ):

@@ -100,9 +100,9 @@ class Watched:
         self.texts.append(f"{alert.what}: {alert.value}; {alert.remedy}")
 
     def _accept(self) -> None:
-        for dry in (True, False):
+        for dry_run in (True, False):
             found = accept_loss(
-                self.ledger, self.kafka, self.stream, lambda _: [], by="ann", now=datetime.now(UTC), dry=dry
+                self.ledger, self.kafka, self.stream, lambda _: [], by="ann", now=datetime.now(UTC), dry_run=dry_run
             )
             self.texts += found.lines
 

@@ -34,7 +34,7 @@ def send(bench: Bench, *versions: int) -> None:
 
 def accept(bench: Bench) -> None:
     unread = never_read(bench.lake, bench.stream)
-    accept_loss(bench.ledger, bench.kafka, bench.stream, unread, by="ann", now=datetime.now(UTC), dry=False)
+    accept_loss(bench.ledger, bench.kafka, bench.stream, unread, by="ann", now=datetime.now(UTC), dry_run=False)
 
 
 def delete_before(bench: Bench, offset: int) -> None:

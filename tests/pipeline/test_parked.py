@@ -229,7 +229,7 @@ def test_nothing_is_abandoned_that_has_another_end_by_now(tmp_path: Path) -> Non
     }
     accept(lake, [an_envelope(0).origin])
     ledger.reclaims.add("orders", [Reclaim(an_envelope(1).origin, "orders@0000000", 1, "fixed", "ann", NOW)])
-    asked = ParkedRequest(sure=True, by="ann", because="a test")
+    asked = ParkedRequest(dry_run=False, by="ann", because="a test")
     assert _discard(ledger, lake, STREAM, Parked(waiting, 0, 0, 0, {}), asked) == (1, 3)
     found = {one.origin.offset: (one.reason, one.discarded_at) for one in ledger.discards.of("orders")}
     assert found == {3: ("first", later), 2: ("a test", later + timedelta(microseconds=1))}
@@ -281,20 +281,23 @@ def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest
     assert "nothing was done" in parking.log[-1]
     tier = parking.stream.tier_topics[0]
     assert published(parking.scene.bootstrap, tier) == []
-    parking.decide(sure=True, by="ann")
+    parking.decide(dry_run=False, by="ann")
     assert "5 of 5" in parking.log[-1]
     found = published(parking.scene.bootstrap, tier)
     expected: list[tuple[Any, ...]] = [(e.partition, b"o1", b"garbled", wrapped(e, OWN)) for e in written[:4]]
     expected.append((written[4].partition, None, b"\xff", wrapped(written[4], OWN)))
     assert sorted(found, key=repr) == sorted(expected, key=repr)
-    assert parking.decide(sure=True, by="ann", most=1) == [0], "as often as wanted"
+    assert parking.decide(dry_run=False, by="ann", most=1) == [0], "as often as wanted"
     assert len(published(parking.scene.bootstrap, tier)) == 6
 
 
 @pytest.mark.slow
 def test_what_is_abandoned_waits_no_more_and_the_first_reason_stays(parking: Parking) -> None:
     parking.park(*[parking.envelope(n, "invalid" if n else "malformed") for n in range(3)])
-    assert parking.decide(sure=True, by="ann", because="a test", choice=ParkedSelection(reasons=["invalid"])) == [1, 2]
+    assert parking.decide(dry_run=False, by="ann", because="a test", choice=ParkedSelection(reasons=["invalid"])) == [
+        1,
+        2,
+    ]
     assert "2 discarded by ann: a test" in parking.log[-1]
     assert parking.waiting() == [0]
     ledger = parking.scene.ledger
@@ -310,9 +313,9 @@ def test_what_is_abandoned_waits_no_more_and_the_first_reason_stays(parking: Par
 @pytest.mark.parametrize(
     ("asked", "remedy"),
     [
-        ({"sure": True}, "--by NAME"),
-        ({"sure": True, "by": "ann", "because": ""}, "--because TEXT"),
-        ({"sure": True, "by": "ann"}, "declare one"),
+        ({"dry_run": False}, "--by NAME"),
+        ({"dry_run": False, "by": "ann", "because": ""}, "--because TEXT"),
+        ({"dry_run": False, "by": "ann"}, "declare one"),
     ],
 )
 def test_what_is_missing_is_reported_before_anything_is_done(
@@ -347,7 +350,7 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HIGHWATER_HOME", str(scene.folder))
     monkeypatch.setenv("HIGHWATER_KAFKA_BOOTSTRAP", scene.bootstrap)
     defs = build_defs(streams=[parking.stream])
-    config = {"record": True, "by": "bob", "because": "y", "until": (datetime.now(UTC) + timedelta(1)).isoformat()}
+    config = {"dry_run": False, "by": "bob", "because": "y", "until": (datetime.now(UTC) + timedelta(1)).isoformat()}
     run = defs.resolve_job_def("discard_parked").execute_in_process(
         run_config={"stream": "orders", **config}, instance=dg.DagsterInstance.ephemeral()
     )
@@ -365,9 +368,11 @@ def test_what_was_abandoned_is_accepted_by_no_copy_that_is_under_way(bench: Benc
     bench.materialise(bench.plan(0, p0=(0, 2)))
     customers(bench.lake, ["c1", "late"])
     where = (bench.ledger, bench.kafka, bench.lake, bench.stream)
-    redrive_or_discard(*where, ParkedRequest(sure=True, by="ann"), bench.log.append)
+    redrive_or_discard(*where, ParkedRequest(dry_run=False, by="ann"), bench.log.append)
     redrive_or_discard(
-        *where, ParkedRequest(ParkedSelection(keys=["o1"]), sure=True, by="ann", because="test data"), bench.log.append
+        *where,
+        ParkedRequest(ParkedSelection(keys=["o1"]), dry_run=False, by="ann", because="test data"),
+        bench.log.append,
     )
     [slice_] = due(bench)
     counts = bench.materialise(slice_)["events"][0].counts
@@ -388,7 +393,12 @@ def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None
     customers(bench.lake, ["c1", "late"])
     for _ in range(2):
         redrive_or_discard(
-            bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedRequest(sure=True, by="ann"), bench.log.append
+            bench.ledger,
+            bench.kafka,
+            bench.lake,
+            bench.stream,
+            ParkedRequest(dry_run=False, by="ann"),
+            bench.log.append,
         )
     [slice_] = due(bench)
     assert slice_.offsets >= 2
@@ -470,7 +480,12 @@ def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whol
 
     def back() -> Parked:
         return redrive_or_discard(
-            bench.ledger, bench.kafka, bench.lake, bench.stream, ParkedRequest(sure=True, by="ann"), bench.log.append
+            bench.ledger,
+            bench.kafka,
+            bench.lake,
+            bench.stream,
+            ParkedRequest(dry_run=False, by="ann"),
+            bench.log.append,
         )
 
     bench.kafka = Kafka(bench.bootstrap)

@@ -243,7 +243,7 @@ def test_a_ledger_that_is_locked_plans_nothing_and_goes_on_later(scene: Scene) -
         assert time.monotonic() - began < BOUNDED
         assert "ledger.sqlite" in caught.value.problem
         assert "locked" in str(caught.value.found)
-        result = scene.run("plan", "orders", "--commit")
+        result = scene.run("plan", "orders", "--yes")
         assert (result.exit_code, "locked" in result.stderr) == (TEMPORARY, True)
     scene.ensure_each_once(offsets(0, 0, 2))
     scene.tick()
@@ -273,7 +273,7 @@ def test_a_broker_that_is_away_is_a_tick_that_fails_in_seconds(own_broker: Embed
             Planner(scene.ledger, kafka).tick(scene.stream, datetime.now(UTC))
         assert time.monotonic() - began < BOUNDED
         assert own_broker.bootstrap in caught.value.problem
-    result = scene.run("plan", "orders", "--commit")
+    result = scene.run("plan", "orders", "--yes")
     assert (result.exit_code, own_broker.bootstrap in result.stderr) == (TEMPORARY, True)
     scene.ensure_each_once(offsets(0, 0, 2))
     own_broker.start()
@@ -404,7 +404,7 @@ def test_a_plan_is_not_stored_over_a_loss_that_was_accepted_meanwhile(scene: Sce
     seen = scene.ledger.topics.planned("orders", scene.topic)
     assert seen is not None
     scene.recreate()
-    accept_loss(scene.ledger, scene.kafka, scene.stream, list, by="ann", now=datetime.now(UTC), dry=False)
+    accept_loss(scene.ledger, scene.kafka, scene.stream, list, by="ann", now=datetime.now(UTC), dry_run=False)
     old = scene.slices()[0]
     assert not scene.ledger.add([replace(old, ordinal=1)], seen=seen.generation)
 
@@ -456,7 +456,7 @@ def test_what_a_hanging_transaction_holds_back_is_reported_before_and_after_rete
     [gone] = reported()
     assert gone.value == f"retention deleted unread records of {scene.topic}: partition 0: [0, 100)"
     assert isinstance(scene.tick().errors[0], OffsetsExpiredError)
-    accept_loss(scene.ledger, scene.kafka, scene.stream, list, by="ann", now=datetime.now(UTC), dry=False)
+    accept_loss(scene.ledger, scene.kafka, scene.stream, list, by="ann", now=datetime.now(UTC), dry_run=False)
     assert [(one.partition, one.offsets) for one in scene.ledger.losses()] == [(0, OffsetRange(0, 100))]
     assert reported() == []
     assert not scene.tick().errors

@@ -67,7 +67,7 @@ def test_dagsters_home_is_lost_with_all_the_rest(
         [fault] = bench.ledger.sensor_faults.all()
         assert "its rejects were published before" in fault.problem
         assert second.keys() == []
-        rebuild_from_kafka(bench.ledger, bench.lake, bench.kafka, bench.stream, [], print, sure=True, by="ann")
+        rebuild_from_kafka(bench.ledger, bench.lake, bench.kafka, bench.stream, [], print, dry_run=False, by="ann")
         [key] = take(second)
         assert key == f"{bench.stream.topic}@0000001", "no key of before is used again"
         held = [set(second.instance.get_materialized_partitions(table_key(bench.stream, name))) for name in TABLES]

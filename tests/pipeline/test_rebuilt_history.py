@@ -68,7 +68,7 @@ class Deployed:
 
     def rebuild(self) -> list[str]:
         lines: list[str] = []
-        rebuilding.rebuild_from_lake(self.ledger, self.lake, self.kafka, STREAM, [], lines.append, sure=True)
+        rebuilding.rebuild_from_lake(self.ledger, self.lake, self.kafka, STREAM, [], lines.append, dry_run=False)
         return lines
 
     def materialise(self, *slices: Slice) -> Any:
@@ -182,7 +182,9 @@ def test_a_commit_of_raw_keeps_what_its_plan_recorded(bench: Bench, tmp_path: Pa
     raw.materialise(bench.work(slice_))
     rows = bench.rows("raw")
     lost, bench.ledger = bench.ledger, Ledger(f"sqlite:///{tmp_path / 'another.sqlite'}")
-    rebuilding.rebuild_from_lake(bench.ledger, bench.lake, bench.kafka, bench.stream, [], bench.log.append, sure=True)
+    rebuilding.rebuild_from_lake(
+        bench.ledger, bench.lake, bench.kafka, bench.stream, [], bench.log.append, dry_run=False
+    )
     [found] = bench.ledger.slices("orders")
     assert slice_.fingerprints
     assert (found.epochs, found.fingerprints) == (slice_.epochs, slice_.fingerprints)

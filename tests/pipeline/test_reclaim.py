@@ -83,7 +83,7 @@ def taking(tmp_path: Path) -> Reclaiming:
     return Reclaiming(tmp_path)
 
 
-BY_ANN = {"sure": True, "by": "ann", "because": "a fixed rule"}
+BY_ANN = {"dry_run": False, "by": "ann", "because": "a fixed rule"}
 
 
 def test_what_is_in_the_dlq_is_reported_and_a_dry_run_takes_nothing(taking: Reclaiming) -> None:
@@ -120,7 +120,7 @@ def test_slices_whose_key_is_retired_are_reported_with_the_command_that_brings_i
 def test_nothing_is_reclaimed_without_a_name_and_a_reason(
     taking: Reclaiming, asked: dict[str, Any], problem: str
 ) -> None:
-    asked |= {"sure": True}
+    asked |= {"dry_run": False}
     with pytest.raises(ConfigurationError, match=problem):
         taking.reclaim(**asked)
     assert taking.world.ledger.reclaims.acts("orders") == 0
@@ -280,7 +280,7 @@ def test_what_carries_the_greatest_number_is_not_reclaimed(taking: Reclaiming) -
     """Anybody may write it into a header on a tier; the next one no column holds, and no copy could carry."""
     for table in ("rejects", "dlq"):
         taking.world.at(table, FIRST, (0, 2))["reclaims"] = MOST_COUNT
-    found = taking.reclaim(sure=True, by="ann", because="fixed")
+    found = taking.reclaim(dry_run=False, by="ann", because="fixed")
     assert (found.meant, found.others, taking.world.ledger.reclaims.of("orders")) == ({}, 1, [])
 
 
@@ -391,7 +391,7 @@ def test_the_command_and_the_job(taking: Reclaiming, tmp_path: Path, monkeypatch
     taking.world.write()
 
     defs = build_defs(streams=[STREAM])
-    config = {"record": True, "by": "bob", "because": "again", "slices": [FIRST.key]}
+    config = {"dry_run": False, "by": "bob", "because": "again", "slices": [FIRST.key]}
     run = defs.resolve_job_def("reclaim").execute_in_process(
         run_config={"stream": "orders", **config}, instance=dg.DagsterInstance.ephemeral()
     )
@@ -443,7 +443,7 @@ def test_a_backfill_with_fixed_code_accepts_what_was_reclaimed(bench: Bench) -> 
     first = bench.plan(0, p0=(0, 7))
     bench.materialise(first)
     tier, to_park = bench.stream.tier_topics[0], bench.stream.parked_topic
-    redriven = parked.ParkedRequest(ParkedSelection(keys=[f"o{sent_back}", f"o{again}"]), sure=True, by="ann")
+    redriven = parked.ParkedRequest(ParkedSelection(keys=[f"o{sent_back}", f"o{again}"]), dry_run=False, by="ann")
     parked.redrive_or_discard(bench.ledger, bench.kafka, bench.lake, bench.stream, redriven, bench.log.append)
     ensure_reclaimed(bench, first.key, [waiting, sent_back, stays, again])
 
@@ -480,7 +480,7 @@ def test_a_backfill_with_fixed_code_accepts_what_was_reclaimed(bench: Bench) -> 
 
 def ensure_reclaimed(bench: Bench, key: str, offsets: list[int]) -> None:
     asked = ReclaimRequest(
-        ParkedSelection(keys=[f"o{of}" for of in offsets]), sure=True, by="ann", because="a fixed rule"
+        ParkedSelection(keys=[f"o{of}" for of in offsets]), dry_run=False, by="ann", because="a fixed rule"
     )
     found = reclaim_records(bench.ledger, bench.lake, bench.stream, asked, bench.log.append)
     assert ([origin.offset for origin in sorted(found.meant)], found.slices, found.others) == (offsets, [key], 1)

@@ -306,10 +306,10 @@ def test_slices_go_through_all_tables_and_are_maintained(
     ensure_whole()
 
     now = datetime.now(UTC)
-    report = {one.table: one for one in maintenance.maintain(bench.work(), None, now, sure=True).tables}
+    report = {one.table: one for one in maintenance.maintain(bench.work(), None, now, dry_run=False).tables}
     assert report["raw"].joined >= 2
     monkeypatch.setattr(maintenance, "whole_hours", lambda _: 0)
-    report = {one.table: one for one in maintenance.maintain(bench.work(), None, now, sure=True).tables}
+    report = {one.table: one for one in maintenance.maintain(bench.work(), None, now, dry_run=False).tables}
     assert report["raw"].removed >= 2
     assert all(one.after.stored == one.after.files for one in report.values())
     ensure_whole()
@@ -318,7 +318,7 @@ def test_slices_go_through_all_tables_and_are_maintained(
     bench.materialise(*slices)
     ensure_whole()
 
-    asked = erasing.ErasureRequest(hashlib.sha256(b"o5").hexdigest(), sure=True, by="somebody", because="asked for")
+    asked = erasing.ErasureRequest(hashlib.sha256(b"o5").hexdigest(), dry_run=False, by="somebody", because="asked for")
     found = erasing.erase_key(bench.work(), None, asked, datetime.now(UTC))
     assert [*found.done] == [one.key for one in slices]
     ensure_whole(gone="o5")

@@ -151,7 +151,7 @@ def test_a_planned_main_topic_that_is_absent_is_not_to_be_recreated_at_once(
 
     ways: dict[str, Callable[[], object]] = {
         "tick": lambda: stream_ticks.plan_stream(instance, resources, STREAM),
-        "plan": lambda: Planner(ledger, kafka).tick(STREAM, NOW, dry=True),
+        "plan": lambda: Planner(ledger, kafka).tick(STREAM, NOW, dry_run=True),
         "status": status,
         "observation": lambda: observation.look(kafka, ledger, STREAM),
         "accept-loss": lambda: accepting_losses.accept_losses(
@@ -336,7 +336,7 @@ def test_what_is_lost_is_reclaimed_by_the_topic_that_it_was_published_to(tmp_pat
     [_, second] = where[2].tier_topics[:2]
     assert reclaim(*where, ReclaimRequest(on=[ELSEWHERE]), reported.append).meant == {}
     found = reclaim(
-        *where, ReclaimRequest(sure=True, by="ann", because="the tier was deleted", on=[second]), reported.append
+        *where, ReclaimRequest(dry_run=False, by="ann", because="the tier was deleted", on=[second]), reported.append
     )
     assert ([*found.meant], found.slices) == ([X], [FIRST.key])
     late.topics.open_generation(Generation("orders", second, "A" * 22, 0, {0: 0}, NOW))

@@ -153,13 +153,13 @@ def test_tables_are_found_by_name_whatever_becomes_of_lake_and_catalog(hive: Spa
 
     # A person dropped the name: no file is lost, and maintenance brings it back, with the tables written without Spark.
     hive.sql("DROP TABLE lake.orders_events")
-    assert maintain(work, None, datetime.now(UTC), sure=False).catalog == ""
+    assert maintain(work, None, datetime.now(UTC), dry_run=True).catalog == ""
     assert (
-        maintain(work, None, datetime.now(UTC), sure=True).catalog
+        maintain(work, None, datetime.now(UTC), dry_run=False).catalog
         == "registered in lake: orders_events, orders_commits"
     )
     assert count() == 1
-    assert maintain(work, None, datetime.now(UTC), sure=True).catalog == ""
+    assert maintain(work, None, datetime.now(UTC), dry_run=False).catalog == ""
 
     # The lake moved.
     shutil.move(tmp_path / "lake", tmp_path / "moved")

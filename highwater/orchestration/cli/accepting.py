@@ -13,6 +13,7 @@ from highwater.orchestration.cli.terminal import (
     as_json_option,
     by_option,
     deployment_of,
+    dry_run_option,
     print_json,
     print_lines,
     with_dry_run_note,
@@ -26,8 +27,7 @@ def _acceptance_options(command: Callable[..., None]) -> Callable[..., None]:
         as_json_option,
         click.option("--topic", help="The tier that is meant, instead of the main topic."),
         by_option,
-        click.option("--dry-run", "dry", is_flag=True, help="Only show what would be recorded; the default."),
-        click.option("--yes", "sure", is_flag=True, help="Record it. Without it only what would be recorded is shown."),
+        dry_run_option,
         click.option(
             "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this one; repeatable."
         ),
@@ -68,22 +68,19 @@ def _accept(
     stream: str,
     topic: str | None,
     partitions: tuple[int, ...],
-    sure: bool,
-    dry: bool,
+    dry_run: bool,
     by: str,
     as_json: bool,
 ) -> None:
-    if sure and dry:
-        raise click.UsageError("--yes and --dry-run contradict each other")
     from highwater.orchestration.operations.accepting_losses import AcceptLossRequest, accept_losses
 
-    request = AcceptLossRequest(topic, set(partitions) or None, divergence, sure, by)
+    request = AcceptLossRequest(topic, set(partitions) or None, divergence, dry_run, by)
     connections = deployment.ledger(), deployment.kafka(), deployment.lake()
     found, lines = accept_losses(*connections, deployment.stream(stream), request, datetime.now(UTC))
     if as_json:
-        print_json({"stream": stream, "recorded": sure and not found.nothing, "lines": lines})
+        print_json({"stream": stream, "recorded": not dry_run and not found.nothing, "lines": lines})
         return
     if found.nothing:
         print_lines([f"nothing of {stream} is lost: there is nothing to accept"])
         return
-    print_lines(with_dry_run_note([*lines, "recorded"] if sure else lines, sure=sure))
+    print_lines(with_dry_run_note(lines if dry_run else [*lines, "recorded"], dry_run=dry_run))

@@ -14,6 +14,7 @@ from highwater.orchestration.cli.terminal import (
     as_json_option,
     by_option,
     deployment_of,
+    dry_run_option,
     print_json,
     print_lines,
     print_table,
@@ -28,7 +29,7 @@ from highwater.orchestration.deployment import Deployment
 @click.option("--digest", help="SHA-256 of the key's bytes in hexadecimal, instead of the key.")
 @click.option("--because", default="", help="Why; goes into the record. Needed with --yes.")
 @by_option
-@click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be erased is shown.")
+@dry_run_option
 @as_json_option
 @deployment_of
 def erase(
@@ -38,7 +39,7 @@ def erase(
     digest: str | None,
     because: str,
     by: str,
-    sure: bool,  # noqa: FBT001 - click's flag
+    dry_run: bool,  # noqa: FBT001 - click's flag
     as_json: bool,  # noqa: FBT001 - click's flag
 ) -> None:
     """Remove all records of one key from all tables of STREAM, with your name and the reason kept in the ledger.
@@ -54,22 +55,24 @@ def erase(
         raise click.UsageError("give either --key or --digest")
     if not (key or digest):
         raise click.UsageError("the key is empty")
-    request = ErasureRequest(digest or "" if key is None else digest_of(key.encode()), sure, by, because)
+    request = ErasureRequest(digest or "" if key is None else digest_of(key.encode()), dry_run, by, because)
     request.check_complete()
     declared = deployment.stream(stream)
     lines: list[str] = []
-    session: Any = session_of(deployment.settings) if sure else nullcontext(None)
+    session: Any = nullcontext(None) if dry_run else session_of(deployment.settings)
     with session as spark, dagster_instance() as instance:
         found = erase_key(deployment.work(declared, spark, lines.append), instance, request, datetime.now(UTC))
     if as_json:
         rows = {name: dict(counts) for name, counts in found.rows.items()}
         done = {"erased": [*found.done], "later": dict(found.later)}
-        print_json({"stream": stream, "done": sure, "digest": request.digest, "rows": rows, **done, "lines": lines})
+        print_json(
+            {"stream": stream, "done": not dry_run, "digest": request.digest, "rows": rows, **done, "lines": lines}
+        )
     else:
         if found.rows:
             print_table(*found.table)
         print_lines(lines)
-    if sure and found.later:
+    if not dry_run and found.later:
         raise TemporaryError(
             "the key is not erased everywhere yet",
             found=", ".join(f"{slice_key}: {why}" for slice_key, why in found.later.items()),

@@ -10,10 +10,10 @@ from highwater.orchestration.cli.operator_command import OperatorCommand
 from highwater.orchestration.cli.terminal import (
     as_json_option,
     deployment_of,
+    dry_run_option,
     print_json,
     print_lines,
     print_table,
-    sure_option,
 )
 from highwater.orchestration.dagster_home import dagster_instance
 from highwater.orchestration.deployment import Deployment
@@ -23,13 +23,13 @@ _NAMES = ("table", "files", "bytes", "stored files", "stored bytes", "joined", "
 
 @click.command()
 @click.argument("stream")
-@sure_option
+@dry_run_option
 @as_json_option
 @deployment_of
 def maintain(
     deployment: Deployment,
     stream: str,
-    sure: bool,  # noqa: FBT001 - click's flag
+    dry_run: bool,  # noqa: FBT001 - click's flag
     as_json: bool,  # noqa: FBT001 - click's flag
 ) -> None:
     """Join small files of STREAM's tables, remove old ones, take old rows, retire old keys; while runs go on.
@@ -43,13 +43,13 @@ def maintain(
     declared = deployment.stream(stream)
     log: list[str] = []
     with session_of(deployment.settings) as spark, dagster_instance() as instance:
-        report = maintain(deployment.work(declared, spark, log.append), instance, datetime.now(UTC), sure=sure)
+        report = maintain(deployment.work(declared, spark, log.append), instance, datetime.now(UTC), dry_run=dry_run)
     if as_json:
         keys = None if report.keys is None else {"live": report.keys.live, "retired": [*report.keys.retired]}
         tables = [{**one.row, "notes": [*one.notes]} for one in report.tables]
         retained = None if report.retained is None else report.retained.to_plain()
         found = {"tables": tables, "retention": retained, "keys": keys, "lines": report.lines}
-        print_json({"stream": stream, "done": sure, **found})
+        print_json({"stream": stream, "done": not dry_run, **found})
         return
     if report.tables:
         print_table([*_NAMES], [_row(one.row) for one in report.tables])
@@ -71,7 +71,7 @@ def _row(row: dict[str, object]) -> list[str]:
 @click.argument("stream")
 @click.argument("first")
 @click.argument("last")
-@sure_option
+@dry_run_option
 @as_json_option
 @deployment_of
 def recall_keys(
@@ -79,7 +79,7 @@ def recall_keys(
     stream: str,
     first: str,
     last: str,
-    sure: bool,  # noqa: FBT001 - click's flag
+    dry_run: bool,  # noqa: FBT001 - click's flag
     as_json: bool,  # noqa: FBT001 - click's flag
 ) -> None:
     """Bring the retired keys of STREAM from slice FIRST to LAST back to Dagster, for a backfill.
@@ -92,8 +92,8 @@ def recall_keys(
     lines: list[str] = []
     with dagster_instance() as instance:
         now = datetime.now(UTC)
-        keys = recall(instance, deployment.ledger(), declared, first, last, now, lines.append, sure=sure)
+        keys = recall(instance, deployment.ledger(), declared, first, last, now, lines.append, dry_run=dry_run)
     if as_json:
-        print_json({"stream": stream, "done": sure, "keys": keys, "lines": lines})
+        print_json({"stream": stream, "done": not dry_run, "keys": keys, "lines": lines})
     else:
         print_lines(lines)

@@ -17,7 +17,7 @@ from highwater.slices import SliceKey
 
 # Parameters of commands that have another name in the configuration of the job.
 _NAMES = {"slice_key": "slice", "on": "topics", "again": "accepted_again"}
-_NOT_ASKED = frozenset({"stream", "sure", "dry", "by", "because", "as_json", "key"})
+_NOT_ASKED = frozenset({"stream", "dry_run", "by", "because", "as_json", "key"})
 
 
 class OperatorCommand(click.Command):
@@ -44,7 +44,7 @@ class OperatorCommand(click.Command):
         given = dict(ctx.params)
         for option in self._added:
             del ctx.params[str(option.name)]
-        if not given["sure"]:
+        if given["dry_run"]:
             return super().invoke(ctx)
         deployment = ctx.find_object(Deployment)
         assert deployment is not None  # the group made it

@@ -16,10 +16,10 @@ from highwater.orchestration.cli.terminal import (
     as_json_option,
     by_option,
     deployment_of,
+    dry_run_option,
     print_json,
     print_lines,
     print_table,
-    sure_option,
 )
 from highwater.orchestration.deployment import Deployment
 from highwater.slices import SliceKey
@@ -58,7 +58,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         as_json_option,
         by_option,
-        sure_option,
+        dry_run_option,
         click.option("--limit", "most", type=click.IntRange(min=1), help="At most N matching records, oldest first."),
         click.option("--until", type=_MOMENT, help="Published before this moment, in UTC."),
         click.option("--since", type=_MOMENT, help="Published at this moment or later, in UTC."),
@@ -116,7 +116,7 @@ def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: Pa
     )
     plain = {
         "stream": stream,
-        "done": options["sure"],
+        "done": not options["dry_run"],
         "lines": lines,
         "meant": found.to_plain(),
         "slices": found.slices,
@@ -138,7 +138,7 @@ def _redrive_or_discard(
         ParkedRequest(choice, **options),
         lines.append,
     )
-    plain = {"stream": stream, "done": options["sure"], "lines": lines, "meant": _plain(found)}
+    plain = {"stream": stream, "done": not options["dry_run"], "lines": lines, "meant": _plain(found)}
     _print(plain if as_json else None, found.table, lines)
 
 

@@ -14,9 +14,9 @@ from highwater.orchestration.cli.terminal import (
     because_option,
     by_option,
     deployment_of,
+    dry_run_option,
     print_json,
     print_lines,
-    sure_option,
     with_dry_run_note,
 )
 from highwater.orchestration.deployment import Deployment
@@ -31,7 +31,7 @@ from highwater.resources.ledger.pauses import ALL, PARTS
 
 def _options(*arguments: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def add(command: Callable[..., None]) -> Callable[..., None]:
-        for option in (as_json_option, sure_option, *reversed(arguments)):
+        for option in (as_json_option, dry_run_option, *reversed(arguments)):
             command = option(command)
         return command
 
@@ -91,9 +91,11 @@ def _pause_or_resume(
     found = pause_or_resume(deployment.ledger(), deployment.stream(stream), request, datetime.now(UTC), lines.append)
     if as_json:
         paused = {name or "stream": one.to_plain() for name, one in found.items()}
-        print_json({"stream": stream, "part": part or None, "was_paused": paused, "done": request.sure, "lines": lines})
+        print_json(
+            {"stream": stream, "part": part or None, "was_paused": paused, "done": not request.dry_run, "lines": lines}
+        )
         return
-    print_lines(with_dry_run_note(lines, sure=request.sure))
+    print_lines(with_dry_run_note(lines, dry_run=request.dry_run))
 
 
 def _pause_or_resume_tier(
@@ -106,6 +108,8 @@ def _pause_or_resume_tier(
     )
     if as_json:
         paused = None if found is None else found.to_plain()
-        print_json({"stream": stream, "topic": topic, "was_paused": paused, "done": request.sure, "lines": lines})
+        print_json(
+            {"stream": stream, "topic": topic, "was_paused": paused, "done": not request.dry_run, "lines": lines}
+        )
         return
-    print_lines(with_dry_run_note(lines, sure=request.sure))
+    print_lines(with_dry_run_note(lines, dry_run=request.dry_run))

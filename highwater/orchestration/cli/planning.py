@@ -10,6 +10,7 @@ import click
 from highwater.orchestration.cli.terminal import (
     as_json_option,
     deployment_of,
+    dry_run_option,
     error_plain,
     print_json,
     print_lines,
@@ -23,20 +24,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("stream")
-@click.option("--commit", is_flag=True, help="Record the plan in the ledger; without it nothing is recorded.")
+@dry_run_option
 @as_json_option
 @deployment_of
-def plan(deployment: Deployment, stream: str, commit: bool, as_json: bool) -> None:  # noqa: FBT001 - click's flags
-    """Cut the new offsets of STREAM's topic into slices; a dry run unless --commit is given."""
+def plan(deployment: Deployment, stream: str, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001 - click's flags
+    """Cut the new offsets of STREAM's topic into slices; a dry run unless --yes is given."""
     from highwater.orchestration.sensing.topic_planner import Planner
 
     declared = deployment.stream(stream)
-    found = Planner(deployment.ledger(), deployment.kafka()).tick(declared, datetime.now(UTC), dry=not commit)
+    found = Planner(deployment.ledger(), deployment.kafka()).tick(declared, datetime.now(UTC), dry_run=dry_run)
     if as_json:
         print_json(
             {
                 "stream": stream,
-                "recorded": commit,
+                "recorded": not dry_run,
                 "slices": [_slice_plain(slice_) for slice_ in found.slices],
                 "lag": found.lag,
                 "skipped": {str(p): why for p, why in found.skipped.items()},
@@ -44,7 +45,7 @@ def plan(deployment: Deployment, stream: str, commit: bool, as_json: bool) -> No
             }
         )
     else:
-        lines = found.lines if commit else [*found.lines, "a dry run: nothing was recorded; add --commit"]
+        lines = [*found.lines, "a dry run: nothing was recorded; add --yes"] if dry_run else found.lines
         print_lines(lines)
     for error in found.errors.values():
         raise error

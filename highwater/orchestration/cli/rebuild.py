@@ -12,6 +12,7 @@ from highwater.orchestration.cli.terminal import (
     as_json_option,
     by_option,
     deployment_of,
+    dry_run_option,
     print_json,
     print_lines,
     print_table,
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 @click.command("rebuild-ledger", cls=OperatorCommand)
 @click.argument("stream")
-@click.option("--yes", "sure", is_flag=True, help="Write it. Without it only what would be written is shown.")
+@dry_run_option
 @as_json_option
 @deployment_of
 def rebuild_ledger(
     deployment: Deployment,
     stream: str,
-    sure: bool,  # noqa: FBT001 - click's flag
+    dry_run: bool,  # noqa: FBT001 - click's flag
     as_json: bool,  # noqa: FBT001 - click's flag
 ) -> None:
     """Rebuild the plans of STREAM from the lake, into a ledger that holds none of it.
@@ -44,9 +45,14 @@ def rebuild_ledger(
     known = _known_to_dagster(declared)
     lines: list[str] = []
     ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
-    found = rebuild_from_lake(ledger, lake, kafka, declared, known, lines.append, sure=sure)
+    found = rebuild_from_lake(ledger, lake, kafka, declared, known, lines.append, dry_run=dry_run)
     if as_json:
-        plain = {"stream": stream, "written": sure, "slices": [slice_.key for slice_ in found.slices], "lines": lines}
+        plain = {
+            "stream": stream,
+            "written": not dry_run,
+            "slices": [slice_.key for slice_ in found.slices],
+            "lines": lines,
+        }
         print_json({**plain, "unread": [*found.unread]})
     else:
         print_lines(lines)
@@ -54,13 +60,13 @@ def rebuild_ledger(
 
 @click.command("rebuild-current", cls=OperatorCommand)
 @click.argument("stream")
-@click.option("--yes", "sure", is_flag=True, help="Write it. Without it only what differs is shown.")
+@dry_run_option
 @as_json_option
 @deployment_of
 def rebuild_current(
     deployment: Deployment,
     stream: str,
-    sure: bool,  # noqa: FBT001 - click's flag
+    dry_run: bool,  # noqa: FBT001 - click's flag
     as_json: bool,  # noqa: FBT001 - click's flag
 ) -> None:
     """Compute the table `current` of STREAM again from its events, while runs go on.
@@ -73,11 +79,11 @@ def rebuild_current(
     declared = deployment.stream(stream)
     lines: list[str] = []
     with session_of(deployment.settings) as spark:
-        found = rebuild_from_events(deployment.work(declared, spark, lines.append), sure=sure)
+        found = rebuild_from_events(deployment.work(declared, spark, lines.append), dry_run=dry_run)
     if as_json:
         names, rows = table(found)
         samples = [dict(zip(names, row, strict=True)) for row in rows]
-        print_json({"stream": stream, "written": sure and not found.none, **vars(found), "samples": samples})
+        print_json({"stream": stream, "written": not dry_run and not found.none, **vars(found), "samples": samples})
         return
     print_lines(lines[: len(found.lines)])
     if found.samples:
@@ -87,7 +93,7 @@ def rebuild_current(
 
 @click.command("rebuild-all", cls=OperatorCommand)
 @click.argument("stream")
-@click.option("--yes", "sure", is_flag=True, help="Write it. Without it only what would be written is shown.")
+@dry_run_option
 @by_option
 @click.option("--accepted-again", "again", is_flag=True, help="The topic of accepted events gets them again.")
 @as_json_option
@@ -95,7 +101,7 @@ def rebuild_current(
 def rebuild_all(
     deployment: Deployment,
     stream: str,
-    sure: bool,  # noqa: FBT001 - click's flag
+    dry_run: bool,  # noqa: FBT001 - click's flag
     by: str,
     again: bool,  # noqa: FBT001 - click's flag
     as_json: bool,  # noqa: FBT001 - click's flag
@@ -112,10 +118,12 @@ def rebuild_all(
     known = _known_to_dagster(declared)
     lines: list[str] = []
     ledger, lake, kafka = deployment.ledger(), deployment.lake(), deployment.kafka()
-    found = rebuild_from_kafka(ledger, lake, kafka, declared, known, lines.append, sure=sure, by=by, again=again)
+    found = rebuild_from_kafka(ledger, lake, kafka, declared, known, lines.append, dry_run=dry_run, by=by, again=again)
     if as_json:
         losses = [{"partition": loss.partition, "range": str(loss.offsets)} for loss in found.losses]
-        print_json({"stream": stream, "written": sure, "copies": dict(found.copies), "losses": losses, "lines": lines})
+        print_json(
+            {"stream": stream, "written": not dry_run, "copies": dict(found.copies), "losses": losses, "lines": lines}
+        )
     else:
         print_lines(lines)
 

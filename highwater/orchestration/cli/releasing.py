@@ -14,9 +14,9 @@ from highwater.orchestration.cli.terminal import (
     because_option,
     by_option,
     deployment_of,
+    dry_run_option,
     print_json,
     print_lines,
-    sure_option,
     with_dry_run_note,
 )
 from highwater.orchestration.deployment import Deployment
@@ -32,13 +32,13 @@ def _decision(command: Callable[..., dict[str, Any]]) -> Callable[..., None]:
         lines: list[str] = []
         plain = command(deployment, lines.append, **options)
         if as_json:
-            print_json({**plain, "done": options["sure"], "lines": lines})
+            print_json({**plain, "done": not options["dry_run"], "lines": lines})
         else:
-            print_lines(with_dry_run_note(lines, sure=options["sure"]))
+            print_lines(with_dry_run_note(lines, dry_run=options["dry_run"]))
 
     decide.__doc__ = command.__doc__
     found: Callable[..., None] = deployment_of(decide)
-    for option in (as_json_option, sure_option, by_option, because_option):
+    for option in (as_json_option, dry_run_option, by_option, because_option):
         found = option(found)
     return found
 

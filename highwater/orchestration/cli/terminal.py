@@ -44,15 +44,17 @@ def error_text(error: HighwaterError) -> str:
 deployment_of = click.make_pass_decorator(Deployment)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 because_option = click.option("--because", default="", help="Why; goes into the record.")
-sure_option = click.option("--yes", "sure", is_flag=True, help="Do it. Without it only what would be done is shown.")
+dry_run_option = click.option(
+    "--dry-run/--yes", "dry_run", default=True, help="Only show what would happen, which is the default; or do it."
+)
 by_option = click.option(
     "--by", default=login_name, show_default="your login name", help="Who decides it; goes into the record."
 )
 
 
-def with_dry_run_note(lines: Sequence[str], *, sure: bool) -> list[str]:
+def with_dry_run_note(lines: Sequence[str], *, dry_run: bool) -> list[str]:
     """The findings and actions of a decision, with a note if it was a dry run."""
-    return [*lines] if sure else [*lines, "a dry run: nothing was recorded; add --yes --by NAME"]
+    return [*lines, "a dry run: nothing was recorded; add --yes --by NAME"] if dry_run else [*lines]
 
 
 def error_plain(error: HighwaterError) -> dict[str, Any]:

@@ -273,11 +273,11 @@ def accept_loss(
     by: str,
     now: datetime,
     partitions: Partitions = None,
-    dry: bool = True,
+    dry_run: bool = True,
     divergence: bool = False,
     state: TopicState | None = None,
 ) -> Acceptance:
-    """Work out what an acceptance records, and record it unless the run is dry.
+    """Work out what an acceptance records, and record it unless it is a dry run.
 
     A record cannot be undone, so two looks at the topic must agree on it, and all its partitions have a leader.
 
@@ -289,7 +289,7 @@ def accept_loss(
         by: who accepts.
         now: the time, in UTC.
         partitions: the only ones that are meant; None means all.
-        dry: record nothing.
+        dry_run: record nothing.
         divergence: whether it is accepted that history was replaced (I16), and not that offsets expired; without it
             partitions in which other records occupy planned offsets stay as they are.
         state: what the topic holds, for a dry run; it is looked at if None.
@@ -305,7 +305,7 @@ def accept_loss(
     if planned is None:
         raise ConfigurationError(
             f"topic {stream.topic} of stream {stream.name} was never planned, so nothing of it can be lost",
-            remedy=f"highwater plan {stream.name} --commit",
+            remedy=f"highwater plan {stream.name} --yes",
         )
     recorded = ledger.losses(stream.name, stream.topic)
     slices = ledger.slices(stream.name, stream.topic)
@@ -335,7 +335,7 @@ def accept_loss(
         second = confirming_look(kafka, stream.topic)
         _ensure_led(second)
         found = _agreed(found, work_out(second), first, second)
-    if not dry and not found.nothing:
+    if not dry_run and not found.nothing:
         _record(ledger, stream, found)
     return found
 

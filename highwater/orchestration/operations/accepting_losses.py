@@ -27,14 +27,14 @@ class AcceptLossRequest:
         topic: the tier, or another system's topic, that is meant; the main topic if None.
         partitions: the only ones that are meant; None means all.
         divergence: accept that other records occupy planned offsets than before (I16).
-        sure: record it; without it only what would be recorded is reported.
+        dry_run: record nothing.
         by: the person's name.
     """
 
     topic: str | None = None
     partitions: Partitions = None
     divergence: bool = False
-    sure: bool = False
+    dry_run: bool = True
     by: str = ""
 
 
@@ -51,7 +51,7 @@ def accept_losses(
         As `accept_loss` and `recreate_topic`.
     """
     view = stream_of_topic(stream, request.topic)
-    state, made = _recreate_if_vanished(ledger, kafka, stream, view.topic, sure=request.sure)
+    state, made = _recreate_if_vanished(ledger, kafka, stream, view.topic, dry_run=request.dry_run)
     found = accept_loss(
         ledger,
         kafka,
@@ -60,7 +60,7 @@ def accept_losses(
         by=request.by or "nobody yet",
         now=now,
         partitions=request.partitions,
-        dry=not request.sure,
+        dry_run=request.dry_run,
         divergence=request.divergence,
         state=state,
     )
@@ -68,7 +68,7 @@ def accept_losses(
 
 
 def _recreate_if_vanished(
-    ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, *, sure: bool
+    ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, *, dry_run: bool
 ) -> tuple[TopicState | None, list[str]]:
     """Recreate a vanished tier if that is confirmed; else return the state it would have. Returns sentences too."""
     if is_there(kafka, topic):
@@ -78,7 +78,7 @@ def _recreate_if_vanished(
         return None, []
     if topic not in stream.tier_topics:
         raise gone
-    if not sure:
+    if dry_run:
         return as_made(kafka, stream, topic), [f"{topic} is gone, and would be recreated"]
     recreate_topic(ledger, kafka, stream, topic)
     return None, [f"{topic} was gone, and is recreated"]

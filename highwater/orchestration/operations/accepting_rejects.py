@@ -25,13 +25,13 @@ class AcceptSlicesRequest:
 
     Args:
         slices: the keys.
-        sure: record it; without it only what would be recorded is reported.
+        dry_run: record nothing.
         by: the person's name.
         because: why.
     """
 
     slices: Sequence[str]
-    sure: bool = False
+    dry_run: bool = True
     by: str = ""
     because: str = ""
 
@@ -52,7 +52,7 @@ def accept_slices(
         UnknownSliceError: one of them was never planned.
         ConfigurationError: it is to be recorded and nobody is named, or a slice cannot be let through.
     """
-    ensure_named(request.by, "accept-rejects", sure=request.sure)
+    ensure_named(request.by, "accept-rejects", dry_run=request.dry_run)
     slices = slices_of(ledger, streams, request.slices)
     if not slices:
         raise ConfigurationError("no slice is named", remedy="name the slices whose rejects are accepted")
@@ -61,7 +61,7 @@ def accept_slices(
         log(_acceptance_line(slice_.key, judgements.get(slice_.key)))
     fresh = [slice_.key for slice_ in slices if slice_.key not in known]
     log(f"{len(fresh):,} of {len(slices):,} slices are not let through yet")
-    if request.sure:
+    if not request.dry_run:
         # Those too that were let through before: a leave covers only what was sent until it was given.
         for name in sorted({slice_.stream for slice_ in slices}):
             keys = [slice_.key for slice_ in slices if slice_.stream == name]
@@ -89,7 +89,7 @@ class AcceptReasonsRequest:
         reasons: the reasons for rejects that are accepted.
         from_slice: the slice of the main topic from which on they are; empty to revoke.
         revoke: end the acceptance.
-        sure: record it; without it the command only shows what would be recorded.
+        dry_run: record nothing.
         by: the person's name.
         because: why.
     """
@@ -97,7 +97,7 @@ class AcceptReasonsRequest:
     reasons: Sequence[str]
     from_slice: str = ""
     revoke: bool = False
-    sure: bool = False
+    dry_run: bool = True
     by: str = ""
     because: str = ""
 
@@ -114,7 +114,7 @@ def accept_reasons(
     known = ledger.breakers.accepted_reasons(stream.name)
     for reason in request.reasons:
         log(known[reason].text if reason in known else f"rejects for {reason} are not accepted")
-    ensure_named(request.by, "accept-rejects", sure=request.sure)
+    ensure_named(request.by, "accept-rejects", dry_run=request.dry_run)
     if request.revoke:
         _revoke(ledger, stream, request, now, log)
         return
@@ -140,7 +140,7 @@ def accept_reasons(
         f"from {slice_.key} on, rejects for {', '.join(request.reasons)} would open the breaker no more, however many; "
         f"they go to the tiers and to the parked topic by their reasons; {len(refused):,} refused slices have such"
     )
-    if request.sure:
+    if not request.dry_run:
         for reason in request.reasons:
             ledger.breakers.accept_reason(
                 stream.name, AcceptedReason(reason, slice_.key, slice_.ordinal, request.because, request.by, now)
@@ -151,7 +151,7 @@ def accept_reasons(
 def _revoke(
     ledger: Ledger, stream: Stream, request: AcceptReasonsRequest, now: datetime, log: Callable[[str], object]
 ) -> None:
-    if not request.sure:
+    if request.dry_run:
         log("from the next slice on, such rejects would open the breaker again")
         return
     for reason in request.reasons:

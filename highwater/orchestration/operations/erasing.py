@@ -1,4 +1,4 @@
-"""Erasing a key of a stream: what a person decides, as a command and as a job; a dry run unless they are sure."""
+"""Erasing a key of a stream: what a person decides, as a command and as a job; a dry run by default."""
 
 # The ledger comes first: from then on no reader takes the key's older records, whichever slice or tier they are in.
 # Then what each slice loses is kept, there and in the lake (`highwater.assets.erasures_table`), and only then it is
@@ -42,13 +42,13 @@ class ErasureRequest:
 
     Args:
         digest: SHA-256 of the key's bytes, in hexadecimal.
-        sure: do it; else only what would be erased is reported.
+        dry_run: erase nothing; only report what would be erased.
         by: who decides it.
         because: why.
     """
 
     digest: str
-    sure: bool = False
+    dry_run: bool = True
     by: str = ""
     because: str = ""
 
@@ -59,7 +59,7 @@ class ErasureRequest:
             ConfigurationError: something is missing.
         """
         ensure_digest(self.digest)
-        if self.sure and not (self.by and self.because):
+        if not self.dry_run and not (self.by and self.because):
             raise ConfigurationError(
                 "an erasure needs a name and a reason",
                 remedy="add --by NAME and --because REASON; the ledger keeps both",
@@ -116,7 +116,7 @@ def erase_key(work: Work, instance: dg.DagsterInstance | None, request: ErasureR
         work.log("DAGSTER_HOME is not set: slices that runs work on are not known, so let no run go on meanwhile")
     for key, why in later.items():
         work.log(f"{key} is left for later: {why}; erase the key again then")
-    if not request.sure:
+    if request.dry_run:
         work.log(f"{len(keys):,} slices hold the key. A dry run: nothing was erased")
         return ErasureResult(found.rows, later=later)
     with ledger.lease(lease_of(stream), LEASE_SECONDS) as lease:

@@ -61,7 +61,7 @@ class Retirement:
 
 
 def retire(
-    instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, now: datetime, *, sure: bool
+    instance: dg.DagsterInstance, ledger: Ledger, lake: Lake, stream: Stream, now: datetime, *, dry_run: bool
 ) -> Retirement:
     """Retire the keys that the stream's `Maintenance` does not keep, or report which.
 
@@ -76,7 +76,7 @@ def retire(
     named = named_keys(instance, stream, live, now)
     found, retained = to_retire(wanted, complete(lake, stream, wanted), named)
     gone = [*sorted(half_done - named), *found]
-    if sure and gone:
+    if not dry_run and gone:
         ledger.retired.retire(stream.name, found, now)
         for key in gone:
             instance.delete_dynamic_partition(stream.partitions_name, key)
@@ -170,7 +170,7 @@ def recall(
     now: datetime,
     log: Callable[[str], object],
     *,
-    sure: bool,
+    dry_run: bool,
 ) -> list[str]:
     """Bring back the retired keys from `first` to `last`, slices of one topic; returns them, the oldest first.
 
@@ -190,7 +190,7 @@ def recall(
     retired = ledger.retired.among(meant)
     keys = [key for key in meant if key in retired]
     log(f"{len(keys):,} of {len(meant):,} slices have a retired key")
-    if not sure:
+    if dry_run:
         log("a dry run: nothing was brought back")
     elif keys:
         bring_back(instance, ledger, stream, keys, now)

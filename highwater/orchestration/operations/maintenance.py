@@ -147,7 +147,7 @@ class _Task:
     table: DeltaTable
     hours: int
     outlived: Mapping[str, str]
-    sure: bool
+    dry_run: bool
     notes: list[str] = field(default_factory=list)
     joined: int = 0
 
@@ -156,14 +156,14 @@ class _Task:
         return self.work.lake.path(self.work.stream.name, self.name)
 
 
-def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure: bool) -> Report:
+def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, dry_run: bool) -> Report:
     """Maintain a stream, or report what that would come to.
 
     Args:
         work: the connections; its slices do not matter. Its `log` gets progress.
         instance: Dagster's instance; without it no key is retired, and runs are not known.
         now: in UTC.
-        sure: do it.
+        dry_run: do nothing; only report what would be done.
 
     Raises:
         ConfigurationError: the declared horizon is shorter than what a run may need; nothing was done.
@@ -172,7 +172,7 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
     stream, rule = work.stream, horizon_rule(instance, now)
     rule.ensure_enough(stream.maintenance.horizon)
     ensure_lake_there(work.ledger, work.lake)
-    if sure:
+    if not dry_run:
         # What checks found since, what older versions kept, and what a ledger that was restored does not know.
         erasures_table.keep(work.ledger, work.lake, stream.name)
         discards_table.keep(work.ledger, work.lake, stream.name)
@@ -183,25 +183,25 @@ def maintain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, 
         table = work.lake.table(stream.name, name)
         if table is None:
             continue
-        if sure and name in tables_of(stream):
+        if not dry_run and name in tables_of(stream):
             complete(table, PlannedSlices(work.ledger))  # a run may have died before it did
         times = times_of(table, [*later.get(name, {}).values()])
         read = {key: times[version] for key, version in later.get(name, {}).items()}
         outlived = rule.outlived(stream.maintenance.horizon, read, now)
-        task = _Task(work, name, table, whole_hours(stream.maintenance.horizon), outlived, sure)
+        task = _Task(work, name, table, whole_hours(stream.maintenance.horizon), outlived, dry_run)
         found.append(_maintained(task))
-        if sure and name in tables_of(stream):
+        if not dry_run and name in tables_of(stream):
             complete(task.table, PlannedSlices(work.ledger))  # entries without records may be cleaned from now on
-    retained = retain(work, instance, now, sure=sure)
-    keys = retire(instance, work.ledger, work.lake, stream, now, sure=sure) if instance else None
-    runs = delete_runs(instance, stream, now, sure=sure) if instance else None
-    groups, catalog = dlq_marks.clean_up(work, sure=sure), _registered(work, found, sure=sure)
-    return Report(found, keys, runs, sure, retained, groups, catalog)
+    retained = retain(work, instance, now, dry_run=dry_run)
+    keys = retire(instance, work.ledger, work.lake, stream, now, dry_run=dry_run) if instance else None
+    runs = delete_runs(instance, stream, now, dry_run=dry_run) if instance else None
+    groups, catalog = dlq_marks.clean_up(work, dry_run=dry_run), _registered(work, found, dry_run=dry_run)
+    return Report(found, keys, runs, not dry_run, retained, groups, catalog)
 
 
-def _registered(work: Work, found: Sequence[TableReport], *, sure: bool) -> str:
+def _registered(work: Work, found: Sequence[TableReport], *, dry_run: bool) -> str:
     """Register the tables that a person reads, where the catalog lacks them."""
-    if work.lake.catalog is None or not sure:
+    if work.lake.catalog is None or dry_run:
         return ""
     names = [one.table for one in found if one.table in (*tables_of(work.stream), COMMITS)]
     paths = {name_in_catalog(work.stream.name, name): work.lake.path(work.stream.name, name) for name in names}
@@ -251,11 +251,11 @@ def _maintained(task: _Task) -> TableReport:
     else:
         _gently(task, lambda: _join(task))
     task.table.update_incremental()
-    if task.sure and task.joined:
+    if not task.dry_run and task.joined:
         # The commit that replaced many files names each of them, and every reader would read it again.
         task.table.create_checkpoint()
     removed = _remove(task)
-    after = stock_of(task.table) if task.sure else before
+    after = before if task.dry_run else stock_of(task.table)
     seconds = time.monotonic() - begin
     task.work.log(f"{task.name}: maintained in {seconds:.1f} s")
     return TableReport(task.name, before, after, task.joined, removed, seconds, task.notes)
@@ -272,7 +272,7 @@ def _gently(task: _Task, step: Callable[[], None]) -> None:
 def _join(task: _Task) -> None:
     """Join the small files of a table without partitions."""
     if to_compact(parts_of(task.table)):
-        if task.sure:
+        if not task.dry_run:
             with commit_lock(task.work, task.name):
                 join_files(task.work.spark, task.path)
         task.joined += 1
@@ -284,7 +284,7 @@ def _merge(task: _Task) -> None:
     for group in to_merge(files_of(task.table)):
         if rewritten + group.bytes > MOST_BYTES:
             return
-        if not task.sure or compact(task.work, task.name, group):
+        if task.dry_run or compact(task.work, task.name, group):
             task.joined += len(group.files)
             rewritten += group.bytes
 
@@ -295,7 +295,7 @@ def _remove(task: _Task) -> int:
         task.notes.append(f"no file was removed: {key} {why}; finish it first")
     if task.outlived:
         return 0
-    return remove_files(task.table, task.hours) if task.sure else len(removable(task.table, task.hours))
+    return len(removable(task.table, task.hours)) if task.dry_run else remove_files(task.table, task.hours)
 
 
 def _join_small(task: _Task) -> None:
@@ -304,7 +304,7 @@ def _join_small(task: _Task) -> None:
     A run that publishes opened its table before; its next commit finds another version, and the run is tried again.
     """
     name = f"commit {task.work.stream.name}/{task.name}"
-    wait = nullcontext() if not task.sure else task.work.ledger.lease(name, LEASE_SECONDS, wait=10 * LEASE_SECONDS)
+    wait = nullcontext() if task.dry_run else task.work.ledger.lease(name, LEASE_SECONDS, wait=10 * LEASE_SECONDS)
     with wait as lease:
         task.table.update_incremental()
         for some in batched(to_compact(parts_of(task.table)), PARTITIONS_A_COMMIT):

@@ -54,7 +54,7 @@ class OldRuns:
         return f"{text}; {self.retained:,} stay, slices with a live key were made by them" if self.retained else text
 
 
-def delete_runs(instance: dg.DagsterInstance, stream: Stream, now: datetime, *, sure: bool) -> OldRuns | None:
+def delete_runs(instance: dg.DagsterInstance, stream: Stream, now: datetime, *, dry_run: bool) -> OldRuns | None:
     """Delete the stream's runs that its `Maintenance` does not keep, or report how many; None if it keeps them all.
 
     The keys that are live now decide, so it comes after they were retired.
@@ -72,7 +72,7 @@ def delete_runs(instance: dg.DagsterInstance, stream: Stream, now: datetime, *, 
             retained += 1
         else:
             gone.append(run.run_id)
-    for run_id in gone if sure else ():
+    for run_id in () if dry_run else gone:
         instance.compute_log_manager.delete_logs(prefix=[run_id])
         instance.delete_run(run_id)
     return OldRuns(age, len(gone), retained, more)

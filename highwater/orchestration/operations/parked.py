@@ -155,14 +155,14 @@ class ParkedRequest:
     Args:
         choice: which ones.
         most: at most this many matching records, oldest first; all if None.
-        sure: do it; without it only what would be done is reported.
+        dry_run: do nothing; only report what would be done.
         by: the person's name.
         because: why they are discarded; None sends them back instead.
     """
 
     choice: ParkedSelection = field(default_factory=ParkedSelection)
     most: int | None = None
-    sure: bool = False
+    dry_run: bool = True
     by: str = ""
     because: str | None = None
 
@@ -179,8 +179,10 @@ def redrive_or_discard(
         LeaseHeldError: retries are being decided for minutes; nothing was discarded.
         DependencyAwayError: Kafka, the ledger or the lake is away.
     """
-    ensure_named(request.by, "discard-parked" if request.because is not None else "redrive-parked", sure=request.sure)
-    if request.sure and request.because == "":
+    ensure_named(
+        request.by, "discard-parked" if request.because is not None else "redrive-parked", dry_run=request.dry_run
+    )
+    if not request.dry_run and request.because == "":
         raise ConfigurationError(
             "no reason is given for the discard",
             remedy="say why: --because TEXT, or `because` in the run's configuration",
@@ -188,7 +190,7 @@ def redrive_or_discard(
     parked = only(look(ledger, kafka, lake, stream, request.choice), request.most)
     for line in parked.lines:
         log(line)
-    if not request.sure:
+    if request.dry_run:
         log("a dry run: nothing was done")
     elif request.because is None:
         gone = partial(vanished, ledger, stream)

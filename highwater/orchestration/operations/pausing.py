@@ -23,14 +23,14 @@ class TierPauseRequest:
     Args:
         topic: the tier, or another system's topic.
         resume: end the pause, instead of beginning one.
-        sure: record it; without it only the present state is reported.
+        dry_run: record nothing.
         by: the person's name.
         because: why it is paused; the reason of a resume is among the ledger's decisions alone.
     """
 
     topic: str
     resume: bool = False
-    sure: bool = False
+    dry_run: bool = True
     by: str = ""
     because: str = ""
 
@@ -42,14 +42,14 @@ class PauseRequest:
     Args:
         part: `planner`, `retries` or `publisher`; the whole stream if empty.
         resume: end the pause, instead of beginning one.
-        sure: record it; without it only the present state is reported.
+        dry_run: record nothing.
         by: the person's name.
         because: why it is paused; the reason of a resume is among the ledger's decisions alone.
     """
 
     part: str = ALL
     resume: bool = False
-    sure: bool = False
+    dry_run: bool = True
     by: str = ""
     because: str = ""
 
@@ -75,16 +75,16 @@ def pause_or_resume_tier(
             found=f"those are {', '.join(stream.delays) or 'none'}",
             remedy=f"name one of them; to pause all, highwater pause {stream.name} retries",
         )
-    ensure_named(request.by, "a pause or its end", sure=request.sure)
+    ensure_named(request.by, "a pause or its end", dry_run=request.dry_run)
     found = ledger.paused.of(stream.name).get(request.topic)
     if (found is None) == request.resume:
         raise _as_it_is(found, request.topic)
     log(_state(found, request.topic))
-    if request.sure and not _record(ledger, stream, request, now):
+    if not request.dry_run and not _record(ledger, stream, request, now):
         raise _as_it_is(ledger.paused.of(stream.name).get(request.topic), request.topic)  # somebody else was first
-    if request.sure and request.resume:
+    if not request.dry_run and request.resume:
         log(f"{request.topic}: resumed by {request.by}; the next tick plans due records")
-    elif request.sure:
+    elif not request.dry_run:
         log(f"{request.topic}: paused; slices that are planned go on")
     return found
 
@@ -117,7 +117,7 @@ def pause_or_resume(
             found=f"those are {', '.join(PARTS)}",
             remedy="name one of them, or none for the whole stream",
         )
-    ensure_named(request.by, "a pause or its end", sure=request.sure)
+    ensure_named(request.by, "a pause or its end", dry_run=request.dry_run)
     name, found = name_of(stream.name, request.part), ledger.paused.parts(stream.name).get(stream.name, {})
     mine = [*found] if request.resume and request.part == ALL else [part for part in found if part == request.part]
     if bool(mine) != request.resume:
@@ -126,7 +126,7 @@ def pause_or_resume(
         log(pause.text)
     if not found:
         log(f"{name} is not paused")
-    if not request.sure:
+    if request.dry_run:
         return found
     if request.resume:
         done = [part for part in mine if ledger.paused.resume_part(stream.name, part)]

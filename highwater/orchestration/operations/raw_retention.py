@@ -93,14 +93,14 @@ class Retained:
         }
 
 
-def retain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, sure: bool) -> Retained | None:
+def retain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, dry_run: bool) -> Retained | None:
     """Take the rows of slices that are old enough, or report which; None of a stream that keeps them forever.
 
     Args:
         work: the connections; its slices do not matter.
         instance: Dagster's instance; without it it is not known which slices runs work on, and nothing is taken.
         now: in UTC.
-        sure: do it.
+        dry_run: do nothing; only report what would be done.
 
     Raises:
         DependencyAwayError: Spark, the ledger or the lake is away, or what names slices is unknown; what was taken
@@ -111,7 +111,7 @@ def retain(work: Work, instance: dg.DagsterInstance | None, now: datetime, *, su
         return None
     if instance is None:
         return Retained(age, notes=["DAGSTER_HOME is not set, so no slice loses its rows"])
-    if not sure:
+    if dry_run:
         return _look(work, instance, age, now)
     try:
         with work.ledger.lease(lease_of(work.stream), LEASE_SECONDS) as lease:

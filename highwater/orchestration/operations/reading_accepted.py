@@ -94,14 +94,14 @@ def keep(
     stream: Stream,
     see: Callable[[accepted_copies.Copy], None],
     *,
-    sure: bool,
+    dry_run: bool,
     again: bool,
 ) -> OnAccepted:
     """Store the topic's records, and let the table `published` begin behind it; or only look.
 
     Args:
         see: takes note of each record.
-        sure: write it.
+        dry_run: write nothing.
         again: nothing is kept, so that all is sent again.
 
     Raises:
@@ -110,7 +110,7 @@ def keep(
         DependencyAwayError: Kafka, the lake or the ledger is away.
     """
     topic = "" if stream.publishes is None or again else stream.publishes.topic
-    if sure and lake.table(stream.name, accepted_copies.TABLE) is not None:
+    if not dry_run and lake.table(stream.name, accepted_copies.TABLE) is not None:
         accepted_copies.write(lake, stream.name, [], {})  # of a command that died
     try:
         state = kafka.topic_state(topic) if topic else None
@@ -119,7 +119,7 @@ def keep(
     if state is None:
         return OnAccepted()
     _ensure_not_compacted(kafka, topic)
-    if not sure:
+    if dry_run:
         found = OnAccepted(state.log())
         for _ in _batches(kafka, stream, topic, found, see):
             pass  # read to be counted

@@ -320,7 +320,7 @@ def rebuild_from_lake(
     known: Sequence[str],
     log: Callable[[str], object],
     *,
-    sure: bool,
+    dry_run: bool,
 ) -> Rebuilt:
     """Rebuild the ledger of a stream, or report what that would come to.
 
@@ -339,7 +339,7 @@ def rebuild_from_lake(
     found = look(lake, kafka, stream, known)
     for line in found.lines:
         log(line)
-    if sure:
+    if not dry_run:
         discards_table.keep(ledger, lake, stream.name)
         restore_plans(
             ledger.database,

@@ -215,7 +215,7 @@ def rebuild_from_kafka(
     known: Sequence[str],
     log: Callable[[str], object],
     *,
-    sure: bool,
+    dry_run: bool,
     by: str = "",
     again: bool = False,
 ) -> Begun:
@@ -224,7 +224,7 @@ def rebuild_from_kafka(
     Args:
         known: the keys that Dagster holds; empty where it cannot be asked.
         log: gets the sentences.
-        sure: write it.
+        dry_run: write nothing.
         by: the person's name.
         again: the topic of accepted events gets all of them again.
 
@@ -237,7 +237,7 @@ def rebuild_from_kafka(
             empty.
         LeaseHeldError: somebody planned the stream meanwhile.
     """
-    ensure_named(by, "rebuild-all", sure=sure)
+    ensure_named(by, "rebuild-all", dry_run=dry_run)
     ensure_nothing_there(ledger, lake, stream)
     states = _states(kafka, stream)
     logs = {topic: state.log() for topic, state in states.items()}
@@ -248,11 +248,11 @@ def rebuild_from_kafka(
         kafka,
         stream,
         lambda copy: seen.note(copy.origin, copy.ms, copy.slice_key, stream.topic),
-        sure=sure,
+        dry_run=dry_run,
         again=again,
     )
     batches = _batches(kafka, stream, logs, seen, accepted)
-    if sure:
+    if not dry_run:
         dlq_copies.write(
             lake, stream.name, batches, {topic: {p: r.end for p, r in log.items()} for topic, log in logs.items()}
         )
@@ -275,10 +275,10 @@ def rebuild_from_kafka(
         log(f"{len(erasures):,} erasures of keys are known from the table {erasures_table.TABLE}")
     if discarded := len(discards_table.read(lake, stream.name)):
         log(f"{discarded:,} records that were discarded are known from the table {discards_table.TABLE}")
-    if sure:
+    if not dry_run:
         discards_table.keep(ledger, lake, stream.name)
         restore_plans(ledger.database, generations, [], {}, losses, {}, erasures=erasures)
-    log("restarted: start the sensors" if sure else "a dry run: nothing was written")
+    log("a dry run: nothing was written" if dry_run else "restarted: start the sensors")
     return found
 
 

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 NAMES = ("what", "key", "version", "updated_by_slice")
 
 
-def rebuild_from_events(work: Work, *, sure: bool) -> Differences:
+def rebuild_from_events(work: Work, *, dry_run: bool) -> Differences:
     """Report differences between `current` and the events, and replace the table if that is wanted.
 
     Args:
         work: the connections; its slices do not matter. Its `log` gets the sentences.
-        sure: write it; without it only what differs is reported. Where nothing differs nothing is written.
+        dry_run: write nothing; only report what differs. Where nothing differs nothing is written.
 
     Raises:
         ConfigurationError: there are no events to compute from.
@@ -30,7 +30,7 @@ def rebuild_from_events(work: Work, *, sure: bool) -> Differences:
         work.log(line)
     if found.none:
         work.log("current is what the events say: nothing is to be done")
-    elif sure:
+    elif not dry_run:
         work.log(f"rebuilt: {current_rebuild.rebuild(work):,} keys")
     else:
         work.log("a dry run: nothing was written")

@@ -141,7 +141,7 @@ class ReclaimRequest:
     Args:
         choice: which records; its slices are those that read or rejected them, its times those of their publication.
         most: at most this many matching records, first published first; all if None.
-        sure: do it; without it only what would be done is reported.
+        dry_run: do nothing; only report what would be done.
         by: the person's name.
         because: why.
         on: only what was published to these topics last; all if empty.
@@ -149,7 +149,7 @@ class ReclaimRequest:
 
     choice: ParkedSelection = field(default_factory=ParkedSelection)
     most: int | None = None
-    sure: bool = False
+    dry_run: bool = True
     by: str = ""
     because: str = ""
     on: Collection[str] = ()
@@ -169,13 +169,13 @@ def reclaim_records(
         LeaseHeldError: retries are being decided; nothing was recorded.
         DependencyAwayError: the ledger or the lake is away; nothing was recorded.
     """
-    ensure_named(request.by, "reclaim", sure=request.sure)
-    if request.sure and not request.because:
+    ensure_named(request.by, "reclaim", dry_run=request.dry_run)
+    if not request.dry_run and not request.because:
         raise ConfigurationError(
             "no reason is given for the reclaim",
             remedy="say why: --because TEXT, or `because` in the run's configuration",
         )
-    if not request.sure:
+    if request.dry_run:
         found = _logged(look(ledger, lake, stream, request.choice, request.most, request.on), log)
         _log_retired(ledger, stream, found.slices, log)
         log("a dry run: nothing was recorded")

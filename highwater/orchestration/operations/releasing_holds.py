@@ -26,14 +26,14 @@ class ReleaseRequest:
     Args:
         slice_key: the slice.
         park: park the records that hold it, instead of retrying them.
-        sure: record it; without it only what would be recorded is reported.
+        dry_run: record nothing.
         by: the person's name.
         because: why.
     """
 
     slice_key: str
     park: bool = False
-    sure: bool = False
+    dry_run: bool = True
     by: str = ""
     because: str = ""
 
@@ -54,7 +54,7 @@ def release_slice(
         UnknownSliceError: it was never planned.
         ConfigurationError: it is not held, was released before, is of another stream, or nobody is named.
     """
-    ensure_named(request.by, "release-hold", sure=request.sure)
+    ensure_named(request.by, "release-hold", dry_run=request.dry_run)
     [slice_] = slices_of(ledger, streams, [request.slice_key])
     hold = ledger.holds.of([slice_.key]).get(slice_.key)
     if hold is None or hold.release is not None:
@@ -64,7 +64,7 @@ def release_slice(
     # A reason that was declared otherwise since holds no more; its slice is decided when it is asked for.
     goes = {destination(stream, reason, 0, park=request.park) for reason in stream.holding or {hold.found.reason}}
     log(f"the records that hold it would go to {', '.join(sorted(goes))}; slices behind it go on")
-    if request.sure:
+    if not request.dry_run:
         if not ledger.holds.release(slice_.key, Release(request.park, request.by, request.because, now)):
             raise _nothing_to_release(slice_.key, ledger.holds.of([slice_.key]).get(slice_.key))
         circuit = ledger.breakers.circuit(slice_.stream)

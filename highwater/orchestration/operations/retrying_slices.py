@@ -26,13 +26,13 @@ class RetryRequest:
 
     Args:
         slice_key: the slice.
-        sure: record it; without it only the slice's state is reported.
+        dry_run: record nothing.
         by: the person's name.
         because: why.
     """
 
     slice_key: str
-    sure: bool = False
+    dry_run: bool = True
     by: str = ""
     because: str = ""
 
@@ -53,14 +53,14 @@ def release_for_retries(
         UnknownSliceError: it was never planned.
         ConfigurationError: it is not exhausted and never published, is of another stream, or nobody is named.
     """
-    ensure_named(request.by, "retry-slice", sure=request.sure)
+    ensure_named(request.by, "retry-slice", dry_run=request.dry_run)
     [slice_] = slices_of(ledger, streams, [request.slice_key])
     found = ledger.exhausted_slices.of([slice_.key]).get(slice_.key)
     if found is None or found.released_at is not None:
         _release_for_publication(ledger, streams[slice_.stream], slice_.key, request, now, log)
         return None
     log(found.text)
-    if request.sure:
+    if not request.dry_run:
         if not ledger.exhausted_slices.release(slice_.key, by=request.by, because=request.because, now=now):
             raise _not_exhausted(slice_.key)
         log(f"{slice_.key}: recorded; the sensor repair requests it")
@@ -73,7 +73,7 @@ def _release_for_publication(
     if stream.publishes is None:
         raise _not_exhausted(key)
     log(f"the sensor repair still retries {key}; whether the sensor publisher still sends it, its ticks show")
-    if request.sure:
+    if not request.dry_run:
         ledger.exhausted_slices.release_any(stream.name, key, by=request.by, because=request.because, now=now)
         log(f"{key}: recorded; where it is not sent, the sensor publisher requests it and those behind it")
 

@@ -198,7 +198,7 @@ def _dlq(ledger: Ledger, kafka: Kafka, stream: Stream) -> list[DlqStatus]:
 
 def _tier(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str) -> DlqStatus:
     try:
-        tick = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC), dry=True)
+        tick = plan_tier(ledger, kafka, stream, topic, datetime.now(UTC), dry_run=True)
     except TopicAbsentError:
         return DlqStatus(topic, error=vanished(ledger, stream, topic))
     except HighwaterError as error:

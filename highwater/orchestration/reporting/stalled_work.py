@@ -43,7 +43,7 @@ def planning_stopped(inputs: StreamInputs) -> Condition:
     """The planning of the main topic, tried without recording anything."""
     stream = inputs.stream
     try:
-        faults = _faults(Planner(inputs.ledger, inputs.kafka).tick(stream, datetime.now(UTC), dry=True))
+        faults = _faults(Planner(inputs.ledger, inputs.kafka).tick(stream, datetime.now(UTC), dry_run=True))
     except PermanentError as error:
         faults = [_fault(error)]
     found = _texts(stream, faults)
@@ -61,7 +61,7 @@ def retries_stopped(inputs: StreamInputs) -> Condition:
         if topic in paused:
             continue
         try:
-            faults += _faults(plan_tier(inputs.ledger, inputs.kafka, stream, topic, datetime.now(UTC), dry=True))
+            faults += _faults(plan_tier(inputs.ledger, inputs.kafka, stream, topic, datetime.now(UTC), dry_run=True))
         except TopicAbsentError:
             continue
         except PermanentError as error:

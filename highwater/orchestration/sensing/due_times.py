@@ -40,7 +40,7 @@ class Due:
 
 
 def due_of(ledger: Ledger, kafka: Kafka, stream: Stream, topic: str, tick: PlanningResult) -> Due | None:
-    """The due times of records that a dry tick found waiting.
+    """The due times of records that a tick without effect found waiting.
 
     None where nothing waits, where times could not be read, or where a producer's clock names a year beyond Python's
     times, as it may on another system's topic.

@@ -27,7 +27,7 @@ def plan_tier(
     topic: str,
     now: datetime,
     *,
-    dry: bool = False,
+    dry_run: bool = False,
     look: Look | None = None,
 ) -> PlanningResult:
     """Plan the due offsets of a tier, or of a topic that another system fills.
@@ -38,7 +38,7 @@ def plan_tier(
         stream: the stream.
         topic: the tier's, or the other system's.
         now: the time, in UTC.
-        dry: record nothing.
+        dry_run: record nothing.
         look: plan and topic as the caller read them a moment ago; they are read now if None.
 
     Raises:
@@ -62,7 +62,7 @@ def plan_tier(
         )
 
     try:
-        return Planner(ledger, kafka).tick(tier, now, dry=dry, due=due, look=look)
+        return Planner(ledger, kafka).tick(tier, now, dry_run=dry_run, due=due, look=look)
     except TopicAbsentError as error:
         # To the planner a tier is a main topic, which a person would have to make again.
         raise vanished(ledger, stream, topic) or error from None

@@ -125,7 +125,7 @@ class Planner:
         self._kafka = kafka
 
     def tick(
-        self, stream: Stream, now: datetime, *, dry: bool = False, due: Due | None = None, look: Look | None = None
+        self, stream: Stream, now: datetime, *, dry_run: bool = False, due: Due | None = None, look: Look | None = None
     ) -> PlanningResult:
         """Look at the stream's topic and record the next offsets to read.
 
@@ -134,7 +134,7 @@ class Planner:
         Args:
             stream: the stream.
             now: the time, in UTC.
-            dry: record nothing; say what would be planned.
+            dry_run: record nothing; say what would be planned.
             due: gives of what the topic holds what may be planned now; all of it if None.
             look: plan and topic as the caller read them a moment ago; they are read now if None, and whenever another
                 planner was first.
@@ -154,7 +154,7 @@ class Planner:
             if planned is not None:
                 state, divergence = compare_with_plan(self._kafka, stream, planned, state)
             if planned is None or _can_decide(planned, state):
-                planned = self._begun(stream, planned, state, now, dry=dry)
+                planned = self._begun(stream, planned, state, now, dry_run=dry_run)
             if planned is None:
                 continue
             result = cut_slices(stream, planned, due(state, planned) if due else state, now, divergence)
@@ -162,11 +162,11 @@ class Planner:
                 # The tick before retention takes records is no time to wait for more of them.
                 at_once = replace(stream, limits=replace(stream.limits, min_offsets=1))
                 result = cut_slices(at_once, planned, state, now, divergence)
-            if not dry:
+            if not dry_run:
                 if result.losses and not self._confirmed(stream, state, result.losses):
                     continue
                 result = self._with_fingerprints(state, result)
-            if dry or self._stored(planned, result):
+            if dry_run or self._stored(planned, result):
                 return PlanningResult(stream, result, state, _ends(planned, result), planned.generation)
         _ensure_own(self._ledger, stream)
         raise TemporaryError(
@@ -219,7 +219,7 @@ class Planner:
         return self._ledger.add(result.slices, result.losses, seen=planned.generation)
 
     def _begun(
-        self, stream: Stream, planned: Planned | None, state: TopicState, now: datetime, *, dry: bool
+        self, stream: Stream, planned: Planned | None, state: TopicState, now: datetime, *, dry_run: bool
     ) -> Planned | None:
         """Pin the topic and decide where its partitions begin; None if another planner did so first."""
         if planned is not None:
@@ -229,8 +229,8 @@ class Planner:
             _ensure_own(self._ledger, stream)
             _ensure_never_published(self._kafka, stream)
             first = _first_generation(stream, state, found, now)
-            return Planned.of(first, None, []) if dry or self._ledger.topics.open_generation(first) else None
-        if not dry and not self._ledger.topics.decide_starts(planned.generation, found):
+            return Planned.of(first, None, []) if dry_run or self._ledger.topics.open_generation(first) else None
+        if not dry_run and not self._ledger.topics.decide_starts(planned.generation, found):
             return None
         moved = replace(planned.generation, revision=planned.generation.revision + 1)
         return replace(planned, generation=moved, ends={**planned.ends, **found})

@@ -48,7 +48,7 @@ def by_job(
     **config: Any,
 ) -> tuple[str, str]:
     """Run the job of an action with `record`, and return the error and the run's id."""
-    given = {"stream": "orders", **SAME[action][1], "record": True, **config}
+    given = {"stream": "orders", **SAME[action][1], "dry_run": False, **config}
     with dg.DagsterInstance.ephemeral() as instance:
         done = defs.resolve_job_def(action).execute_in_process(
             instance=instance, run_config=given, raise_on_error=False, tags=dict(tags or {})
@@ -60,11 +60,11 @@ def by_job(
 
 def test_every_command_that_decides_has_a_job_and_passes_the_check() -> None:
     """A command with `--yes` that is no operator command would write under no name."""
-    sure = {name for name, command in main.commands.items() if any(p.name == "sure" for p in command.params)}
+    changing = {name for name, command in main.commands.items() if any(p.name == "dry_run" for p in command.params)}
     checked = {name for name, command in main.commands.items() if isinstance(command, OperatorCommand)}
     assert {name.replace("-", "_") for name in checked} == set(ACTIONS)
     # Maintenance does what the declaration says, as the schedule does each night.
-    assert sure - checked == {"maintain"}
+    assert changing - checked == {"maintain", "plan"}
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -207,6 +207,6 @@ def test_a_list_without_a_name_is_refused() -> None:
 def test_every_operator_command_shows_both_options() -> None:
     for name, command in main.commands.items():
         if isinstance(command, OperatorCommand):
-            options = {text for one in command.params for text in one.opts}
-            assert {"--yes", "--by", "--because"} <= options, name
+            options = {text for one in command.params for text in (*one.opts, *one.secondary_opts)}
+            assert {"--dry-run", "--yes", "--by", "--because"} <= options, name
     assert operator_jobs.USER_TAG == "user"

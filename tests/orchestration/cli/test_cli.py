@@ -25,7 +25,7 @@ def test_the_command_shows_where_planning_is(scene: Scene) -> None:
     scene.write(25)
     assert "a dry run" in scene.run("plan", "orders").output
     assert scene.slices() == []
-    planned = json.loads(scene.run("plan", "orders", "--commit", "--json").output)
+    planned = json.loads(scene.run("plan", "orders", "--yes", "--json").output)
     assert (planned["recorded"], len(planned["slices"])) == (True, 1)
     scene.write(3)
     listed = scene.run("slices", "orders").output

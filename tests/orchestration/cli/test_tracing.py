@@ -122,7 +122,7 @@ def test_what_was_not_read_says_why(bootstrap: str, topic: TopicFactory, tmp_pat
     producer = scene.transaction()
     producer.produce(scene.topic, b"open", partition=0)
     producer.flush(30)
-    scene.run("plan", "orders", "--commit")
+    scene.run("plan", "orders", "--yes")
     scene.ledger.record_loss(
         [Loss("orders", scene.topic, 0, 1, OffsetRange(3, 5), "expired", "ann", datetime.now(UTC))]
     )

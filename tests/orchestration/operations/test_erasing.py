@@ -85,8 +85,8 @@ def test_the_ledger_keeps_what_was_begun_and_what_is_done(tmp_path: Path) -> Non
     [
         ErasureRequest("o1"),
         ErasureRequest(O1.upper()),
-        ErasureRequest(O1, sure=True),
-        ErasureRequest(O1, True, by="me"),
+        ErasureRequest(O1, dry_run=False),
+        ErasureRequest(O1, dry_run=False, by="me"),
     ],
 )
 def test_what_is_asked_for_must_be_whole(asked: ErasureRequest) -> None:
@@ -164,7 +164,9 @@ def test_slices_that_are_being_sent_are_left_for_later(world: World, monkeypatch
             FIRST.key: "its publication broke off, materialise orders/published of it first",
             world.second.key: "a run works on it",
         }
-        erase_key(work, instance, ErasureRequest(digest_of(b"o9"), sure=True, by="somebody", because="asked for"), NOW)
+        erase_key(
+            work, instance, ErasureRequest(digest_of(b"o9"), dry_run=False, by="somebody", because="asked for"), NOW
+        )
     assert "orders.accepted" in lines[-1]
 
 
@@ -240,7 +242,7 @@ def test_nothing_is_judged_again_for_what_others_did_since(
     nothing = cast("Any", None)
     work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, print)
     digest = digest_of(b"o5")
-    asked = ErasureRequest(digest, sure=True, by="somebody", because="asked for")
+    asked = ErasureRequest(digest, dry_run=False, by="somebody", because="asked for")
     if dies_after:
         stored.dies_after = dies_after
         with pytest.raises(TemporaryError, match="killed"):
@@ -273,7 +275,7 @@ def test_an_erasure_that_leaves_a_row_of_the_key_is_no_success(
     Committed(world, monkeypatch, keeps=table)
     nothing, lines = cast("Any", None), list[str]()
     work = Work(STREAM, [], nothing, world.lake, world.ledger, nothing, lines.append)
-    asked = ErasureRequest(digest_of(b"o5"), sure=True, by="somebody", because="asked for")
+    asked = ErasureRequest(digest_of(b"o5"), dry_run=False, by="somebody", because="asked for")
     with pytest.raises(UnbalancedError, match=f"the erased key is still in {table} of orders"):
         erase_key(work, None, asked, NOW)
     done = world.ledger.erasures.of_key("orders", asked.digest).values()
@@ -309,7 +311,7 @@ def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(
     first, second, unread = bench.plan(0, p0=(0, 5)), bench.plan(1, p0=(5, 8)), bench.plan(2, p0=(8, 10))
     bench.materialise(first, second)
     assert bench.failing() == {}
-    asked = ErasureRequest(O1, sure=True, by="somebody", because="asked for")
+    asked = ErasureRequest(O1, dry_run=False, by="somebody", because="asked for")
 
     def killed(work: Work) -> Any:
         raise TemporaryError(f"killed before {work.keys}", remedy="none")
@@ -345,7 +347,7 @@ def test_an_erased_key_is_nowhere_and_comes_back_by_nothing(
 
     # The ledger is lost, and knows it again from the lake: nothing comes back, and nothing is missed.
     bench.ledger = Ledger(f"sqlite:///{tmp_path / 'rebuilt.sqlite'}")
-    rebuilding.rebuild_from_lake(bench.ledger, bench.lake, bench.kafka, bench.stream, [], print, sure=True)
+    rebuilding.rebuild_from_lake(bench.ledger, bench.lake, bench.kafka, bench.stream, [], print, dry_run=False)
     bench.materialise(first, unread)
     assert everywhere(bench) == {"o1", "o2"}
     assert {(row["partition"], row["offset"]) for row in bench.rows("raw") if row["key"] == b"o1"} == {(0, 9)}

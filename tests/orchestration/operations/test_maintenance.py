@@ -54,7 +54,7 @@ def work_of(world: World, **changes: Any) -> Work:
 
 def test_a_dry_run_reports_what_each_table_takes_and_changes_nothing(world: World) -> None:
     before = {name: world.rows[name] for name in world.rows}
-    report = maintain(work_of(world), None, NOW, sure=False)
+    report = maintain(work_of(world), None, NOW, dry_run=True)
     assert [one.table for one in report.tables] == ["raw", "events", "rejects", "dlq", "current", "_commits"]
     raw = report.tables[0]
     folder = Path(world.lake.path("orders", "raw"))
@@ -68,7 +68,7 @@ def test_a_dry_run_reports_what_each_table_takes_and_changes_nothing(world: Worl
 
 def test_a_horizon_that_a_run_may_outlast_is_refused(world: World) -> None:
     with pytest.raises(ConfigurationError, match="the longest run"):
-        maintain(work_of(world, maintenance=Maintenance(horizon=timedelta(hours=12))), None, NOW, sure=True)
+        maintain(work_of(world, maintenance=Maintenance(horizon=timedelta(hours=12))), None, NOW, dry_run=False)
 
 
 def test_runs_that_go_on_lengthen_what_the_horizon_must_exceed() -> None:
@@ -103,13 +103,13 @@ def test_files_that_an_unfinished_retry_reads_are_not_removed(world: World) -> N
     world.alter_slice_commit("events", RETRIED, attempt=3, counts=counts)
     world.write()
     long_ago = NOW + timedelta(days=7)  # as seen from then
-    [events] = [one for one in maintain(work_of(world), None, long_ago, sure=False).tables if one.table == "events"]
+    [events] = [one for one in maintain(work_of(world), None, long_ago, dry_run=True).tables if one.table == "events"]
     assert [RETRIED.key in note and "finish it first" in note for note in events.notes] == [True]
-    [events] = [one for one in maintain(work_of(world), None, NOW, sure=False).tables if one.table == "events"]
+    [events] = [one for one in maintain(work_of(world), None, NOW, dry_run=True).tables if one.table == "events"]
     assert events.notes == [], "the horizon reaches farther back"
     world.alter_slice_commit("rejects", RETRIED, attempt=3)
     world.write()
-    [events] = [one for one in maintain(work_of(world), None, long_ago, sure=False).tables if one.table == "events"]
+    [events] = [one for one in maintain(work_of(world), None, long_ago, dry_run=True).tables if one.table == "events"]
     assert events.notes == [], "it is finished"
 
 
@@ -122,7 +122,7 @@ def test_files_that_an_unfinished_erasure_of_a_retired_retry_reads_are_not_remov
     number = world.ledger.erasures.add(Erasure("orders", "a" * 64, "asked for", "somebody", NOW))
     world.ledger.erasures.begin(number, [Erased(RETRIED.key, {}, {})])
     long_ago = NOW + timedelta(days=7)
-    [events] = [one for one in maintain(work_of(world), None, long_ago, sure=False).tables if one.table == "events"]
+    [events] = [one for one in maintain(work_of(world), None, long_ago, dry_run=True).tables if one.table == "events"]
     assert [RETRIED.key in note and "finish it first" in note for note in events.notes] == [True]
 
 
@@ -180,7 +180,7 @@ def test_what_was_erased_is_maintained_beside_one_who_erases(world: World, monke
         join_small(table, keys)
 
     monkeypatch.setattr(maintenance, "join_small", beside)
-    report, commits = maintain(work, None, NOW, sure=True).tables
+    report, commits = maintain(work, None, NOW, dry_run=False).tables
     assert (report.table, report.before.files, report.joined) == ("erasures", FEWEST_FILES, 1)
     assert (commits.table, commits.joined) == ("_commits", 0)
     table = world.lake.table("orders", "erasures")
@@ -216,12 +216,12 @@ def test_what_was_sent_is_maintained_and_a_run_that_sends_meanwhile_gives_way(
     rows = sorted(map(str, read_rows(path, "true")))
     book = publication_log_writer.Book(tables.work(), topic_id)
 
-    dry = maintain(tables.work(), None, NOW, sure=False).tables[:2]
+    dry = maintain(tables.work(), None, NOW, dry_run=True).tables[:2]
     assert [(one.table, one.joined, one.before.stored > one.before.files) for one in dry] == [
         ("published", 1, False),
         ("_sending", 0, True),
     ]
-    settled, sending, commits = maintain(tables.work(), None, NOW, sure=True).tables
+    settled, sending, commits = maintain(tables.work(), None, NOW, dry_run=False).tables
     assert (settled.joined, settled.after.files) == (1, settled.before.files - 1)
     assert (sending.joined, sending.before.files, sending.after.files) == (0, 1, 1)
     assert (commits.table, commits.joined > 0) == ("_commits", True)
@@ -281,7 +281,7 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     assert old is not None
     run = threading.Thread(target=bench.materialise, args=slices[2:])
     run.start()
-    report = {one.table: one for one in maintain(bench.work(), None, NOW, sure=True).tables}
+    report = {one.table: one for one in maintain(bench.work(), None, NOW, dry_run=False).tables}
     run.join()
     assert report["raw"].joined >= 2
     assert report["raw"].removed == 0
@@ -295,7 +295,7 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
 
     # The same without the horizon: it is what kept the files of before.
     monkeypatch.setattr(maintenance, "whole_hours", lambda _: 0)
-    report = {one.table: one for one in maintain(bench.work(), None, NOW, sure=True).tables}
+    report = {one.table: one for one in maintain(bench.work(), None, NOW, dry_run=False).tables}
     assert report["raw"].removed >= 4
     assert all(one.after.stored == one.after.files for one in report.values())
     assert bench.failing() == {}
@@ -305,7 +305,7 @@ def test_tables_are_maintained_beside_a_run(bench: Bench, monkeypatch: pytest.Mo
     bench.stream = replace(bench.stream, retention=Retention(raw=timedelta(days=1)))
     decided = bench.rows("events")
     with dg.DagsterInstance.ephemeral() as instance:
-        found = retain(bench.work(), instance, NOW + timedelta(days=2), sure=True)
+        found = retain(bench.work(), instance, NOW + timedelta(days=2), dry_run=False)
     assert found is not None
     assert found.rows == {one.key: one.offsets for one in slices}
     assert bench.rows("raw") == []

@@ -256,8 +256,8 @@ class Deployment:
         )
         self.instance.add_backfill(backfill)
 
-    def retire(self, now: datetime = NOW, *, sure: bool = True) -> key_retirement.Retirement:
-        return key_retirement.retire(self.instance, self.ledger, self.lake, self.stream, now, sure=sure)
+    def retire(self, now: datetime = NOW, *, dry_run: bool = False) -> key_retirement.Retirement:
+        return key_retirement.retire(self.instance, self.ledger, self.lake, self.stream, now, dry_run=dry_run)
 
 
 @pytest.fixture
@@ -287,24 +287,24 @@ def test_runs_that_name_no_live_key_go_with_their_logs_when_they_are_old(
     # What is not whole keeps its key, so that run stays until it is.
     ours.instance.delete_dynamic_partition("orders_slices", ours.half)
     later = NOW + timedelta(days=31)
-    young = delete_runs(ours.instance, ours.stream, NOW + timedelta(days=29), sure=True)
+    young = delete_runs(ours.instance, ours.stream, NOW + timedelta(days=29), dry_run=False)
     assert young is not None
     assert (young.deleted, young.retained) == (0, 0)
     monkeypatch.setattr(old_runs, "MOST_RUNS", 2)
-    some = delete_runs(ours.instance, ours.stream, later, sure=False)
+    some = delete_runs(ours.instance, ours.stream, later, dry_run=True)
     assert some is not None
     assert (some.deleted, some.more, "those behind them are looked at next time" in some.line) == (2, True, True)
     monkeypatch.setattr(old_runs, "MOST_RUNS", 3)
-    dry = delete_runs(ours.instance, ours.stream, later, sure=False)
+    dry = delete_runs(ours.instance, ours.stream, later, dry_run=True)
     assert dry is not None
     assert (dry.deleted, dry.retained, dry.more) == (3, 2, False)
     assert ours.runs() == {*stays, *goes, other, goes_on}
-    assert delete_runs(ours.instance, ours.stream, later, sure=True) == dry
+    assert delete_runs(ours.instance, ours.stream, later, dry_run=False) == dry
     assert ours.runs() == {*stays, other, goes_on}
     assert [run_id for run_id in goes if ours.logged(run_id)] == []
     assert [run_id for run_id in stays if not ours.logged(run_id)] == []
     remaining = replace(ours.stream, maintenance=replace(ours.stream.maintenance, runs_for=None))
-    assert delete_runs(ours.instance, remaining, later, sure=True) is None
+    assert delete_runs(ours.instance, remaining, later, dry_run=False) is None
 
 
 def test_old_keys_are_retired_and_nobody_adds_them_again(large: Deployment) -> None:
@@ -314,7 +314,7 @@ def test_old_keys_are_retired_and_nobody_adds_them_again(large: Deployment) -> N
     running = ours.run_of(ours.keys[10], ours.keys[12])
     ours.backfill_of(ours.keys[20], ours.keys[2_500])
     stay = {ours.half, *ours.keys[10:13], ours.keys[20]}
-    dry = ours.retire(sure=False)
+    dry = ours.retire(dry_run=True)
     assert ours.live() == ours.keys
     assert len(dry.retired) == old - len(stay)
     assert dry.retained == {"named by unfinished runs or backfills": 4, "not complete": 1}
@@ -366,7 +366,7 @@ def test_keys_that_a_run_or_a_backfill_publishes_stay(publishing: Deployment) ->
 def test_a_planner_whose_newest_slices_are_all_retired_adds_none(deployment: Deployment) -> None:
     ours = deployment
     idle = make_stream("orders", maintenance=Maintenance(live_for=timedelta(minutes=1)))
-    key_retirement.retire(ours.instance, ours.ledger, ours.lake, idle, NOW + DAY, sure=True)
+    key_retirement.retire(ours.instance, ours.ledger, ours.lake, idle, NOW + DAY, dry_run=False)
     assert ours.live() == [ours.half]
     assert stream_ticks.keys_to_add(ours.instance, ours.ledger, STREAM, "orders", planned=0) == []
 
@@ -377,10 +377,12 @@ def test_keys_that_were_brought_back_stay_for_a_backfill(deployment: Deployment)
     reported: list[str] = []
     meant = (ours.keys[5], ours.keys[9])
 
-    def recall(first: str, last: str, *, sure: bool = True) -> list[str]:
-        return key_retirement.recall(ours.instance, ours.ledger, STREAM, first, last, NOW, reported.append, sure=sure)
+    def recall(first: str, last: str, *, dry_run: bool = False) -> list[str]:
+        return key_retirement.recall(
+            ours.instance, ours.ledger, STREAM, first, last, NOW, reported.append, dry_run=dry_run
+        )
 
-    assert recall(*meant, sure=False) == [*ours.keys[5:7], *ours.keys[8:10]]
+    assert recall(*meant, dry_run=True) == [*ours.keys[5:7], *ours.keys[8:10]]
     assert reported[0] == "4 of 5 slices have a retired key"
     assert ours.keys[5] not in ours.live()
     explained = explain(ours.ledger, ours.lake, STREAM, ours.keys[5], lambda: nullcontext(ours.instance)).lines

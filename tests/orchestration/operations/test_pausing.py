@@ -123,7 +123,7 @@ def test_a_person_pauses_and_resumes_a_stream_and_its_parts_by_command(ours: Our
 
 
 def test_the_second_of_two_persons_learns_that_a_stream_is_paused(ours: Ours) -> None:
-    mine, theirs = PauseRequest(sure=True, by="ann"), Pause("", NOW, "bob")
+    mine, theirs = PauseRequest(dry_run=False, by="ann"), Pause("", NOW, "bob")
     with pytest.raises(ConfigurationError, match="stream orders is paused by bob"):
         pause_or_resume(ours.ledger, STREAM, mine, NOW, lambda _: ours.ledger.paused.pause_part("orders", ALL, theirs))
     with pytest.raises(ConfigurationError, match="is not paused"):
@@ -144,7 +144,7 @@ def test_a_paused_part_is_no_paused_tier(ours: Ours) -> None:
 
 def test_who_comes_second_is_reported(ours: Ours) -> None:
     """Both heard that they had paused it, or resumed it."""
-    mine = TierPauseRequest(FIRST, sure=True, by="ann")
+    mine = TierPauseRequest(FIRST, dry_run=False, by="ann")
     first = Pause(FIRST, NOW, "bob")
     with pytest.raises(ConfigurationError, match="is paused by bob"):
         pause_or_resume_tier(ours.ledger, STREAM, mine, NOW, lambda _: ours.ledger.paused.pause("orders", first))

@@ -196,8 +196,8 @@ class Step:
         spark = cast("Any", SimpleNamespace(createDataFrame=lambda *_: []))
         return Work(self.stream, [], spark, self.world.lake, ledger or self.world.ledger, KAFKA, print)
 
-    def maintain(self, *, sure: bool = True) -> Retained:
-        found = maintenance.maintain(self.work(), self.instance, NOW, sure=sure).retained
+    def maintain(self, *, dry_run: bool = False) -> Retained:
+        found = maintenance.maintain(self.work(), self.instance, NOW, dry_run=dry_run).retained
         assert found is not None
         return found
 
@@ -232,7 +232,7 @@ def held(world: World) -> set[str]:
 
 def test_a_dry_run_reports_what_would_go_and_what_stays(step: Step, world: World) -> None:
     second = world.second.key
-    found = step.maintain(sure=False)
+    found = step.maintain(dry_run=True)
     assert (dict(found.rows), dict(found.retained)) == ({second: 2, RETRIED.key: 3}, {IN_DLQ: 1})
     assert found.lines == [
         f"raw, kept for 720 h: 2 slices lose 5 rows: {second} .. {RETRIED.key}",
@@ -244,8 +244,8 @@ def test_a_dry_run_reports_what_would_go_and_what_stays(step: Step, world: World
 
 
 def test_nothing_goes_without_a_declaration_or_without_dagster(step: Step, world: World) -> None:
-    assert maintenance.maintain(replace(step.work(), stream=STREAM), step.instance, NOW, sure=True).retained is None
-    found = maintenance.maintain(step.work(), None, NOW, sure=True)
+    assert maintenance.maintain(replace(step.work(), stream=STREAM), step.instance, NOW, dry_run=False).retained is None
+    found = maintenance.maintain(step.work(), None, NOW, dry_run=False)
     assert "raw: DAGSTER_HOME is not set, so no slice loses its rows" in found.lines
     assert held(world) == {*world.keys}
 
@@ -359,7 +359,7 @@ def test_wherever_it_dies_the_next_one_finishes_it(step: Step, world: World, poi
     assert held(world) == ({FIRST.key} if point in {"commit", "done"} else {*world.keys})
     assert world.red() == {}
     fresh = Ledger(f"sqlite:///{Path(world.lake.root).parent / 'rebuilt.sqlite'}")
-    rebuilt = rebuilding.rebuild_from_lake(fresh, world.lake, KAFKA, STORED, [], lambda _: None, sure=True)
+    rebuilt = rebuilding.rebuild_from_lake(fresh, world.lake, KAFKA, STORED, [], lambda _: None, dry_run=False)
     assert ("2 slices have expired rows of raw" in rebuilt.lines) == (point != "begin")
     world.ledger = fresh  # as it were lost, too
     for _ in range(9):
@@ -466,7 +466,7 @@ def test_rows_that_were_reread_since_they_were_recorded_stay(step: Step, world: 
 def test_the_job_shows_what_went_on_the_page_of_raw(step: Step) -> None:
     seen: list[Any] = []
     tables = [TableReport(name, Stock(1, 1, 1, 1), Stock(1, 1, 1, 1), 0, 0, 0) for name in ("raw", "events")]
-    report = Report(tables, done=True, retained=step.maintain(sure=False))
+    report = Report(tables, done=True, retained=step.maintain(dry_run=True))
     _observe(cast("Any", SimpleNamespace(log_event=seen.append)), STORED, report)
     reported = [{name: value.value for name, value in one.metadata.items() if "slices" in name} for one in seen]
     assert reported == [{"maintenance/aged_slices": 2, "maintenance/retained_slices": 1}, {}]
@@ -494,7 +494,7 @@ def test_no_slice_is_looked_at_beyond_those_that_one_maintenance_takes(
     monkeypatch.setattr(raw_retention, "MOST_SLICES", 1)
     monkeypatch.setattr(raw_retention, "PAGE", 1)
     give_up(world)
-    found = step.maintain(sure=False)
+    found = step.maintain(dry_run=True)
     assert ([*found.rows], len(found.notes)) == ([FIRST.key], 1)
     assert looked == [FIRST.key, world.second.key], "the second one tells that there are more"
 
@@ -562,7 +562,7 @@ def test_a_key_is_erased_of_slices_whose_rows_of_raw_are_gone(
     world.slice_commits["raw"].update(rows)
     world.write()
     retained.dies_after = "raw"
-    work, asked = step.work(), ErasureRequest(digest_of(b"o5"), sure=True, by="ann", because="asked for")
+    work, asked = step.work(), ErasureRequest(digest_of(b"o5"), dry_run=False, by="ann", because="asked for")
     with pytest.raises(TemporaryError, match="killed"):
         erasing.erase_key(work, None, asked, NOW)
     retained.dies_after = ""

@@ -122,7 +122,7 @@ def test_planning_goes_on_behind_a_ledger_that_was_rebuilt(
     job = build_defs(streams=[scene.stream]).resolve_job_def("rebuild_ledger")
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions(scene.stream.partitions_name, [f"{scene.topic}@0000041"])
-        config = {"stream": scene.stream.name, "record": True, "by": "ann"}
+        config = {"stream": scene.stream.name, "dry_run": False, "by": "ann"}
         assert job.execute_in_process(instance=instance, run_config=config).success
     assert [(s.key, s.ranges) for s in scene.slices()] == [(s.key, s.ranges) for s in before]
     assert scene.ledger.next_attempts([before[0].key]) == {before[0].key: 5}

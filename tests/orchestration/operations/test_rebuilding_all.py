@@ -180,7 +180,7 @@ def test_a_lost_ledger_is_known_by_the_events_that_were_sent(
     scene.write(3)
     send(bootstrap, accepted_topic, [Message(b"k", b"v"), Message(b"k", b"v", 1, [("by", b"another program")])])
     planner = Planner(scene.ledger, scene.kafka)
-    assert planner.tick(scene.stream, NOW, dry=True).slices, "nothing was published"
+    assert planner.tick(scene.stream, NOW, dry_run=True).slices, "nothing was published"
     key = f"{scene.topic}@0000000"
     send(bootstrap, accepted_topic, [Message(b"k", b"v", 1, [(envelope.SLICE, key)])])
     with pytest.raises(ConfigurationError, match="its accepted events were published before") as caught:
@@ -258,7 +258,7 @@ def lose_all(bench: Bench, home: Path) -> list[str]:
     bench.ledger, bench.lake = Ledger(f"sqlite:///{home / 'ledger.sqlite'}"), Lake(str(home / "lake"))
     customers(bench.lake, ["c1", "late", "later"])
     lines: list[str] = []
-    rebuild_from_kafka(bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, sure=True, by="ann")
+    rebuild_from_kafka(bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, dry_run=False, by="ann")
     return lines
 
 
@@ -336,13 +336,15 @@ def test_all_is_lost_and_comes_back_from_kafka(lost: Bench, tmp_path: Path) -> N
     customers(bench.lake, ["c1", "late", "later"])
     lines: list[str] = []
     found = rebuild_from_kafka(
-        bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, sure=True, by="ann"
+        bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, dry_run=False, by="ann"
     )
     assert found.copies == {topics[1]: 4, topics[2]: 2, topics[3]: 2}
     [loss] = bench.ledger.losses("orders")
     assert (loss.partition, loss.offsets, loss.accepted_by) == (2, OffsetRange(0, 1), "ann")
     with pytest.raises(ConfigurationError, match="the ledger knows orders"):
-        rebuild_from_kafka(bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, sure=True, by="ann")
+        rebuild_from_kafka(
+            bench.ledger, bench.lake, bench.kafka, bench.stream, [], lines.append, dry_run=False, by="ann"
+        )
 
     slices = plan_all(bench)
     assert [slice_.key for slice_ in slices] == [f"{name}@0000001" for name in topics[:3]]

@@ -132,7 +132,7 @@ def by_job(bench: Bench, server: SparkConnect, monkeypatch: pytest.MonkeyPatch) 
     for name, value in environment(bench, server).items():
         monkeypatch.setenv(name, value)
     job = build_defs(streams=[bench.stream]).resolve_job_def("rebuild_current")
-    config = {"stream": bench.stream.name, "record": True, "by": "ann"}
+    config = {"stream": bench.stream.name, "dry_run": False, "by": "ann"}
     with dg.DagsterInstance.ephemeral() as instance:
         return job.execute_in_process(instance=instance, run_config=config).success
 

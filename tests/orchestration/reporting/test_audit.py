@@ -215,7 +215,7 @@ def test_the_command_and_the_job_report_the_same(
 ) -> None:
     scene = Scene(bootstrap, topic(partitions=2), tmp_path)
     scene.write(15)
-    scene.run("plan", "orders", "--commit")
+    scene.run("plan", "orders", "--yes")
     scene.write(4)
     before = scene.run("audit", "orders")
     assert before.exit_code == 0, before.output

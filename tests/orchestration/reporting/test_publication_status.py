@@ -93,7 +93,7 @@ def test_the_group_of_a_publication_goes_with_its_last_use(bench: Bench, monkeyp
     key, topic = publishing.slice_.key, bench.stream.parked_topic
     assert publishing.children.end("recorded") == -signal.SIGKILL
     [group] = publishing.groups()
-    assert dlq_marks.clean_up(work, sure=True) == ""
+    assert dlq_marks.clean_up(work, dry_run=False) == ""
     assert publishing.groups() == [group], "its publication is under way"
     with monkeypatch.context() as dying:
         dying.setattr(dlq, "delete_marks", lambda *_: None)
@@ -102,9 +102,9 @@ def test_the_group_of_a_publication_goes_with_its_last_use(bench: Bench, monkeyp
     place = {(topic, 0): (1, GroupMark.of("of an earlier version", None, datetime.now(UTC)))}
     for name in (older, others):
         commit(bench.kafka, name, place)
-    assert "2 consumer groups of complete publications would be deleted" in dlq_marks.clean_up(work, sure=False)
+    assert "2 consumer groups of complete publications would be deleted" in dlq_marks.clean_up(work, dry_run=True)
     assert set(publishing.groups()) == {group, older}
-    assert "2 consumer groups of complete publications were deleted" in dlq_marks.clean_up(work, sure=True)
+    assert "2 consumer groups of complete publications were deleted" in dlq_marks.clean_up(work, dry_run=False)
     assert (publishing.groups(), others in bench.kafka.groups()) == ([], True), "another ledger may know that slice"
     publishing.ensure_each_once()
 

@@ -278,7 +278,7 @@ def test_status_reports_expired_slices(bootstrap: str, topic: TopicFactory, tmp_
     shown = scene.run("status", "orders")
     assert (shown.exit_code, "OffsetsExpiredError: 1 planned slices" in shown.output) == (PERMANENT, True)
     unread = never_read(Lake(str(tmp_path / "lake")), scene.stream)
-    accept_loss(scene.ledger, scene.kafka, scene.stream, unread, by="ann", now=datetime.now(UTC), dry=False)
+    accept_loss(scene.ledger, scene.kafka, scene.stream, unread, by="ann", now=datetime.now(UTC), dry_run=False)
     assert scene.run("status", "orders").exit_code == 0
 
 

@@ -142,7 +142,7 @@ def test_what_is_retried_is_what_came_before_the_delay_and_the_jitter_of_the_sli
     ledger.add([Slice("orders", TIER, "A", 0, n, nothing, BEGUN) for n in range(1, ordinal)][-1:])
     kafka: Any = Asked({0: 100, 1: 40})
     now = BEGUN + DELAY * (1 + jitter(f"{TIER}@{ordinal:07}")) + timedelta(seconds=30, milliseconds=1)
-    planned = plan_tier(ledger, kafka, STREAM, TIER, now, dry=True)
+    planned = plan_tier(ledger, kafka, STREAM, TIER, now, dry_run=True)
     assert asked == pytest.approx([(BEGUN.timestamp() + 30) * 1000], abs=2)
     [slice_] = planned.slices
     assert (slice_.ordinal, slice_.ranges[0]) == (ordinal, OffsetRange(5, 30))
@@ -153,9 +153,9 @@ def test_whatever_its_key_a_slice_waits_for_the_delay_and_at_most_a_fifth_more(l
     first, last = BEGUN + timedelta(seconds=5), BEGUN + timedelta(seconds=100)
     nothing = {0: OffsetRange(5, 5), 1: OffsetRange(0, 0)}
     for ordinal in range(1, 60):
-        early = plan_tier(ledger, kafka, STREAM, TIER, first + DELAY, dry=True)
+        early = plan_tier(ledger, kafka, STREAM, TIER, first + DELAY, dry_run=True)
         assert early.slices == (), "nothing came before the delay"
-        [slice_] = plan_tier(ledger, kafka, STREAM, TIER, last + DELAY * 1.2, dry=True).slices
+        [slice_] = plan_tier(ledger, kafka, STREAM, TIER, last + DELAY * 1.2, dry_run=True).slices
         assert (slice_.ordinal, slice_.ranges[0]) == (ordinal, OffsetRange(5, 100))
         ledger.add([Slice("orders", TIER, "A", 0, ordinal, nothing, BEGUN)])
 

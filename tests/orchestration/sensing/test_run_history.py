@@ -204,18 +204,18 @@ def test_the_jobs_do_what_the_commands_do(ledger: Ledger, url: str, monkeypatch:
         def lost() -> list[tuple[int, int, int, str]]:
             return [(x.generation, x.offsets.start, x.offsets.end, x.accepted_by) for x in ledger.losses("orders")]
 
-        assert done("accept_loss", record=True, by="ann")
+        assert done("accept_loss", dry_run=False, by="ann")
         assert done("accept_divergence", by="ann", partitions=[0])
-        assert not done("accept_divergence", record=True), "needs the name of the person"
+        assert not done("accept_divergence", dry_run=False), "needs the name of the person"
         assert lost() == []
-        assert done("accept_divergence", record=True, by="ann", partitions=[0])
+        assert done("accept_divergence", dry_run=False, by="ann", partitions=[0])
         assert lost() == [(0, 100, 200, "ann")]
         assert ledger.topics.generations("orders", "orders")[-1].starts == {0: 100}
         monkeypatch.setattr(PLAYED, "log_start", 230)
-        assert done("accept_divergence", record=True, by="bob")
+        assert done("accept_divergence", dry_run=False, by="bob")
         assert done("accept_loss", by="bob")
         assert len(lost()) == 1, "what expired is not accepted with what was replaced"
-        assert done("accept_loss", record=True, by="bob")
+        assert done("accept_loss", dry_run=False, by="bob")
         assert lost()[1:] == [(1, 100, 230, "bob"), (0, 0, 100, "bob")], "what was left of the slice expired as well"
 
 
@@ -245,7 +245,7 @@ def test_what_is_accepted_begins_where_older_plans_still_agree(ledger: Ledger) -
         slice_ = Slice("orders", "orders", "id", 0, ordinal, {0: OffsetRange(end - 40, end)}, NOON, epochs={0: 1})
         ledger.add([replace(slice_, fingerprints={0: Fingerprint(end - 1, text)})])
     found = accept_loss(
-        ledger, PLAYED, make_stream("orders"), lambda _: [], by="ann", now=NOON, divergence=True, dry=True
+        ledger, PLAYED, make_stream("orders"), lambda _: [], by="ann", now=NOON, divergence=True, dry_run=True
     )
     assert found.opened.starts == {0: 40}
 

@@ -97,7 +97,7 @@ def planned(ledger: Ledger) -> Ledger:
 def errors_of(ledger: Ledger, *shown: TopicState | None) -> list[HighwaterError]:
     """What a tick and the status show; they show the same."""
     try:
-        tick = Planner(ledger, Looks(*shown)).tick(STREAM, NOON, dry=True)
+        tick = Planner(ledger, Looks(*shown)).tick(STREAM, NOON, dry_run=True)
         found: list[HighwaterError] = [*tick.errors.values()]
     except HighwaterError as error:
         found = [error]
@@ -131,11 +131,11 @@ def test_a_topic_that_the_second_look_misses_is_not_gone(planned: Ledger, name: 
     """One look saw the topic and one did not: the tick said to create it, and status to accept its loss."""
     shown = Looks(FAULTS[name], None), Looks(FAULTS[name], None), Looks(FAULTS[name], None)
     with pytest.raises(DependencyAwayError):
-        Planner(planned, shown[0]).tick(STREAM, NOON, dry=True)
+        Planner(planned, shown[0]).tick(STREAM, NOON, dry_run=True)
     [error] = topic_status(shown[1], STREAM, planned.topics.planned("orders", "orders")).errors
     assert isinstance(error, DependencyAwayError)
     with pytest.raises(DependencyAwayError):
-        accept(planned, shown[2], dry=False)
+        accept(planned, shown[2], dry_run=False)
 
 
 def test_looks_that_go_back_do_not_agree(planned: Ledger) -> None:
@@ -144,30 +144,30 @@ def test_looks_that_go_back_do_not_agree(planned: Ledger) -> None:
     assert error.found == "last stable offset 30"
 
 
-def accept(ledger: Ledger, kafka: Kafka, *, dry: bool) -> list[str]:
-    found = accept_loss(ledger, kafka, STREAM, lambda slices: slices, by="ann", now=NOON, dry=dry)
+def accept(ledger: Ledger, kafka: Kafka, *, dry_run: bool) -> list[str]:
+    found = accept_loss(ledger, kafka, STREAM, lambda slices: slices, by="ann", now=NOON, dry_run=dry_run)
     return found.lines
 
 
-@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize("dry_run", [True, False])
 @pytest.mark.parametrize("name", ["expired", "truncated", "a partition is gone", "recreated"])
-def test_nothing_is_accepted_by_one_look(planned: Ledger, name: str, dry: bool) -> None:
+def test_nothing_is_accepted_by_one_look(planned: Ledger, name: str, dry_run: bool) -> None:
     """A person who followed the remedy recorded what a single wrong answer said."""
     fault = FAULTS[name]
     assert fault is not None
     unled = replace(fault, partitions={**fault.partitions, 7: UNLED})
     for shown in ((fault, WHOLE), (unled, unled), (fault, unled), (unled, fault)):
         with pytest.raises(DependencyAwayError):
-            accept(planned, Looks(*shown), dry=dry)
+            accept(planned, Looks(*shown), dry_run=dry_run)
     assert (len(planned.topics.generations("orders", "orders")), planned.losses()) == (1, [])
-    assert accept(planned, Looks(fault, fault), dry=dry)
-    assert bool(planned.losses() or len(planned.topics.generations("orders", "orders")) > 1) is not dry
+    assert accept(planned, Looks(fault, fault), dry_run=dry_run)
+    assert bool(planned.losses() or len(planned.topics.generations("orders", "orders")) > 1) is not dry_run
 
 
 def test_looks_that_go_back_accept_nothing(planned: Ledger) -> None:
     """Both looks showed a partition cut off; the second one at a lower offset, so that one of them was wrong."""
     with pytest.raises(DependencyAwayError, match="do not agree"):
-        accept(planned, Looks(topic(led(0, 30), led(0, 50)), topic(led(0, 20), led(0, 50))), dry=False)
+        accept(planned, Looks(topic(led(0, 30), led(0, 50)), topic(led(0, 20), led(0, 50))), dry_run=False)
     assert (len(planned.topics.generations("orders", "orders")), planned.losses()) == (1, [])
 
 
@@ -175,13 +175,13 @@ def test_an_expired_slice_is_not_lost_by_one_look(planned: Ledger) -> None:
     """No error of planning showed it: the plan goes on behind what retention took of a slice that is not read."""
     seen = topic(led(10, 50), led(0, 50))
     with pytest.raises(DependencyAwayError):
-        accept(planned, Looks(seen, WHOLE), dry=False)
-    accept(planned, Looks(seen, topic(led(20, 50), led(0, 50))), dry=False)
+        accept(planned, Looks(seen, WHOLE), dry_run=False)
+    accept(planned, Looks(seen, topic(led(20, 50), led(0, 50))), dry_run=False)
     assert [(one.partition, one.offsets) for one in planned.losses()] == [(0, OffsetRange(0, 20))]
 
 
 def test_what_producers_write_between_the_looks_hinders_no_acceptance(planned: Ledger) -> None:
-    accept(planned, Looks(topic(led(0, 20), led(0, 50)), topic(led(0, 30), led(0, 60))), dry=False)
+    accept(planned, Looks(topic(led(0, 20), led(0, 50)), topic(led(0, 30), led(0, 60))), dry_run=False)
     assert planned.topics.generations("orders", "orders")[-1].starts == {0: 30, 1: 40}
     assert [(one.partition, one.offsets) for one in planned.losses()] == [(0, OffsetRange(30, 40))]
 
@@ -271,7 +271,10 @@ def test_a_tier_that_is_absent_once_is_not_recreated(
     monkeypatch.setattr(accepting_losses, "recreate_topic", lambda *given: made.append(given[-1]))
 
     def accept_tier(*shown: TopicState | None) -> Acceptance:
-        asked, lake = accepting_losses.AcceptLossRequest(topic=tier, sure=True, by="ann"), Lake(str(tmp_path / "lake"))
+        asked, lake = (
+            accepting_losses.AcceptLossRequest(topic=tier, dry_run=False, by="ann"),
+            Lake(str(tmp_path / "lake")),
+        )
         return accepting_losses.accept_losses(ledger, Looks(*shown), lake, STREAM, asked, NOON)[0]
 
     assert accept_tier(None, held).nothing
@@ -308,7 +311,7 @@ def test_what_the_parked_topic_lost_is_seen_twice() -> None:
 
 
 def test_a_topic_that_is_absent_once_is_not_gone(planned: Ledger) -> None:
-    tick = Planner(planned, Looks(None, WHOLE)).tick(STREAM, NOON, dry=True)
+    tick = Planner(planned, Looks(None, WHOLE)).tick(STREAM, NOON, dry_run=True)
     assert not tick.errors
     with pytest.raises(TopicVanishedError):
-        Planner(planned, Looks(None, None)).tick(STREAM, NOON, dry=True)
+        Planner(planned, Looks(None, None)).tick(STREAM, NOON, dry_run=True)
