@@ -23,6 +23,7 @@ LOOPBACK = "127.0.0.1"
 PORTS = range(20_000, 32_000)
 
 POLL_SECONDS = 0.1
+LONGEST_POLL_SECONDS = 2.0
 # A wait ends after this multiple of the time that it may take: tests run on shared machines.
 PATIENCE = 1.0
 _GUARD = str(Path(__file__).with_name("guard.py"))
@@ -234,16 +235,20 @@ class Child:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Poll a condition.
+    """Poll a condition, mostly asleep: what is waited for needs the processor too.
 
     Raises:
         HighwaterError: it did not hold in time.
     """
     deadline = time.monotonic() + PATIENCE * seconds
-    while not condition():
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        now = time.monotonic()
+        if now > deadline:
             raise HighwaterError(f"{what} did not happen within {seconds:.0f} s", remedy="read the logs named above")
-        time.sleep(POLL_SECONDS)
+        time.sleep(min(max(POLL_SECONDS, 2 * (now - began)), LONGEST_POLL_SECONDS))
 
 
 @contextmanager

@@ -271,13 +271,26 @@ def _avro_text(schema: Schema) -> str | None:
 
 
 def _from_avro(column: Column | str, text: str) -> Column:
-    from pyspark.sql.avro.functions import from_avro
+    from pyspark.sql import functions as F
 
     fields = [{"name": "value", "type": json.loads(text)}, {"name": "end", "type": _AVRO_END}]
     written = {"type": "record", "name": "highwater_record", "fields": fields}
     read = with_nullable_doubles(written)
     options = {"mode": "PERMISSIVE"} if read == written else {"mode": "PERMISSIVE", "avroSchema": json.dumps(read)}
-    return from_avro(column, json.dumps(written), options)
+    data = F.col(column) if isinstance(column, str) else column
+    return F.call_function("from_avro", data, F.lit(json.dumps(written)), _constant_map(options))
+
+
+def _constant_map(values: Mapping[str, str]) -> Column:
+    """A map of texts that queries of several sessions may evaluate at the same time.
+
+    `map(…)`, which PySpark's `from_avro` makes of its options, fills a buffer of its own: a session that looked for
+    cached rows evaluated it while another one did, and its query failed with DUPLICATED_MAP_KEY.
+    """
+    from pyspark.sql import functions as F
+
+    members = F.struct(*[F.lit(value).alias(name) for name, value in values.items()])
+    return F.variant_get(F.to_variant_object(members), "$", "map<string,string>")
 
 
 def _object_of(read: Column, text: str) -> Column:

@@ -107,7 +107,7 @@ def the_run_of(
             pid = worker(instance, run)
             if pid is not None and key_of(run) not in planned and key_of(run) in held.slice_commits("raw"):
                 return run, pid
-        time.sleep(0.05)
+        time.sleep(0.3)
     raise AssertionError("no run took the new slice")
 
 
@@ -126,7 +126,7 @@ def kill_when(instance: dg.DagsterInstance, held: crash_support.Deployment, mome
                 os.kill(pid, signal.SIGKILL)
                 wait_until(lambda run=run: ended(instance, run), LONGEST, f"the end of {run.run_id}")  # type: ignore[misc]
                 return run.run_id
-        time.sleep(0.05)
+        time.sleep(0.3)
     raise AssertionError(f"no run came to {moment}")
 
 
