@@ -289,8 +289,7 @@ def _constant_map(values: Mapping[str, str]) -> Column:
     """
     from pyspark.sql import functions as F
 
-    members = F.struct(*[F.lit(value).alias(name) for name, value in values.items()])
-    return F.variant_get(F.to_variant_object(members), "$", "map<string,string>")
+    return F.from_json(F.lit(json.dumps(values)), "map<string,string>")
 
 
 def _object_of(read: Column, text: str) -> Column:
