@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
+import uuid
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,9 +14,12 @@ from highwater.declaration import Deletes, Field, Stream
 from highwater.orchestration.checking.follower_checks import current_follows_events
 from highwater.orchestration.checking.version_checks import over_the_stream
 from highwater.sources import Key, Meta
-from tests.support import Message, make_stream
+from tests.conftest import create_topic
+from tests.support import Message, make_bench, make_stream
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from tests.support import Bench
 
 pytestmark = pytest.mark.slow
@@ -75,13 +79,32 @@ def versions(bench: Bench) -> dict[str, int]:
     return {key: row["version"] for key, row in bench.current().items()}
 
 
-def test_a_late_older_event_does_not_revive_a_deleted_key(bench: Bench) -> None:
-    """A delete of version 5, then version 3 in a later slice: no row; version 6 brings the key back."""
-    bench.stream = changes(bench.stream.topic)
+@dataclass
+class Story:
+    """A stream of changes after four slices, and `current` after each of them."""
+
+    bench: Bench
+    seen: list[dict[str, int]]
+
+
+@pytest.fixture(scope="module")
+def story(bootstrap: str, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """One history for the tests that only look at it: a key for each of them."""
+    topic = f"orders.deletes.{uuid.uuid4().hex[:8]}"
+    create_topic(bootstrap, topic, 1, {})
+    bench = make_bench(topic, bootstrap, spark, tmp_path_factory.mktemp("deletes"))
+    bench.stream = changes(topic)
+    without_version = Message(b"lacks", b'{"id": "lacks", "op": "d", "at": "2026-03-01T10:00:00Z"}')
     slices = sent(
         bench,
-        [change("a", 1), change("b", 1)],
-        [change("a", 5, "d")],
+        [change("a", 1), change("b", 1), change("newer", 4), change("lacks", 1), without_version],
+        [
+            change("a", 5, "d"),
+            change("newer", 3, "d"),
+            change("null", 1),
+            change("null", 2, "d"),
+            Message(b"null", None),
+        ],
         [change("a", 3)],
         [change("a", 6), change("b", 2)],
     )
@@ -89,38 +112,45 @@ def test_a_late_older_event_does_not_revive_a_deleted_key(bench: Bench) -> None:
     for slice_ in slices:
         bench.materialise(slice_)
         seen.append(versions(bench))
-    assert seen == [{"a": 1, "b": 1}, {"b": 1}, {"b": 1}, {"a": 6, "b": 2}]
-    assert not bench.failing()
+    return Story(bench, seen)
 
 
-def test_a_delete_that_comes_late_leaves_a_newer_row(bench: Bench) -> None:
+def test_a_late_older_event_does_not_revive_a_deleted_key(story: Story) -> None:
+    """A delete of version 5, then version 3 in a later slice: no row; version 6 brings the key back."""
+    assert [seen.get("a") for seen in story.seen] == [1, None, None, 6]
+    assert [seen["b"] for seen in story.seen] == [1, 1, 1, 2]
+
+
+def test_a_delete_that_comes_late_leaves_a_newer_row(story: Story) -> None:
     """A delete of version 3 behind version 4 in `current` does nothing."""
-    bench.stream = changes(bench.stream.topic)
-    for slice_ in sent(bench, [change("a", 4)], [change("a", 3, "d")]):
-        bench.materialise(slice_)
-    assert versions(bench) == {"a": 4}
-    assert not bench.failing()
+    assert [seen["newer"] for seen in story.seen] == [4, 4, 4, 4]
 
 
-def test_what_a_delete_lacks_is_null_in_events(bench: Bench) -> None:
+def test_what_a_delete_lacks_is_null_in_events(story: Story) -> None:
     """A delete has its key and its version; other fields may be absent, and have no default."""
-    bench.stream = changes(bench.stream.topic)
-    [slice_] = sent(bench, [change("a", 1), change("a", 2, "d"), Message(b"a", None)])
-    bench.materialise(slice_)
-    rows = sorted(bench.rows("events"), key=lambda row: row["version"])
-    assert [(row["deleted"], row["name"], row["size"]) for row in rows] == [(False, "a1", 7), (True, None, None)]
-    assert not bench.rows("rejects")
-    assert not bench.current()
-    assert not bench.failing()
+    rows = sorted((row for row in story.bench.rows("events") if row["id"] == "null"), key=lambda row: row["version"])
+    assert [(row["deleted"], row["name"], row["size"]) for row in rows] == [(False, "null1", 7), (True, None, None)]
+    assert not [seen for seen in story.seen if "null" in seen]
 
 
-def test_a_delete_without_its_version_is_a_reject(bench: Bench) -> None:
+def test_a_delete_without_its_version_is_a_reject(story: Story) -> None:
     """Nothing else may be lacking: the key, the version and the event time are needed."""
-    bench.stream = changes(bench.stream.topic)
-    [slice_] = sent(bench, [change("a", 1), Message(b"a", b'{"id": "a", "op": "d", "at": "2026-03-01T10:00:00Z"}')])
-    bench.materialise(slice_)
-    assert [row["detail"] for row in bench.rows("rejects")] == ["field lsn is missing"]
-    assert versions(bench) == {"a": 1}
+    assert [(row["key"], row["detail"]) for row in story.bench.rows("rejects")] == [(b"lacks", "field lsn is missing")]
+    assert [seen["lacks"] for seen in story.seen] == [1, 1, 1, 1]
+
+
+def test_every_check_passes_on_deletes(story: Story) -> None:
+    assert not story.bench.failing()
+
+
+def test_rebuilding_leaves_deleted_keys_out(story: Story) -> None:
+    """`current` made from the events alone has the same rows."""
+    from highwater.assets.current_rebuild import RebuildSnapshot, differences, rebuild
+
+    work = story.bench.work()
+    assert differences(work, RebuildSnapshot.take(work)).none
+    assert rebuild(work) == 4
+    assert versions(story.bench) == story.seen[-1] == {"a": 6, "b": 2, "newer": 4, "lacks": 1}
 
 
 def test_tombstones_delete_by_key_and_offset(bench: Bench) -> None:
@@ -195,19 +225,6 @@ def test_any_order_of_slices_ends_in_the_same_table(bench: Bench) -> None:
     highest = {key: (version, op) for key, version, op in sorted(all_, key=lambda one: one[1])}
     assert versions(bench) == {key: version for key, (version, op) in highest.items() if op != "d"}, f"seed {seed}"
     assert not bench.failing()
-
-
-def test_rebuilding_leaves_deleted_keys_out(bench: Bench) -> None:
-    """`current` made from the events alone has the same rows."""
-    from highwater.assets.current_rebuild import RebuildSnapshot, differences, rebuild
-
-    bench.stream = changes(bench.stream.topic)
-    for slice_ in sent(bench, [change("a", 1), change("b", 1)], [change("a", 2, "d")]):
-        bench.materialise(slice_)
-    work = bench.work()
-    assert differences(work, RebuildSnapshot.take(work)).none
-    assert rebuild(work) == 1
-    assert versions(bench) == {"b": 1}
 
 
 def test_a_stream_that_declares_deletes_later(bench: Bench) -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 # How often two drivers write at once; the longer series belongs to `make test-long`.
-ROUNDS = [5, pytest.param(20, marks=pytest.mark.long)]
+ROUNDS = [3, pytest.param(20, marks=pytest.mark.long)]
 
 
 @pytest.fixture(scope="module")
