@@ -21,9 +21,9 @@ demo: setup ## From nothing to slices in Delta tables, checked against the gener
 up: setup ## Broker, Spark, Dagster's UI and daemon, generator, until Ctrl-C
 	@$(RUN) dev.up $(ARGS)
 
-# The longest tests start whole stacks of their own: four of them at once on two cores took each other's time and ended
-# at their time-outs.
-WORKERS ?= 2
+# One more than cores, since a stack of processes leaves half of two cores idle. The longest tests start whole stacks:
+# four of them at once on two cores took each other's time and ended at their time-outs, so one worker has them all.
+WORKERS ?= 3
 
 TEST := pytest -n $(WORKERS) --dist worksteal --durations 40
 
