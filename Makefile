@@ -77,7 +77,7 @@ jars-lock: $(VENV)/ready-project ## Record the jars and their checksums in highw
 clean: ## Remove all that was made, downloads too; asks nothing
 	rm -rf $(VENV) .highwater build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-# A mark, not the program: an interrupted `venv` leaves a Python without pip, and is begun anew.
+# A mark, not the program: an interrupted `venv` leaves a Python without pip, and is made again.
 $(VENV)/ready-venv:
 	@command -v $(PYTHON) >/dev/null && $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
 	  echo "error: '$(PYTHON)' is no Python 3.11; install it (Debian: apt-get install python3.11-venv)," \
@@ -92,9 +92,12 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check install --require-hashes 
 $(VENV)/ready-packages: requirements-build.lock requirements.lock $(VENV)/ready-venv
 	@echo "Installing the locked Python packages: once, about two minutes ..."
 	@$(PIP) --quiet -r requirements-build.lock
-	@set -o pipefail; $(PIP) --no-build-isolation --progress-bar off -r requirements.lock \
+# PySpark comes as source, and its wheel of 460 MB is packed only to be unpacked. All cores compile afterwards.
+	@set -o pipefail; $(PIP) --no-build-isolation --no-compile --progress-bar off \
+	    --config-settings=--build-option=--compression=stored -r requirements.lock \
 	  | { grep --line-buffered -E '^ *(Downloading|Building|Installing|Successfully)' || true; } | cut -c1-100 \
 	  || { echo "error: pip could not install everything, see above; the next call goes on from here" >&2; exit 1; }
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 
 $(VENV)/ready-project: pyproject.toml $(VENV)/ready-packages

@@ -142,7 +142,7 @@ def status_rows(world: World, rounds: int) -> tuple[Row, Row]:
 def _status(world: World, bed: Bed, what: str, rounds: int) -> Row:
     found = [_run(world, bed, "status") for _ in range(rounds + 1)]
     if found[-1].page["slices"] != SLICES:
-        raise RuntimeError(f"status tells of {found[-1].page['slices']} slices")
+        raise RuntimeError(f"status reports {found[-1].page['slices']} slices")
     seconds = [one.seconds for one in found[1:]]
     print(f"  status, {what}: {seconds}", flush=True)
     return Row(f"status, {SLICES:,} slices {what}", {"seconds": seconds})

@@ -409,7 +409,13 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--late-customers-after", type=float, metavar="SECONDS", help="when late customers become known; default: never"
     )
-    add("--burst", type=int, default=0, metavar="RECORDS", help="first so many that nobody can read; default: none")
+    add(
+        "--burst",
+        type=int,
+        default=0,
+        metavar="RECORDS",
+        help="number of unreadable records to write first; default: none",
+    )
     return parser
 
 

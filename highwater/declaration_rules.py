@@ -379,15 +379,15 @@ def _maintenance_problems(maintenance: Maintenance) -> list[str]:
 def _retention_problems(retention: Retention) -> list[str]:
     found = []
     if retention.raw is not None and retention.raw < SHORTEST_RETENTION:
-        found.append("retention: raw is kept for a day at least")
+        found.append("retention: raw must be retained for a day at least")
     if retention.events is not None:
         found.append(
-            "retention: events are kept forever: current, the versions and the ends of records are known by them, and "
+            "retention: events are never deleted: current, versions and ends of records depend on them, and "
             "a second delivery of one that is gone would be taken for new; highwater erase removes those of a key"
         )
     if retention.rejects is not None:
         found.append(
-            "retention: rejects are kept forever: they show what waits, is parked or was discarded; "
+            "retention: rejects are never deleted: they show which records wait, are parked or were discarded; "
             "highwater erase removes those of a key"
         )
     return found
@@ -408,7 +408,7 @@ def _reject_problems(stream: Stream) -> list[str]:
         found.append("each tier must wait longer than the one before it")
     found += [f"on_reject says nothing of {reason!r}" for reason in ON_REJECT if reason not in stream.on_reject]
     found += [
-        f"on_reject speaks of {reason!r}, which is no reason; there are {', '.join(ON_REJECT)}"
+        f"on_reject: unknown reason {reason!r}; known are {', '.join(ON_REJECT)}"
         for reason in stream.on_reject
         if reason not in ON_REJECT
     ]
@@ -419,7 +419,7 @@ def _reject_problems(stream: Stream) -> list[str]:
 
 def _check_problems(stream: Stream) -> list[str]:
     unknown = [
-        f"checks speaks of {name!r}, which is no check; there are {', '.join(CHECK_SEVERITIES)}"
+        f"checks: unknown check {name!r}; known are {', '.join(CHECK_SEVERITIES)}"
         for name in stream.checks
         if name not in CHECK_SEVERITIES
     ]

@@ -12,7 +12,7 @@ from highwater.slices import OffsetRange
 Part = Literal["beginning", "end"]
 
 # A sample of a topic with many keys has each key once, so it shows neither which field goes with the key nor which one
-# rises. So many records are read for each sampled one to find their keys again: 20,000 for 1,000, in half a second.
+# rises. 20 records are read for each sampled one to find their keys again: 20,000 for 1,000, in half a second.
 READ_FOR_REPEATS = 20
 MOST_BYTES_FOR_REPEATS = 64 * 2**20
 # One repeat for four records is evidence enough; a busy key alone is none.

@@ -150,7 +150,7 @@ def secret(environment: Mapping[str, str], name: str) -> str:
     try:
         text = Path(place).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
     else:
         if value := text.removesuffix("\n").removesuffix("\r"):
             return value

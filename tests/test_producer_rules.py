@@ -176,5 +176,5 @@ def test_the_command_refuses_a_file_that_it_cannot_read(tmp_path: Path) -> None:
     assert "--client java" in result.output
     (tmp_path / "app.properties").write_bytes(b"client.id=\xff\n")
     result = Scene("127.0.0.1:1", "orders", tmp_path).run("audit", "--producer", str(tmp_path / "app.properties"))
-    assert (result.exit_code, "no text in UTF-8" in result.output) == (PERMANENT, True)
+    assert (result.exit_code, "not text in UTF-8" in result.output) == (PERMANENT, True)
     assert "give the file" in Scene("127.0.0.1:1", "orders", tmp_path).run("audit", "--client", "java").output

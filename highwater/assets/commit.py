@@ -289,7 +289,7 @@ def release_quietly(release: Callable[[], object], work: Work) -> None:
     try:
         release()
     except Exception as error:  # noqa: BLE001 - whatever Spark says of a session that is gone
-        work.log(f"what Spark held could not be released: {type(error).__name__}")
+        work.log(f"Spark could not release cached rows: {type(error).__name__}")
 
 
 def commit_lock(work: Work, table: str) -> AbstractContextManager[object]:

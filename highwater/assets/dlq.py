@@ -80,7 +80,7 @@ def materialise(work: Work) -> list[SliceReport]:
 
     Raises:
         TemporaryError: rejects of a slice are not there yet.
-        TopicDriftError: a DLQ topic is not set up as it must be.
+        TopicDriftError: a DLQ topic has unsafe settings.
         TopicVanishedError: one is not there any more; it is not created again.
         RecordTooLargeError: the parked topic does not even take a reference to a record.
         SupersededAttemptError: another run publishes the same slice, or decided it again.

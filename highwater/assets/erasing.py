@@ -1,4 +1,4 @@
-"""Erasing a key: its records leave raw, events and rejects, and what is made of them follows."""
+"""Erases a key from raw, events and rejects; the tables that depend on them follow."""
 
 # Raw is committed without the records, then events: the same decision without them, under an attempt of its own. What
 # was sent of them is forgotten before, and rejects follow as they are, without the key. So the slice is one whose other

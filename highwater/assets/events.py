@@ -107,7 +107,7 @@ def retries_lease(stream: Stream) -> str:
 
 def _materialise(work: Work, read: CommittedSlices) -> list[SliceReport]:
     committed = CommittedSlices.read(work, TABLE)
-    # What was never decided was never published either.
+    # A slice that was never classified was never published.
     published = CommittedSlices.read(work, DLQ) if committed.slice_commits else CommittedSlices({}, -1)
     skipped = _undecidable(read, work.keys, committed) | _unfinished(work, read, committed, published)
     ensure_admitted(work, [slice_ for slice_ in work.slices if slice_.key not in skipped], committed.slice_commits)
@@ -144,7 +144,7 @@ def ensure_held(work: Work, table: str, keys: Sequence[str], held: Mapping[str, 
 
 
 def _undecidable(read: CommittedSlices, keys: Sequence[str], committed: CommittedSlices) -> dict[str, str]:
-    """Slices whose decision stays as it is, since raw does not hold what it was made of any more."""
+    """Slices that keep their decision, because retention deleted their rows in raw."""
     gone = {key: count for key in keys if (count := aged(read.slice_commits[key]))}
     lost = sorted(gone.keys() - committed.slice_commits.keys())
     if lost:

@@ -54,7 +54,7 @@ def materialise(work: Work) -> list[SliceReport]:
     Raises:
         TemporaryError: a slice is not done yet, or one before it is not published.
         RetractionError: what was sent of a slice would be no event any more.
-        TopicDriftError: the topic is not set up as it must be.
+        TopicDriftError: the topic has unsafe settings.
         TopicRecreatedError: the topic is not the one that was published to.
         RecordTooLargeError: the topic does not take an event; it and what follows wait.
         SupersededAttemptError: another run publishes the same stream, or a slice was reprocessed meanwhile.
@@ -159,7 +159,9 @@ class _Run:
         if book.sending.slices:
             count = max((count for attempt, count in known if attempt == batch), default=0)
             keys = [*book.sending.slices]
-            work.log(f"a batch broke off with {count:,} of {book.sending.total:,} records sent: {', '.join(keys)}")
+            work.log(
+                f"a batch was interrupted with {count:,} of {book.sending.total:,} records sent: {', '.join(keys)}"
+            )
             book.settle(count, {slice_.key: slice_ for slice_ in work.ledger.get(keys)})
         return max([batch, *(attempt for attempt, _ in known)])
 
@@ -248,7 +250,7 @@ class _Run:
             batch.book.settle(0, slices)
             batch.book.commit_settled()
             raise SupersededAttemptError(
-                f"{', '.join(moved)}: reprocessed before anything was sent of the decision that was read",
+                f"{', '.join(moved)}: reprocessed before the first record of the earlier decision was sent",
                 stored=f"attempt {self.decided.attempt(moved[0])}",
                 found=f"attempt {now[moved[0]].attempt}" if moved[0] in now else "no decision",
                 remedy="nothing to do: the next run sends the current decision",
@@ -347,7 +349,7 @@ def _ensure_same_table(
     batch, group = book.sending.attempt, f"highwater.pub.{book.sending.topic}"
     if mark is not None and mark.identity != book.identity:
         raise ConfigurationError(
-            f"{book.sending.topic} was published to by another table",
+            f"{book.sending.topic} has records of another table",
             stored=f"mark of table {mark.identity}",
             found=f"this table is {book.identity}",
             remedy="see that no other deployment publishes to it, and restore the table if it was lost; if everything "

@@ -94,7 +94,8 @@ def materialise(work: Work) -> list[SliceReport]:
     try:
         return _read_and_commit(work, left, committed, skipped)
     except (OffsetsExpiredError, TopicTruncatedError):
-        # It went while it was read. Spark names neither slice nor values nor the command; the look before a read does.
+        # Retention deleted records during the read. Spark names neither slice nor values nor the command; the look
+        # before a read does.
         before, left = left, _uncommitted(work, committed, mine)
         seen = mine | unreadable_slices(work, left, committed)
         if seen.keys() <= skipped.keys() and left == before:
@@ -220,7 +221,7 @@ class _Read:
         found, recorded = self.again.get(slice_.key, 0), records(committed)
         if found >= recorded:
             return None
-        return f"rows kept as they are: Kafka would give {found} records, the commit recorded {recorded}"
+        return f"rows unchanged: Kafka would give {found} records, the commit recorded {recorded}"
 
     def rows_of(self, attempts: Mapping[str, int]) -> DataFrame:
         from pyspark.sql import functions as F

@@ -124,12 +124,12 @@ def _ensure_conserved(read: CommittedSlices, decisions: Sequence[SliceCommit]) -
         found, decided = read.slice_commits[decision.key].rows, decision.counts["raw"]
         if found != decided:
             raise SupersededAttemptError(
-                f"{decision.key}: raw holds another number of records than was decided of",
+                f"{decision.key}: raw has another number of records than the classification",
                 stored=decided,
                 found=found,
                 remedy="materialise the slice again from events on: it is reprocessed, unless its rejects began to be "
-                "published; then restore raw as it was when it was decided. Of rows that expired, "
-                "materialise raw of it while Kafka holds the records",
+                "published; then restore raw as it was then. If retention "
+                "deleted rows, materialise raw again while Kafka has the records",
             )
 
 
@@ -207,7 +207,7 @@ def _classified_again(
 
     found = parse_records(work, _left_over(work, decisions, raw_version, events_version, published))
     unknown = F.lit("unknown when the slice was decided, known since")
-    # Of a schema that came since, the record may turn out otherwise: the decision counted it as unresolved.
+    # With a schema that was registered since, the result could differ: the decision counted it as unresolved.
     counted = [(d.key, [name for name in REASONS if d.counts.get(f"rejects_{name}")]) for d in decisions]
     pairs = [part for key, names in counted for part in (F.lit(key), F.array(*map(F.lit, names)).cast("array<string>"))]
     was_counted = F.array_contains(F.create_map(*pairs)[F.col("slice")], F.col("reason"))

@@ -157,7 +157,7 @@ def decide(
             work.classified.keep(rows, {slice_.key: published.attempt(slice_.key) for slice_ in slices})
         try:
             measured = {row["slice"]: row.asDict() for row in _measure(work.stream, rows).collect()}
-            # Before it is looked what was sent: of the others nothing is sent after that look.
+            # Chosen before the publication log is read: no other slice is published after that read.
             open_ = exposed(work, committed.slice_commits)
             _ensure_as_read(work, read, {slice_.key: measured.get(slice_.key, {}).get("raw", 0) for slice_ in slices})
             made = Decision(work, rows, {key: _plain(row) for key, row in measured.items()}, seen, open_)
@@ -179,7 +179,7 @@ def _ensure_as_read(work: Work, read: CommittedSlices, found: Mapping[str, int])
     for key in differ:
         if now.attempt(key) != read.attempt(key):
             raise SupersededAttemptError(
-                f"{key}: raw was committed again while it was decided of",
+                f"{key}: raw was committed again during the classification",
                 stored=read.slice_commits[key].rows,
                 found=found[key],
                 remedy="nothing to do: the slice is tried again",
@@ -191,7 +191,7 @@ def _ensure_decidable(
 ) -> None:
     """Ensure that nothing speaks against a split before it is committed; the breaker, which remembers, is asked last.
 
-    What was sent is asked of all slices: of one whose events the lake lost it is in `published` alone.
+    All slices are checked: if the lake lost a slice's events, only `published` lists the sent ones.
     """
     work, measured_rejects = made.work, rejected_anyway(measured, made.measured)
     try:

@@ -57,7 +57,7 @@ def unreadable_slices(work: Work, left: Mapping[str, Slice], committed: Committe
         if key not in committed.slice_commits:
             raise problem
     _ensure_led([slice_ for slice_ in sound if slice_.key not in problems], states)
-    return {key: f"rows kept as they are: {problem}" for key, problem in problems.items()}
+    return {key: f"rows unchanged: {problem}" for key, problem in problems.items()}
 
 
 def _problems(

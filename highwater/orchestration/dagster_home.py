@@ -23,11 +23,11 @@ def ensure_home(home: str) -> None:
     """Ensure that DAGSTER_HOME is one that Dagster takes.
 
     Raises:
-        ConfigurationError: it is no whole path, or there is no such folder.
+        ConfigurationError: it is not an absolute path, or there is no such folder.
     """
     folder = Path(home).expanduser()
     if not folder.is_absolute():
-        raise ConfigurationError("DAGSTER_HOME is no whole path", found=home, remedy=_COPY)
+        raise ConfigurationError("DAGSTER_HOME is not an absolute path", found=home, remedy=_COPY)
     if not folder.is_dir():
         raise ConfigurationError("DAGSTER_HOME names no folder that is there", found=home, remedy=_COPY)
 

@@ -152,6 +152,6 @@ def description(stream: Stream, what: str) -> str:
     return (
         f"{what}\n\n{stream.description}\n\n"
         f"- **Does order matter?** {answers.does_order_matter}\n"
-        f"- **What of doubles?** {answers.what_about_duplicates}\n"
+        f"- **What about duplicates?** {answers.what_about_duplicates}\n"
         f"- **What on failure?** {answers.what_on_failure}\n"
     )

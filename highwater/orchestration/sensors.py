@@ -380,7 +380,7 @@ def alerts_sensor(
                 connections.kafka.open(),
                 connections.lake.open(),
                 streams,
-                _teller(context),
+                _alert_sender(context),
                 sensors=lambda: [
                     *failing_sensors(context.instance, names, known_secrets()),
                     *skipped_streams(ledger, streams, names, datetime.now(UTC)),
@@ -401,7 +401,7 @@ def alerts_sensor(
     return tick
 
 
-def _teller(context: dg.SensorEvaluationContext) -> Callable[["Alert"], None]:
+def _alert_sender(context: dg.SensorEvaluationContext) -> Callable[["Alert"], None]:
     """Sends alerts to the configured receiver; without one to the sensor's log."""
     url = settings().alerts_url
     if url is not None:

@@ -106,7 +106,7 @@ def stage_of(table: str) -> Stage:
 
 
 def nothing() -> None:
-    """Stop nothing: no work goes on elsewhere."""
+    """Do nothing, for stages that start no work in Spark."""
 
 
 def _work(context: dg.AssetExecutionContext, stream: "Stream", keys: Sequence[str], *, spark: bool) -> "Work":

@@ -402,7 +402,7 @@ def _restored_version(opened: DeltaTable, at: int, parameters: Mapping[str, Any]
         if _files(path, version) == _files(path, at):
             return version
     raise DependencyAwayError(
-        f"which version of {path} its version {at} restored is no longer known",
+        f"version {at} of {path} restored an older version, which cannot be found",
         stored=f"RESTORE to {parameters.get('datetime') or parameters.get('timestamp')}",
         found="that version is not in the table's log any more",
         remedy="restore the table again, VERSION AS OF a version that its log has; then run highwater maintain",

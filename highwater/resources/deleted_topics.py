@@ -61,7 +61,7 @@ def look_if_there(kafka: Kafka, topic: str) -> TopicState | None:
 def vanished(
     ledger: Ledger, stream: Stream, topic: str, absent: TopicAbsentError | None = None
 ) -> TopicVanishedError | None:
-    """The error that it is that one of the stream's topics is not there.
+    """The error for a topic of the stream that is missing.
 
     None if it was never planned, and of the parked topic if nothing was ever published to it, as far as the ledger
     knows: that is how they begin.
@@ -79,7 +79,7 @@ def vanished(
 
 
 def planned_topic_gone(stream: Stream, planned: Planned, absent: TopicAbsentError | None = None) -> TopicVanishedError:
-    """The error that it is that a topic is not there which was planned."""
+    """The error for a planned topic that is missing."""
     topic = planned.generation.topic
     ends = ", ".join(f"{p}: {end}" for p, end in sorted(planned.ends.items()))
     accept, found = f"highwater accept-loss {stream.name}{option_for(stream, topic)}", "no such topic"
@@ -113,7 +113,7 @@ def _parked(stream: Stream) -> TopicVanishedError:
 
 
 def parked_lost(kafka: Kafka, stream: Stream, waiting: int) -> OffsetsExpiredError | None:
-    """The error that it is that the parked topic holds less than waits there.
+    """The error for a parked topic with fewer records than wait there.
 
     Two looks must agree on it. That its log begins behind 0 alone is none: records of an erased key may be deleted
     there, and a topic that lost some stays so when they come back.

@@ -115,7 +115,9 @@ def parted(kafka: Kafka, topic: str, partition: int, sound: OffsetRange, marks: 
 
 def _ensure_time(deadline: float) -> None:
     if time.monotonic() > deadline:
-        raise DependencyAwayError("there was no time", remedy="nothing to do: the next look goes on")
+        raise DependencyAwayError(
+            "the comparison with the plan took too long", remedy="nothing to do: the next one goes on"
+        )
 
 
 def _replaced_among(kafka: Kafka, state: TopicState, suspect: Mapping[int, PlannedFacts]) -> list[int]:

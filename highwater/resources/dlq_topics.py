@@ -128,7 +128,7 @@ def check_accepted(kafka: Kafka, stream: Stream, gone: Gone = lambda _: None) ->
     if found.partitions < main.partitions:
         add_partitions(kafka, stream, main, [topic], only_asked=True)
         return f"{found.partitions} partitions: it grows to {main.partitions} with the next slice, which is allowed"
-    return f"{found.partitions} partitions, set up as it must be"
+    return f"{found.partitions} partitions, safe settings"
 
 
 def _accepted(kafka: Kafka, stream: Stream) -> tuple[str, Shape, Shape]:
@@ -360,7 +360,7 @@ def _create(kafka: Kafka, topic: str, wanted: Shape, *, only_asked: bool = False
             ) from error
         if error.args[0].code() in {KafkaError.POLICY_VIOLATION, KafkaError.INVALID_CONFIG}:
             raise ConfigurationError(
-                f"topic {topic} is not there, and the cluster refuses to create it as it must be",
+                f"topic {topic} does not exist, and the cluster refuses to create it with the needed settings",
                 found=error.args[0].str(),
                 remedy="have it created as docs/dlq.md says, or change the cluster's policy",
             ) from error
@@ -437,6 +437,4 @@ def _good(name: str, wanted: str, found: str) -> bool:
 
 
 def _drift(topic: str, wanted: str, found: str, command: str) -> TopicDriftError:
-    return TopicDriftError(
-        f"topic {topic} is not set up as it must be", stored=f"wanted {wanted}", found=found, remedy=command
-    )
+    return TopicDriftError(f"topic {topic} has unsafe settings", stored=f"wanted {wanted}", found=found, remedy=command)

@@ -373,5 +373,5 @@ def progress(line: str) -> str | None:
 
 def troubles(lines: Sequence[str]) -> list[str]:
     """The lines of Ivy's output that show why it failed: warnings and errors, the last 20."""
-    telling = [line.strip() for line in lines if re.search(r"UNRESOLVED|FAILED|Exception|ERROR|WARN|not found", line)]
-    return (telling or list(lines))[-20:]
+    relevant = [line.strip() for line in lines if re.search(r"UNRESOLVED|FAILED|Exception|ERROR|WARN|not found", line)]
+    return (relevant or list(lines))[-20:]

@@ -347,9 +347,9 @@ class Transactions:
         fault = self._cause(error.args[0])
         if fault.name() in _FENCED or (fault.fatal() and "fenced" in fault.str().lower()):
             return SupersededAttemptError(
-                f"{self._name}: another run publishes the same, or the broker gave this one's transaction up",
+                f"{self._name}: another run publishes the same, or the broker aborted this transaction",
                 found=fault.name(),
-                remedy="nothing: that run goes on, or the next one; each finds what was sent. If it comes again and "
+                remedy="nothing to do: the next run continues after the committed records. If it happens again and "
                 f"again without another run, see what held this one up for {self.properties['transaction.timeout.ms']} "
                 "ms (transaction.timeout.ms)",
             )

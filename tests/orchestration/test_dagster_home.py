@@ -102,7 +102,7 @@ def test_explain_says_that_dagster_was_not_asked(scene: Scene) -> None:
 def test_the_doctor_refuses_a_home_that_dagster_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dagster.yaml").write_text("")
-    with pytest.raises(ConfigurationError, match="no whole path"):
+    with pytest.raises(ConfigurationError, match="not an absolute path"):
         doctor._dagster({"DAGSTER_HOME": "."})
 
 

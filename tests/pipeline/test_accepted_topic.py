@@ -85,7 +85,7 @@ def test_killed_at_every_point_each_event_goes_out_once_and_in_order(publishing:
     publishing.ensure_each_once_in_order()
     shape = ensure_accepted(publishing.tables.kafka, publishing.tables.stream)
     assert (shape.partitions, shape.config["cleanup.policy"]) == (2, "delete")
-    assert check_accepted(publishing.tables.kafka, publishing.tables.stream) == "2 partitions, set up as it must be"
+    assert check_accepted(publishing.tables.kafka, publishing.tables.stream) == "2 partitions, safe settings"
 
 
 @pytest.mark.parametrize(

@@ -335,7 +335,7 @@ def test_the_commands_and_the_jobs(parking: Parking, monkeypatch: pytest.MonkeyP
     scene = parking.scene
     shown = scene.run("redrive-parked", "orders", "--reason", "malformed")
     assert shown.exit_code == 0, shown.output
-    assert "2 parked records are meant: 2 malformed" in shown.output
+    assert "2 parked records match: 2 malformed" in shown.output
     assert "1 others wait" in shown.output
     assert "a dry run" in shown.output
     assert scene.run("redrive-parked", "orders", "--yes", "--by", "").exit_code == PERMANENT

@@ -190,7 +190,7 @@ def test_a_commit_of_raw_keeps_what_its_plan_recorded(bench: Bench, tmp_path: Pa
     assert (found.epochs, found.fingerprints) == (slice_.epochs, slice_.fingerprints)
     assert lost.get([slice_.key]) == [found]
     [again] = raw.materialise(bench.work(found, kafka=Elected(bench.bootstrap)))
-    assert "rows kept as they are" in str(again.note)
+    assert "rows unchanged" in str(again.note)
     assert bench.rows("raw") == rows
     [sound] = raw.materialise(bench.work(found))
     assert (sound.note, sound.rows) == (None, 3)

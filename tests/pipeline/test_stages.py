@@ -673,7 +673,7 @@ def test_offsets_that_expire_while_they_are_read_are_reported_as_those_before(
     raw.materialise(bench.work(read_before))
     after_the_look(monkeypatch, lambda: delete_before(bench, 5))
     [report] = raw.materialise(bench.work(read_before))
-    assert "rows kept as they are" in str(report.note)
+    assert "rows unchanged" in str(report.note)
     assert len(bench.rows("raw")) == 3
 
 

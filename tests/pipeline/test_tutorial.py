@@ -150,9 +150,7 @@ class Pasted:
 
     def waiting(self) -> int:
         """How many records wait on the parked topic."""
-        found = re.search(
-            r"^(\d+) parked records? are meant", self.run("highwater redrive-parked parcels"), re.MULTILINE
-        )
+        found = re.search(r"^(\d+) parked records? match", self.run("highwater redrive-parked parcels"), re.MULTILINE)
         return int(found[1]) if found else 0
 
 

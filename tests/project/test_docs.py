@@ -140,7 +140,7 @@ def test_the_page_has_every_property_of_kafka_with_its_fate() -> None:
 def test_the_page_of_security_has_every_property_of_a_login_and_no_other() -> None:
     from highwater.resources import kafka_logins, kafka_tls
 
-    listed = {name for row in rows(section("docs/security.md", "What each client gets")) for name in spans(row[0])}
+    listed = {name for row in rows(section("docs/security.md", "Settings of each client")) for name in spans(row[0])}
     assert listed == kafka_logins.LOGINS | kafka_tls.KEYS | {*kafka_logins.MECHANISMS}
 
 

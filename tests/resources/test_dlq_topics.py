@@ -109,7 +109,7 @@ def test_topics_follow_a_main_topic_that_grew(stream: Stream, bootstrap: str) ->
         shapes = [*runs.map(lambda _: ensure(Kafka(bootstrap), stream), range(2))]
     assert {shape.partitions for found in shapes for shape in found.values()} == {5}
     assert partitions(bootstrap, stream.published_topics) == dict.fromkeys(stream.published_topics, 5)
-    assert check_accepted(kafka, stream) == "5 partitions, set up as it must be"
+    assert check_accepted(kafka, stream) == "5 partitions, safe settings"
     grow(bootstrap, stream.topic, 6)
     assert ensure_accepted(kafka, stream).partitions == 6
     assert partitions(bootstrap, [stream.parked_topic]) == {stream.parked_topic: 6}

@@ -1,7 +1,7 @@
 """Checks that block, from one run to the next."""
 
 # Dagster's blocking ends with the run. A run that begins further down, of a backfill or of repair, would commit what
-# the run before it was kept from.
+# a check blocked in the run before.
 
 from __future__ import annotations
 

@@ -25,11 +25,15 @@ def _acceptance_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options of both commands of acceptance."""
     for option in (
         as_json_option,
-        click.option("--topic", help="The tier that is meant, instead of the main topic."),
+        click.option("--topic", help="Tier to use instead of the main topic."),
         by_option,
         dry_run_option,
         click.option(
-            "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this one; repeatable."
+            "--partition",
+            "partitions",
+            type=click.IntRange(min=0),
+            multiple=True,
+            help="Only this partition; repeatable.",
         ),
         click.argument("stream"),
     ):

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     "records_of",
     type=click.IntRange(min=0),
     default=0,
-    help="Hold the records of the newest N slices too.",
+    help="Also compare the records of the newest N slices with Kafka.",
 )
-@click.option("--versions", is_flag=True, help="Put the checks of versions to the whole stream too.")
+@click.option("--versions", is_flag=True, help="Also check versions over the whole stream.")
 @click.option(
-    "--keys", is_flag=True, help="Look which keys are in several partitions, and which partitioner put them there."
+    "--keys", is_flag=True, help="List keys that are in several partitions, and the partitioner that put them there."
 )
 @click.option(
     "--producer",
     "files",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     multiple=True,
-    help="Hold the configuration of a producer in this file (Java properties or JSON) against the rules; repeatable.",
+    help="Check a producer's configuration in this file (Java properties or JSON); repeatable.",
 )
 @click.option(
     "--client",
@@ -112,5 +112,5 @@ def _producer(file: Path, client: str | None, version: str | None) -> ProducerFa
     try:
         text = file.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{file.name} is no text in UTF-8", remedy="give Java properties or JSON") from error
+        raise ConfigurationError(f"{file.name} is not text in UTF-8", remedy="give Java properties or JSON") from error
     return producer_facts(file.name, text, known, None if version is None else version_of(version))

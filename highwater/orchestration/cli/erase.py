@@ -42,7 +42,7 @@ def erase(
     dry_run: bool,  # noqa: FBT001 - click's flag
     as_json: bool,  # noqa: FBT001 - click's flag
 ) -> None:
-    """Remove all records of one key from all tables of STREAM, with your name and the reason kept in the ledger.
+    """Remove all records of one key from all tables of STREAM. The ledger records your name and the reason.
 
     The ledger keeps a digest of the key, so that no slice that is read again, and no retry, brings them back. Needs
     Spark with --yes, as runs do.

@@ -32,7 +32,9 @@ def maintain(
     dry_run: bool,  # noqa: FBT001 - click's flag
     as_json: bool,  # noqa: FBT001 - click's flag
 ) -> None:
-    """Join small files of STREAM's tables, remove old ones, take old rows, retire old keys; while runs go on.
+    """Compact small files of STREAM's tables, delete old files and old rows of raw, retire old keys.
+
+    Runs may go on meanwhile.
 
     Needs Spark, as runs do: SPARK_REMOTE, or a session in this process. Set DAGSTER_HOME, so that keys are looked at
     and slices that runs work on are left alone.

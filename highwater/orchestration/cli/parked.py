@@ -79,7 +79,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 def redrive_parked(deployment: Deployment, /, **options: Any) -> None:
     """Send parked records of STREAM back to its first tier, for one more try each.
 
-    As often as wanted: a record keeps its origin, and is accepted once.
+    May be repeated: a record keeps its origin, and is accepted once.
     """
     _redrive_or_discard(deployment, because=None, **options)
 
@@ -89,7 +89,7 @@ def redrive_parked(deployment: Deployment, /, **options: Any) -> None:
 @_options
 @deployment_of
 def discard_parked(deployment: Deployment, /, **options: Any) -> None:
-    """Discard parked records of STREAM, with your name and the reason kept in the ledger."""
+    """Discard parked records of STREAM. The ledger records your name and the reason."""
     _redrive_or_discard(deployment, **options)
 
 
@@ -99,7 +99,7 @@ def discard_parked(deployment: Deployment, /, **options: Any) -> None:
 @_options
 @deployment_of
 def reclaim(deployment: Deployment, /, *, stream: str, as_json: bool, choice: ParkedSelection, **options: Any) -> None:
-    """Take published records of STREAM back from its DLQ, so that a backfill of their slices decides them again.
+    """Remove records of STREAM from its DLQ, so that a backfill of their slices classifies them again.
 
     The option --slice also means the slice of the main topic that read them. Copies on the tiers and the parked topic
     count no more from then on.

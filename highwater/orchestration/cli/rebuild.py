@@ -106,11 +106,11 @@ def rebuild_all(
     again: bool,  # noqa: FBT001 - click's flag
     as_json: bool,  # noqa: FBT001 - click's flag
 ) -> None:
-    """Begin STREAM again from what Kafka holds, where ledger and lake were lost both.
+    """Start STREAM again from Kafka after ledger and lake are lost.
 
     What tiers, the parked topic and the topic of accepted events hold is read first, and published no second time. What
-    the topic no longer holds is recorded as lost. Let no sensor and no run of before go on. Set DAGSTER_HOME, if that
-    instance is still there.
+    the topic no longer holds is recorded as lost. Stop all sensors and runs first. Set DAGSTER_HOME, if that
+    instance still exists.
     """
     from highwater.orchestration.operations.rebuilding_all import rebuild_from_kafka
 

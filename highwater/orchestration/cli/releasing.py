@@ -48,7 +48,7 @@ def _decision(command: Callable[..., dict[str, Any]]) -> Callable[..., None]:
 @click.option("--park", is_flag=True, help="Park the records that hold it; without it they go to the first tier.")
 @_decision
 def release_hold(deployment: Deployment, log: _Log, **options: Any) -> dict[str, Any]:
-    """Let SLICE go on although records hold it, and with it all that wait behind it.
+    """Release a held SLICE, so that it and the slices behind it are processed.
 
     The records that hold it are rejected: they go to the first tier, where the stream has tiers, or with --park to the
     parked topic.
@@ -86,7 +86,7 @@ def accept_rejects(
     revoke: bool,
     **options: Any,
 ) -> dict[str, Any]:
-    """Let each SLICE through the circuit breaker as it is: its rejects are published, however many they are.
+    """Let each SLICE pass the circuit breaker: its rejects are published, whatever their number.
 
     For records that nothing will fix. The slices are decided whatever the breaker's state is, and do not change it.
 

@@ -66,5 +66,5 @@ def _records(deployment: Deployment, stream: Stream, most: int, file: Path | Non
     try:
         lines = file.read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{file.name} is no text in UTF-8", remedy="write a line of JSON a record") from error
+        raise ConfigurationError(f"{file.name} is not text in UTF-8", remedy="write a line of JSON a record") from error
     return records_from_lines(lines, stream.topic)[:most]

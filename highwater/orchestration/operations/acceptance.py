@@ -356,7 +356,7 @@ def _parted(
 def _ensure_led(state: TopicState) -> None:
     if state.unled:
         raise DependencyAwayError(
-            f"topic {state.topic}: nothing can be called lost now",
+            f"topic {state.topic}: a loss cannot be confirmed now",
             found=without_leaders(state),
             remedy="nothing was recorded; see that every partition has a leader, then try again",
         )
@@ -399,5 +399,5 @@ def _record(ledger: Ledger, stream: Stream, found: Acceptance) -> None:
     if not stored:
         raise TemporaryError(
             f"topic {stream.topic} was planned on while its loss was worked out",
-            remedy="nothing was recorded; look at a dry run again",
+            remedy="nothing was recorded; repeat the dry run",
         )

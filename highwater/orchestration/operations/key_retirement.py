@@ -146,7 +146,7 @@ def _of_backfill(stream: Stream, backfill: PartitionBackfill) -> frozenset[str]:
 
 def _unclear(stream: Stream, why: str) -> DependencyAwayError:
     return DependencyAwayError(
-        f"no key of {stream.name} was retired: it is not known which ones are still named",
+        f"no key of {stream.name} was retired: unfinished runs or backfills may name some",
         found=why,
         remedy="nothing to do: it is tried again when they have ended",
     )

@@ -115,7 +115,7 @@ class Parked:
         """The findings, in sentences."""
         reasons = Counter(one.reason for one in self.waiting.values())
         reasons_text = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common()) or "none"
-        lines = [f"{len(self.waiting):,} parked records are meant: {reasons_text}"]
+        lines = [f"{len(self.waiting):,} parked records match: {reasons_text}"]
         referred = sum(bool(one.left_out) for one in self.waiting.values())
         lines += [f"{referred:,} of them are parked by reference: raw holds all of them"] if referred else []
         lines += [f"{self.others:,} others wait"] if self.others else []

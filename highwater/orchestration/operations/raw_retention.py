@@ -66,7 +66,7 @@ class Retained:
     @property
     def lines(self) -> list[str]:
         """The outcome in sentences."""
-        keys, age_text = [*self.rows], f"kept for {hours(self.age)}"
+        keys, age_text = [*self.rows], f"retained for {hours(self.age)}"
         ends = f": {keys[0]} .. {keys[-1]}" if keys else ""
         lines = [f"raw, {age_text}: {len(keys):,} slices lose {sum(self.rows.values()):,} rows{ends}"]
         lines += [f"raw: {count:,} slices keep their rows, {why}" for why, count in self.retained.items()]
@@ -196,7 +196,7 @@ def _done(work: Work, instance: dg.DagsterInstance, age: timedelta, now: datetim
     wanted = [key for key in preview.rows if key not in late]
     if not wanted:
         return replace(preview, rows={}, back=back)
-    reason = f"raw is kept for {hours(age)}"
+    reason = f"raw is retained for {hours(age)}"
     number = erasures.add(Erasure(stream.name, BY_AGE, reason, BY, now))
     gone: dict[str, int] = {}
     # Each round reads all that was ever recorded, in ledger and lake, so there are few.

@@ -142,7 +142,7 @@ def _ensure_not_compacted(kafka: Kafka, topic: str) -> None:
     policy = "" if settings is None else str(settings["cleanup.policy"].value)
     if "compact" in policy:
         raise ConfigurationError(
-            f"which events were sent to {topic} is not known: it keeps the last of each key",
+            f"topic {topic} is compacted, so the events that were sent to it are unknown",
             stored="no record of what was sent",
             found=f"cleanup.policy={policy}",
             remedy="declare another topic for them, delete this one, or let it get all events again: --accepted-again",
@@ -179,7 +179,7 @@ def _read(stream: Stream, topic: str, message: Message) -> accepted_copies.Copy:
     except ValueError as error:
         problem = str(error)
     raise ConfigurationError(
-        f"{topic} holds a record that is none of {stream.name}",
+        f"{topic} holds a record of another stream than {stream.name}",
         stored=f"partition {message.partition()}, offset {message.offset()}",
         found=problem,
         remedy=f"see that {stream.name} alone publishes to {topic}; declare another topic for it, or let this one get "

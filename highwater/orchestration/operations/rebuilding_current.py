@@ -29,7 +29,7 @@ def rebuild_from_events(work: Work, *, dry_run: bool) -> Differences:
     for line in found.lines:
         work.log(line)
     if found.none:
-        work.log("current is what the events say: nothing is to be done")
+        work.log("current equals the events: nothing to do")
     elif not dry_run:
         work.log(f"rebuilt: {current_rebuild.rebuild(work):,} keys")
     else:

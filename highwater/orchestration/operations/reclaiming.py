@@ -92,7 +92,7 @@ class RecordsOnDlq:
         """The findings, in sentences."""
         where = Counter(f"{one.reason} on {one.next_topic}" for one in self.meant.values())
         counts = ", ".join(f"{count:,} {name}" for name, count in where.most_common()) or "none"
-        lines = [f"{len(self.meant):,} records of {len(self.slices):,} slices are meant: {counts}"]
+        lines = [f"{len(self.meant):,} records of {len(self.slices):,} slices match: {counts}"]
         lines += [f"{self.others:,} others are in the DLQ"] if self.others else []
         lines += [f"{self.taken:,} were reclaimed before, and are not reprocessed yet"] if self.taken else []
         lines += [f"{self.discarded:,} were discarded"] if self.discarded else []

@@ -92,7 +92,7 @@ def redrive(
 
     Raises:
         ConfigurationError: the stream has no tier.
-        TopicDriftError: a DLQ topic is not set up as it must be.
+        TopicDriftError: a DLQ topic has unsafe settings.
         TopicVanishedError: one is not there any more; it is not created again.
         RecordTooLargeError: the tier does not take some of them, which stay parked; all others were sent.
         UnbalancedError: raw does not hold some that are parked by reference; all others were sent.

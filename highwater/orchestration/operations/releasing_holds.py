@@ -1,4 +1,4 @@
-"""Releasing a slice that records hold: a person's decision, kept under a name."""
+"""Releases a slice that records hold, and records who did it."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _parked(inputs: StreamInputs) -> Condition | None:
         f"{count:,} wait for a person",
         f"{limit:,}",
         count > limit,
-        f"highwater redrive-parked {stream.name} lists them, sends them back; discard-parked gives them up",
+        f"highwater redrive-parked {stream.name} lists and sends them back; highwater discard-parked discards them",
     )
 
 

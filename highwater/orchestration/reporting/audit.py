@@ -196,7 +196,7 @@ def _failing(
 
 def _broke(error: Exception) -> PermanentError:
     return PermanentError(
-        "the checks could not be made of what the tables hold",
+        "the checks failed on the rows of the tables",
         found=f"{type(error).__name__}: {error}",
         remedy="look at the rows of the newest slices, and report it: no row may break a check",
     )

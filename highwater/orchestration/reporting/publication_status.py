@@ -137,7 +137,7 @@ def behind(ledger: Ledger, lake: Lake, stream: Stream, also: Collection[str] = (
 
 
 def accepted_vanished(ledger: Ledger, lake: Lake, stream: Stream, topic: str) -> TopicVanishedError | None:
-    """The error that it is that the topic of accepted events is not there.
+    """The error for a topic of accepted events that is missing.
 
     None of another topic, and where nothing was sent, as far as ledger and table know: that is how it begins, and how a
     person has everything sent again.

@@ -47,15 +47,15 @@ def ensure_in_turn(work: Work, table: str) -> None:
     many = LOOK_BACK + main[-1].ordinal - main[0].ordinal
     order = [p.key for p in work.ledger.preceding(work.stream.name, work.stream.topic, main[-1].ordinal + 1, many + 1)]
     committed = attempts(work.lake, work.stream, order)
-    stand = [key for key in order if table not in committed.lacking(key)]
-    found = in_the_way(order, stand, work.keys)
+    done = [key for key in order if table not in committed.lacking(key)]
+    found = in_the_way(order, done, work.keys)
     if found is not None:
         behind, first = found
         raise OutOfTurnError(
             f"{behind} may not go into {work.stream.name}/{table} before {first}",
             found="; ".join(hold.text for hold in work.ledger.holds.open(work.stream.name)) or f"{first} is not there",
-            remedy=f"nothing, the sensor repair asks for it in its turn; highwater explain {first} shows why "
-            "that one is not done",
+            remedy=f"nothing to do: the sensor repair requests it after {first}; highwater explain {first} shows "
+            "why that one is not complete",
         )
 
 

@@ -137,7 +137,7 @@ def plan_stream(
 
 
 def together(errors: Sequence[PermanentError]) -> PermanentError:
-    """One error that names all of these: the only one itself."""
+    """Combine the errors into one; a single error is returned unchanged."""
     first = errors[0]
     if len(errors) == 1:
         return first

@@ -475,7 +475,7 @@ def test_versions_may_be_times(tmp_path: Path) -> None:
         ALONG_OFFSETS: [True, True],
         ONE_CONTENT: [True, True],
     }
-    assert "1" in found[ALONG_OFFSETS][SECOND].text, "the second delivery stands behind a higher version, and is told"
+    assert "1" in found[ALONG_OFFSETS][SECOND].text, "the second delivery follows a higher version and is reported"
 
 
 def test_a_stream_has_the_checks_that_its_versions_allow() -> None:
@@ -502,7 +502,7 @@ def test_generated_faults_are_reported_by_their_kind_and_raise_no_other_alarm(tm
         MISSING: world.keys_with("missing_version"),
     }
     assert {name: keys - allowed[name] for name, keys in alarmed.items()} == {name: set() for name in allowed}
-    assert whole == allowed, "over the stream all of them are told"
+    assert whole == allowed, "over the stream all are reported"
     assert allowed.keys() == OF_THE_DATA, "in a soak no other check may be red"
 
 

@@ -106,9 +106,9 @@ def test_a_slice_is_as_old_as_its_newest_record_and_its_plan() -> None:
 @pytest.mark.parametrize(
     ("retention", "reported"),
     [
-        (Retention(raw=timedelta(hours=23)), "raw is kept for a day at least"),
-        (Retention(raw=AGE, events=AGE), "events are kept forever"),
-        (Retention(rejects=AGE), "rejects are kept forever"),
+        (Retention(raw=timedelta(hours=23)), "raw must be retained for a day at least"),
+        (Retention(raw=AGE, events=AGE), "events are never deleted"),
+        (Retention(rejects=AGE), "rejects are never deleted"),
     ],
 )
 def test_what_is_not_offered_is_refused(retention: Retention, reported: str) -> None:
@@ -235,7 +235,7 @@ def test_a_dry_run_reports_what_would_go_and_what_stays(step: Step, world: World
     found = step.maintain(dry_run=True)
     assert (dict(found.rows), dict(found.retained)) == ({second: 2, RETRIED.key: 3}, {IN_DLQ: 1})
     assert found.lines == [
-        f"raw, kept for 720 h: 2 slices lose 5 rows: {second} .. {RETRIED.key}",
+        f"raw, retained for 720 h: 2 slices lose 5 rows: {second} .. {RETRIED.key}",
         f"raw: 1 slices keep their rows, {IN_DLQ}",
     ]
     assert found.numbers == {"aged_slices": 2, "aged_rows": 5, "retained_slices": 1}
@@ -268,13 +268,13 @@ def test_what_has_gone_is_reported_as_that_and_everything_downstream_stays(step:
 
     reported = {offset: at(world, offset) for offset in (0, 2, 3, 5)}
     assert {offset: one.end for offset, one in reported.items()} == {0: "accepted", 2: "discarded", 3: "aged", 5: "gap"}
-    went = f"its row of raw expired, by maintenance at {NOW}: raw is kept for 720 h"
+    went = f"its row of raw expired, by maintenance at {NOW}: raw is retained for 720 h"
     assert reported[0].facts == [went]
     assert went in reported[3].lines[-1]
     [tier] = locate(world.ledger, NOTHING, world.lake, STORED, RETRIED.topic, 0, 0)
     assert tier.end == "aged"
     lines = explain(world.ledger, world.lake, STORED, FIRST.key, None).lines
-    assert f"by age: 8 records, by maintenance at {NOW:%Y-%m-%d %H:%M} UTC: raw is kept for 720 h" in lines
+    assert f"by age: 8 records, by maintenance at {NOW:%Y-%m-%d %H:%M} UTC: raw is retained for 720 h" in lines
     against = compare_with_topic(world.ledger, cast("Any", world.topics), world.lake, STORED, world.slices)
     assert [one.skipped for one in against] == [f"{n} rows of raw have expired" for n in (8, 2, 3)]
     assert dict(step.maintain().rows) == {}, "they go once"

@@ -142,7 +142,7 @@ def test_the_command_restarts_a_stream(topic: TopicFactory, bootstrap: str, tmp_
     assert scene.ledger.erasures.of_key("orders", "e" * 64) == {}, "of slices that are gone nothing is left to do"
     scene.tick()
     scene.ensure_each_once(offsets(0, 4, 10))
-    assert [slice_.ordinal for slice_ in scene.slices()] == [9], "behind the last that anything has told of"
+    assert [slice_.ordinal for slice_ in scene.slices()] == [9], "behind the last known one"
     again = scene.run("rebuild-all", "orders", "--yes", "--by", "ann")
     assert (again.exit_code, "the ledger knows orders" in again.output) == (PERMANENT, True)
 

@@ -27,9 +27,7 @@ def test_a_committed_slice_is_reported_with_the_version_in_which_it_does(tmp_pat
     said: list[str] = []
     nobody: Any = None
     work = Work(make_stream("orders"), slices, nobody, lake, nobody, nobody, said.append)
-    stored = {slice_.key: "rows kept as they are" for slice_ in slices}
+    stored = {slice_.key: "rows unchanged" for slice_ in slices}
     found = commit_until_settled(work, "raw", CommittedSlices.read(work, "raw"), stored, nobody)
-    assert [(one.delta_version, one.note, one.counts) for one in found] == [
-        (1, "rows kept as they are", {"lost": 1})
-    ] * 2
+    assert [(one.delta_version, one.note, one.counts) for one in found] == [(1, "rows unchanged", {"lost": 1})] * 2
     assert not any("committed" in line for line in said)

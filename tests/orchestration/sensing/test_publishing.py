@@ -295,7 +295,7 @@ def test_what_waits_for_its_turn_is_distinguished_from_what_was_lost(
         log.breaks = broken
         with pytest.raises(Broken):
             tables.publish(first, second)
-        assert red() == {}, "what broke off is sent with the next run"
+        assert red() == {}, "what was interrupted is sent with the next run"
     assert tables.lake.committed("orders", "published", [second.key])[second.key].attempt == publication_log.INCOMPLETE
     tables.publish(first, second)
     assert red() == {}, "a slice of a tier may come at any time"
@@ -379,7 +379,7 @@ def test_a_batch_that_is_settled_is_not_settled_a_second_time(
     assert publication_log.under_way(lake, stream) == set()
     settled, version = lake.committed_at("orders", publication_log.TABLE, [slices[0].key])
     tables.publish(*slices)
-    assert not [line for line in tables.lines if "broke off" in line]
+    assert not [line for line in tables.lines if "was interrupted" in line]
     assert lake.committed_at("orders", publication_log.TABLE, [slices[0].key]) == (settled, version + 1)
     assert [record.place[1] for record in scene.log.records] == [0, 1, 2, 3]
 

@@ -364,7 +364,7 @@ def test_replaced_history_is_noticed_before_it_is_read(
     with pytest.raises(TopicTruncatedError, match="other records occupy"):
         raw.materialise(bench.work(unread))
     [again] = raw.materialise(bench.work(read))
-    assert "rows kept as they are" in str(again.note)
+    assert "rows unchanged" in str(again.note)
 
     operator = Scene(cluster.bootstrap, TOPIC, tmp_path)
     remaining = operator.run("accept-loss", "orders", "--yes", "--by", "ann")
