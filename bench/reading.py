@@ -116,7 +116,7 @@ def _row(bed: Bed, table: str, reader: str, ask: Ask, question: str, rounds: int
 
 
 def _filled(world: World, bed: Bed, keys: int, slices: int) -> None:
-    """Events in slices of a file each, `current` made of them, and both in plain tables."""
+    """Events in slices of a file each, `current` built from them, and both in plain tables."""
     share = keys // slices
     some_slices = [
         Slice(bed.stream.name, TOPIC, "bench", 0, n, {0: OffsetRange(n * share, (n + 1) * share)}, BEGIN)

@@ -42,7 +42,7 @@ STATES = ("placed", "paid", "refunded")
 FAULT_EVERY = 1_000
 TWICE, UNRESOLVED, MALFORMED = 7, 13, 17
 SLICES_A_COMMIT = 20
-# The rows of each file of a table of which only the log is made.
+# The rows of each file of a table that is only a log, without data.
 ROWS_A_FILE = 1_000
 _SOUND, _COPY, _UNRESOLVED, _MALFORMED = range(4)
 

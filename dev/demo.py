@@ -60,8 +60,8 @@ STREAMS = {"orders": (*COMMON, "metrics"), "payments": COMMON}
 FIRST_TIER = "orders.dlq.1"
 PUBLISHED = "published"
 SEED = 20_260_101
-# A backlog of two slices, which one run takes: a run costs a small machine's processors some ten seconds, most of which
-# go into starting it.
+# A backlog of two slices, which one run takes: a run costs a small machine's processors some ten seconds, mostly
+# for its start.
 ORDERS = 12_000
 MOST_RECORDS = 6_500
 # The variable that the definitions read.

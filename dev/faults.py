@@ -29,7 +29,7 @@ class Story:
         key: the key of its records, as text.
         states: the JSON values in their order, the first version first.
         version_field: the field that orders them: an integer, or an ISO 8601 time.
-        mistyped: fields with values of a wrong type, of which a fault takes one.
+        mistyped: fields with values of a wrong type, one for each fault.
         partitions: of the topic.
         waits_for: the customer that is not known yet.
     """

@@ -1,4 +1,4 @@
-"""An S3 server, in front of which requests can be held, spoiled, or have their answers lost."""
+"""An S3 server behind a proxy that can hold or spoil requests and lose answers."""
 
 from __future__ import annotations
 

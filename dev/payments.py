@@ -1,4 +1,4 @@
-"""The stream `payments` as the generator writes it: bookings of payments, the latest of which counts."""
+"""The stream `payments` as the generator writes it: bookings of payments, where the latest one counts."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def minute_of(event: Row) -> datetime:
 
 
 def minutes_of(events: Iterable[Row]) -> dict[datetime, dict[str, Any]]:
-    """The minutes; a version counts once, where its earliest origin stands. Nothing is kept from one call to the next.
+    """The minutes; a version counts once, at its earliest origin. Nothing is kept from one call to the next.
 
     The columns are those of the table but for `slice` and `minute`, and what the table holds for itself.
     """

@@ -1,4 +1,4 @@
-"""What tests of the stages share: streams, topics with known records, and work made of them.
+"""Streams, topics with known records and their work, for the tests of the stages.
 
 Expected values are computed here from the records that were sent, never by the code under test.
 """
@@ -213,7 +213,7 @@ def make_bench(topic: str, bootstrap: str, spark: SparkSession, home: Path) -> B
 
 
 def with_milliseconds(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of raw, or of what is made of it, with the numbers of their times."""
+    """Rows of raw, or of a table that follows it, with the numbers of their times."""
     rows = [*rows]
     begin, names = datetime(1970, 1, 1, tzinfo=UTC), ("timestamp", "origin_timestamp")
     numbers = [
@@ -295,7 +295,7 @@ def quick(patch: pytest.MonkeyPatch, seconds: float) -> None:
     patch.setattr(spark, "RETRIES", 2)
 
 
-# What children are made of, each loaded once for all of them.
+# The modules of children, each loaded once for all of them.
 CHILDREN = ["tests.crash_child", "tests.publish_child", "tests.accept_child", "tests.resources.test_outbox"]
 
 

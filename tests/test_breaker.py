@@ -564,7 +564,7 @@ def test_a_probe_that_comes_to_no_end_makes_room_for_another() -> None:
     lost = replace(OPEN, probe="a", until=NOON + minutes(30))
     assert stopped(lost, NOON + minutes(29))[2] == "a"
     assert stopped(lost, NOON + minutes(30))[2] == "b"
-    assert stopped(lost, NOON + minutes(30), busy={"a"})[2] == "b", "its run stands still"
+    assert stopped(lost, NOON + minutes(30), busy={"a"})[2] == "b", "its run hangs"
     assert stopped(lost, NOON + minutes(30), lacking={"a": UNDECIDED})[2] == "a"
 
 

@@ -96,7 +96,7 @@ TILED: dict[str, tuple[list[Slice], list[Loss], list[tuple[int, int]]]] = {
     "planned twice": ([a_slice(0, 5, 9), a_slice(1, 8, 12)], [], [(9, 8)]),
     "a hole that is a loss": ([a_slice(0, 5, 9), a_slice(1, 11, 12)], [a_loss(9, 11)], []),
     "a hole of two losses": ([a_slice(0, 5, 9), a_slice(1, 11, 12)], [a_loss(10, 11), a_loss(7, 10)], []),
-    "a hole of which half is a loss": ([a_slice(0, 5, 9), a_slice(1, 11, 12)], [a_loss(9, 10)], [(10, 11)]),
+    "a hole that is half a loss": ([a_slice(0, 5, 9), a_slice(1, 11, 12)], [a_loss(9, 10)], [(10, 11)]),
     "a hole that ends in a loss": ([a_slice(0, 5, 9), a_slice(1, 11, 12)], [a_loss(10, 11)], [(9, 11)]),
     "a loss elsewhere": ([a_slice(0, 5, 9), a_slice(1, 11, 12)], [a_loss(9, 11, partition=2)], [(9, 11)]),
     "a loss of another generation": ([a_slice(0, 5, 9), a_slice(1, 11, 12)], [a_loss(9, 11, generation=1)], [(9, 11)]),

@@ -24,7 +24,7 @@ IN_FLIGHT = "max.in.flight.requests.per.connection"
 
 
 def found(client: Client, version: Version | None, **properties: str) -> dict[str, Finding]:
-    """Findings by rule; `_` of a name stands for a dot."""
+    """Findings by rule; `_` in a name means a dot."""
     named = {name.replace("_", "."): value for name, value in properties.items()}
     return {one.rule: one for one in check_producer(ProducerFacts("theirs", client, version, named, ours=True))}
 
@@ -155,7 +155,7 @@ def test_a_file_that_reports_no_client_asks_for_it() -> None:
 
 
 def test_our_producer_is_asked_what_it_is() -> None:
-    """By the client itself: what it was given under another name, and what it made of it, is seen."""
+    """By the client itself: a property under another name, and its effect, are found."""
     secret = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "u"}
     [ours] = own_producers(Kafka("127.0.0.1:1", {**secret, "sasl.password": "planted"}), make_stream("orders"))
     reported = {one.rule: one for one in check_producer(ours)}

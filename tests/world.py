@@ -291,7 +291,7 @@ class World:
         self._follow(of)
 
     def _follow(self, of: Slice) -> None:
-        """Make again what is made of the events of a slice whose keys and days are its own."""
+        """Compute again the tables that follow the events of a slice whose keys and days are its own."""
         events = self.of("events", slice=of.key)
         own = {"current": of.key, "published": of.key, "metrics": f"{self._happened(0):%Y-%m-%d}"}
         for table in own.keys() & self.rows.keys():

@@ -35,7 +35,7 @@ class Differences:
     """The differences between `current` and the events.
 
     Args:
-        slices: slices with events, all of which `current` must hold.
+        slices: slices with events that `current` must all hold.
         behind: those of them that `current` does not hold at their attempt.
         unknown: slices that `current` holds and events do not.
         lacking: rows that the events give and `current` lacks.

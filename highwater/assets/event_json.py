@@ -44,7 +44,7 @@ def keys(rows: pa.Table) -> pa.Array:
 
 
 def fingerprints(values: pa.Array) -> list[str]:
-    """The content that distinguishes events; the key is made of fields, so it needs no part in it."""
+    """The content that distinguishes events; the key consists of fields, so it is left out."""
     return [*map(fingerprint, values.to_pylist())]
 
 

@@ -259,7 +259,7 @@ def _plain(row: Mapping[str, Any]) -> dict[str, int]:
 
 
 def event_columns(stream: Stream) -> list[Column]:
-    """The columns of an event that are made of its parsed fields."""
+    """The columns of an event that come from its parsed fields."""
     from pyspark.sql import functions as F
 
     return [

@@ -24,7 +24,7 @@ class Table:
         pool: whether runs take turns here.
         engine: what computes it.
         spark: whether a session is opened for it.
-        kinds: what else it is made of, beside Delta.
+        kinds: its other kinds in Dagster, beside Delta.
     """
 
     name: str

@@ -29,7 +29,7 @@ def of_slice(report: SliceReport, together: int = 1) -> Metadata:
     An event at the last microsecond of the year 9999 failed this once, and with it the run and every tick of repair.
 
     Args:
-        report: what the stage made of it.
+        report: the result of the stage.
         together: slices of the run. Its seconds are shared among them, or they would plot the size of the range.
     """
     try:

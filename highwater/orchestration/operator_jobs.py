@@ -351,7 +351,7 @@ def audit(run: JobRun, config: AuditConfig) -> None:
     metadata: dict[str, int | dg.MarkdownMetadataValue] = {
         "audit": dg.MetadataValue.md(page.markdown),
         "errors": len(page.errors),
-        "slices not whole": len(page.unfinished),
+        "incomplete slices": len(page.unfinished),
         "accepted": ends.accepted,
         "waiting": sum(ends.waiting.values()),
         "parked": ends.parked,

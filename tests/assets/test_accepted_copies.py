@@ -50,7 +50,7 @@ def test_what_a_record_says() -> None:
     plain = read(headers(), b"{}")
     assert (plain.origin, plain.ms, plain.slice_key) == (Origin("orders", 1, 2, 3), 77, "orders@0000004")
     assert (plain.revision, plain.late) == (0, None)
-    assert plain.fingerprint == "44136fa355b3678a1146ad16f7e8649e", "the half of what `printf {} | sha256sum` tells"
+    assert plain.fingerprint == "44136fa355b3678a1146ad16f7e8649e", "the first half of `printf {} | sha256sum`"
     reclaimed = read(headers(late=b"corrected", revision=b"2", retracted=b"true"), None)
     assert (reclaimed.revision, reclaimed.late, reclaimed.fingerprint) == (2, Late.CORRECTED, None)
 

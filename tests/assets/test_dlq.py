@@ -118,7 +118,7 @@ def ensure_located(bench: Bench, main: Slice, retried: Slice) -> None:
 
 def ensure_explained(bench: Bench, slice_: Slice) -> None:
     found = explain(bench.ledger, bench.lake, bench.stream, slice_.key, None)
-    assert found.lines[-1] == "whole"
+    assert found.lines[-1] == "complete"
     rows = {one.table: one.rows for one in found.commits}
     assert rows == {"raw": 3, "events": 1, "rejects": 2, "dlq": 2, "current": None}
     assert found.publication is not None

@@ -276,7 +276,7 @@ REFUSED = "payments@0000000"
 
 
 def followed(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, parked: int = 0) -> Following:
-    """A burst of which the breaker has refused the slice."""
+    """A burst whose slice the breaker has refused."""
     stored = {"payments.parked": dict.fromkeys(range(parked))} if parked else {}
     monkeypatch.setattr("dev.demo_burst.read_topics", lambda *_: stored)
     found = Following(ledger, parked)

@@ -51,7 +51,7 @@ def test_explain_reports_the_rest_and_ends_with_a_status_of_ours(scene: Scene, h
     reported = scene.run("explain", SLICE.key)
     assert reported.exit_code == home, reported.output
     assert reported.stdout.splitlines()[0].startswith(SLICE.key)
-    assert "not whole: raw, events, rejects, dlq, current still to be written" in reported.stdout
+    assert "incomplete: raw, events, rejects, dlq, current still to be written" in reported.stdout
     assert reported.stdout.count("runs and checks: Dagster could not be asked: ") == 1
     assert "error: " in reported.stderr
     assert "remedy: " in reported.stderr

@@ -28,7 +28,7 @@ STREAM = make_stream("orders")
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[Repairing]:
-    """Three older slices, of which raw holds the first two, and one that this tick planned."""
+    """Three older slices, the first two in raw, and one that this tick planned."""
     with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
         made = Repairing(tmp_path, instance, [ONE, TWO, THREE, FOUR])
         commit_empty(made.lake, [ONE, TWO], "raw")

@@ -77,7 +77,7 @@ def test_a_backlog_becomes_keys_and_a_few_runs(ticking: Callable[..., Ticking]) 
 
 
 def test_the_ledger_holds_the_plan_before_dagster_hears_of_it(ticking: Callable[..., Ticking]) -> None:
-    """I1. The tick dies after the plan, which `evaluate` stands for: nothing of its result reaches Dagster."""
+    """I1. The tick dies after the plan, as `evaluate` does here: nothing of its result reaches Dagster."""
     ours = ticking()
     ours.evaluate("planner")
     assert ours.keys() == []
@@ -143,7 +143,7 @@ def test_history_that_dagster_lacks_is_reported_and_not_requested(
     with dg.DagsterInstance.ephemeral() as empty:
         again = Ticking(ours.stream, empty, tmp_path)
         if home == "lost a key":
-            # A person deleted the newest keys in the UI, of which one slice is whole.
+            # A person deleted the newest keys in the UI; one of their slices is complete.
             empty.add_dynamic_partitions("orders_slices", keys[:2])
         planned = again.tick("planner")
         assert again.keys() == keys

@@ -127,7 +127,7 @@ def test_brokers_fall_in_turn_and_no_acknowledged_record_is_lost_doubled_or_reor
     assert sender.sent >= 5 * away * RATE, "with a minute away it sends for five"
     places = place_of(cluster.bootstrap)
     assert {int(value) for value in places} == {int(number) for number in sender.acknowledged}
-    assert all(len(found) == 1 for found in places.values()), "a record stands twice"
+    assert all(len(found) == 1 for found in places.values()), "a record occurs twice"
     for key in range(KEYS):
         ordered = [places[b"%d" % n][0] for n in range(key, sender.sent, KEYS)]
         assert ordered == sorted(ordered), "a key's records are out of order"

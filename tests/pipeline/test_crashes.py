@@ -295,7 +295,7 @@ def test_only_the_connect_server_is_killed(series: Series, points: Sequence[str]
     """The clients live on: they fail or try again, on a server that starts again on the same port."""
     assert series.server is not None
     keys = planned(series, sum(point.startswith("raw:") for point in points))
-    # What the client that lives on has made of a table is not made again: a slice for each point of raw.
+    # The surviving client does not commit a table again: a slice for each point of raw.
     for number, point in enumerate(points):
         key = keys[sum(one.startswith("raw:") for one in points[: number + 1]) - 1]
         tables = up_to(series.deployment, key, point)

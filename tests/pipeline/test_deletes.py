@@ -329,7 +329,7 @@ def test_a_delete_needs_its_version_also_where_there_is_a_default(bench: Bench) 
 
 
 def test_tombstones_that_delete_from_now_on(bench: Bench) -> None:
-    """Older slices keep what their decisions made of them: their tombstones were said to be in no place."""
+    """Older slices keep their decisions: their tombstones were reported as lost."""
     fields = (Field("id", "string", source=Key()), Field("at", "long", source=Meta("offset")), Field("name", "string"))
     ours = {"fields": fields, "version": "at", "event_time": None}
     topic = bench.stream.topic

@@ -163,7 +163,7 @@ def ensure_rows(held: Deployment, expected: Mapping[tuple[int, int], tuple[bytes
 
 
 def ensure_decided(held: Deployment) -> None:
-    """Hold events, rejects and current against raw, for topics of which Kafka holds no more than a part."""
+    """Hold events, rejects and current against raw, for topics that Kafka holds in part."""
     raw = {(r["generation"], r["partition"], r["offset"]): r["value"] for r in read_rows(str(held.path("raw")))}
     tables = {name: read_rows(str(held.path(name))) for name in ("events", "rejects", "current")}
     places = {name: [in_history(row) for row in rows] for name, rows in tables.items()}
@@ -549,7 +549,7 @@ def test_a_slice_that_cannot_be_written(ours: Ours) -> None:
     assert "remedy: see that HIGHWATER_LAKE may be written" in reported
     assert key not in held.slice_commits("raw")
     asked = ours.command("explain", key)
-    assert (asked.exit_code, "not whole: raw, events, rejects" in asked.output) == (MENDED, True)
+    assert (asked.exit_code, "incomplete: raw, events, rejects" in asked.output) == (MENDED, True)
     assert f"1 requested again: {key}" in repair_lines(ours)
     for file in in_the_way:
         file.unlink()

@@ -298,7 +298,7 @@ DEFECTS: dict[str, tuple[Plant, set[str]]] = {
     "events: another key": (alter("events", LONE, key="o9"), {ACCOUNTED, FOLLOWS, VERSIONS}),
     "events: another origin": (move("events", LOSER, FAR), {ACCOUNTED, SENT}),
     "events: the commit has other offsets": (prove_other_offsets("events"), {ACCOUNTED}),
-    # Its follower was made of as many as the table has.
+    # Its follower counts as many as the table has.
     "events: the commit has other rows": (prove("events", rows=4), {ACCOUNTED, FOLLOWS}),
     "rejects: a row is gone": (drop("rejects", MALFORMED), {ACCOUNTED, PUBLISHED}),
     "rejects: a row is there twice": (double("rejects", MALFORMED), {ACCOUNTED, PUBLISHED}),

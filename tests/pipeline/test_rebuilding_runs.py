@@ -29,7 +29,7 @@ TABLES = ("raw", "events", "rejects", "dlq", "current")
 
 @contextmanager
 def deployed(bench: Bench, home: Path) -> Iterator[Ticking]:
-    """A deployment of which nothing is there but Kafka: Dagster's home, a ledger and a lake in one empty folder."""
+    """A deployment that has only Kafka left: Dagster's home, a ledger and a lake in one empty folder."""
     (home / "dagster").mkdir(parents=True)
     bench.lake, bench.ledger = Lake(str(home / "lake")), Ledger(f"sqlite:///{home / 'ledger.sqlite'}")
     customers(bench.lake, ["c1"])

@@ -166,7 +166,7 @@ def test_a_commit_without_information_hides_no_other(lake: Lake) -> None:
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_restore_of_a_restore_brings_slices_back(lake: Lake, recorded: bool) -> None:
-    """By time, of which Delta's log does not name the version."""
+    """By time: Delta's log does not name the version."""
     commit_current(lake, "orders", {ONE: 1}, rows_of("a"))
     commit_current(lake, "orders", {TWO: 1}, rows_of("b"))
     at = between_commits()

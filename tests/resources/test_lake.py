@@ -153,7 +153,7 @@ def test_a_column_that_another_run_adds_at_the_same_moment_is_no_error(lake: Lak
     asked: list[str] = []
 
     class Session:
-        """Spark, of which another run is ahead by one column at the first statement."""
+        """Spark, where another run is ahead by one column at the first statement."""
 
         def sql(self, statement: str) -> None:
             asked.append(statement)

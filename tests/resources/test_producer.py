@@ -902,7 +902,7 @@ def test_a_record_that_fails_for_good_stops_its_key_and_no_other(
     assert producer.handed_back
     assert set(producer.stopped) == {(name, b"k0")}
     values = [value.decode() for _, value in held(bootstrap, name) if value]
-    assert sorted(ticked) == sorted(values), "ticked is what stands in the topic, each once"
+    assert sorted(ticked) == sorted(values), "each record of the topic is ticked once"
     for key in (1, 2, 3):
         assert [int(v) for v in values if int(v) % 4 == key] == [*range(key, 400, 4)], "other keys: all, in order"
     ours = [int(v) for v in values if int(v) % 4 == 0]

@@ -107,7 +107,7 @@ def test_who_is_fenced_while_it_hands_records_over_is_reported_so(bootstrap: str
         for n in range(3, 2400):
             time.sleep(0.05)
             yield from records(name, n, n + 1)
-        raise AssertionError("nobody was told within 120 s")
+        raise AssertionError("no callback ran within 120 s")
 
     with opened(bootstrap, name) as sender, pytest.raises(SupersededAttemptError, match="another run publishes"):
         sender.commit(overtaken(), PublicationMark(1, 2400))

@@ -184,13 +184,13 @@ def _columns(stream: Stream, events: DeltaTable) -> list[_EventColumn]:
 
 
 def _roles(stream: Stream) -> list[tuple[str | None, str]]:
-    # A version of several fields is made of columns that are compared themselves, where they are stored.
+    # A version of several fields consists of columns that are compared themselves, where they are stored.
     version = stream.version_fields[0] if len(stream.version_fields) == 1 else None
     return [(version, "version"), (stream.event_time, "event_time")]
 
 
 def _versions(stream: Stream) -> str:
-    """The version in SQL, behind others, where it is made of several fields."""
+    """The version in SQL, behind others, where it has several fields."""
     return ", e.version AS event_version" if len(stream.version_fields) > 1 else ""
 
 
@@ -333,7 +333,7 @@ def _unlike_key(
 def _unlike_version(
     stream: Stream, row: Mapping[str, Any], record: KafkaRecord, document: dict[str, Any], key: Any
 ) -> list[str]:
-    """`version` if that of an event is made of several fields, and another one than those of its record give."""
+    """`version` if that of an event has several fields, and another one than those of its record give."""
     values = _values_of(stream, stream.version_fields, record, document, key)
     if values is None or "event_version" not in row:
         return []

@@ -223,7 +223,7 @@ def horizon_rule(instance: dg.DagsterInstance | None, now: datetime) -> Horizon:
 
 
 def _read_later(work: Work) -> dict[str, dict[str, int]]:
-    """For each table the slices of tiers that are decided and not whole, with the version that they still read.
+    """For each table the slices of tiers that are decided and incomplete, with the version that they still read.
 
     One that is retired was whole, and is still, but for an erasure that has not done it yet.
     """

@@ -1,6 +1,6 @@
 """Deleting old runs: their events and logs are the last that a retired slice costs Dagster."""
 
-# A run that names a slice whose key is live stays: Dagster's page of the slice is made of its events. What people did,
+# A run that names a slice whose key is live stays: Dagster's page of the slice shows its events. What people did,
 # and what became of every slice, is in ledger and lake.
 
 from __future__ import annotations

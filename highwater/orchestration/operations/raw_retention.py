@@ -155,7 +155,7 @@ def _newest(table: DeltaTable, keys: Sequence[str]) -> tuple[dict[str, int], dic
 
 
 def _needed(work: Work, instance: dg.DagsterInstance, now: datetime) -> Needed:
-    """The slices whose rows are needed now, but for the DLQ and slices that are not whole."""
+    """The slices whose rows are needed now, but for the DLQ and incomplete slices."""
     ledger, lake, stream = work.ledger, work.lake, work.stream
     live = list(instance.get_dynamic_partitions(stream.partitions_name))
     return Needed(
@@ -236,7 +236,7 @@ def _open(work: Work, now: datetime) -> list[str]:
 def _settle(work: Work, instance: dg.DagsterInstance, keys: Sequence[str], now: datetime) -> list[str]:
     """Ensure that nobody needed what was taken of slices, and put it back where somebody did; returns those slices.
 
-    What others made of a record since is no reason: the DLQ has it whole, as it is rejected now. A slice that has its
+    A later result of a record is no reason: the DLQ has all of it, as it is rejected now. A slice that has its
     rows is not done: none were taken, or they were read from Kafka again.
     """
     gone = [key for key, slice_commit in work.lake.committed(work.stream.name, RAW, keys).items() if aged(slice_commit)]

@@ -169,10 +169,10 @@ class Audit:
     def head(self) -> list[str]:
         """The page's first sentences."""
         lines = [
-            f"{self.stream}: topic {self.topic}, {self.slices:,} slices, {len(self.unfinished):,} not whole yet",
+            f"{self.stream}: topic {self.topic}, {self.slices:,} slices, {len(self.unfinished):,} incomplete",
             *[f"error: {text}" for text in self.errors],
         ]
-        lines += [f"not whole: {', '.join(islice(self.unfinished, 5))}"] if self.unfinished else []
+        lines += [f"incomplete: {', '.join(islice(self.unfinished, 5))}"] if self.unfinished else []
         lines += [f"warning: {text}" for text in self._checks_with("warning")]
         lines += [f"warning: {text}" for text in (self.keys.warnings if self.keys else [])]
         lines += self.keys.lines if self.keys else []

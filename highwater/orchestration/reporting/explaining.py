@@ -93,7 +93,7 @@ class Explained:
         lost: recorded losses within its ranges.
         commits: in the order of the tables.
         publication: what was sent of its rejects; None if nothing was.
-        undone: the tables that do not follow the slice's decision yet; empty when it is whole.
+        undone: the tables that do not follow the slice's decision yet; empty when it is complete.
         rejects: rows of the slice in the table of rejects.
         exhausted_slice: since when repair requests it no more; None if it does.
         hold: what holds it, or held it until a person released it; None if nothing does.
@@ -157,7 +157,7 @@ class Explained:
         lines += self._not_asked
         recall = f"highwater recall-keys {slice_.stream} {slice_.key} {slice_.key} --yes"
         lines += [f"its key is retired: {recall} brings it back"] if self.retired else []
-        lines.append("whole" if not self.undone else f"not whole: {', '.join(self.undone)} still to be written")
+        lines.append("complete" if not self.undone else f"incomplete: {', '.join(self.undone)} still to be written")
         return lines
 
     @property

@@ -62,7 +62,7 @@ FAMILIES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "highwater_held_back_age_seconds": (_PARTITION, "Age of the first record of an open transaction, where known."),
     "highwater_oldest_unread_age_seconds": (_PARTITION, "Age of the oldest record that is not in raw, where known."),
     "highwater_slices": (("stream", "topic"), "Planned slices."),
-    "highwater_slices_not_whole": (("stream", "topic"), "Planned slices that are not complete in all tables."),
+    "highwater_slices_incomplete": (("stream", "topic"), "Planned slices that are not complete in all tables."),
     "highwater_stopped": (
         ("stream", "topic", "error"),
         "Partitions, or 1 for the topic, in which planning stopped until a person acts.",
@@ -208,7 +208,7 @@ def _slices(found: Samples, view: Stream, slices: Sequence[Slice] | None, commit
     found.add("highwater_slices", len(mine), view.name, view.topic)
     if committed is not None:
         open_ = sum(bool(committed.lacking(key)) for key in mine)
-        found.add("highwater_slices_not_whole", open_, view.name, view.topic)
+        found.add("highwater_slices_incomplete", open_, view.name, view.topic)
 
 
 def _planned(found: Samples, ledger: Ledger, view: Stream) -> Planned | None:

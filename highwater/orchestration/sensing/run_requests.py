@@ -255,7 +255,7 @@ def urgent_due(
     Args:
         endangered: slices that are not in raw, and that retention is about to take records of.
         repair: what was decided of them otherwise.
-        known: what runs made of them.
+        known: the results of their runs.
         now: the time, in UTC.
         wait: after a run that left one undone.
     """

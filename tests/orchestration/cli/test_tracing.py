@@ -143,7 +143,7 @@ def test_what_was_not_read_says_why(bootstrap: str, topic: TopicFactory, tmp_pat
     [slice_] = scene.slices()
     shown = scene.run("explain", slice_.key)
     assert shown.exit_code == 0, shown.output
-    assert "not whole: raw, events, rejects, dlq, current still to be written" in shown.output
+    assert "incomplete: raw, events, rejects, dlq, current still to be written" in shown.output
     assert "15 offsets" in shown.output
     assert scene.run("explain", f"{scene.topic}@0000009").exit_code == PERMANENT
     assert scene.run("explain", "no-key").exit_code == PERMANENT

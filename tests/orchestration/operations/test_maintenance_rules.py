@@ -387,7 +387,7 @@ def test_keys_that_were_brought_back_stay_for_a_backfill(deployment: Deployment)
     assert ours.keys[5] not in ours.live()
     explained = explain(ours.ledger, ours.lake, STREAM, ours.keys[5], lambda: nullcontext(ours.instance)).lines
     command = f"highwater recall-keys orders {ours.keys[5]} {ours.keys[5]} --yes"
-    assert explained[-2:] == [f"its key is retired: {command} brings it back", "whole"]
+    assert explained[-2:] == [f"its key is retired: {command} brings it back", "complete"]
     recall(*meant)
     assert ours.live()[-4:] == [*ours.keys[5:7], *ours.keys[8:10]], "neighbours, so that a range takes them together"
     assert not ours.retire(NOW + 6 * DAY).retired

@@ -82,7 +82,7 @@ def test_each_slice_reports_why_it_keeps_its_rows() -> None:
         ["e"],
         {
             "named by unfinished runs or backfills": 1,
-            "not whole in all tables yet": 1,
+            "incomplete": 1,
             IN_DLQ: 1,
             "reclaimed from the DLQ and not reprocessed yet": 1,
         },
@@ -428,7 +428,7 @@ def test_slices_that_runs_work_on_or_that_are_not_whole_keep_their_rows(step: St
     assert dict(found.retained) == {
         IN_DLQ: 1,
         "named by unfinished runs or backfills": 1,
-        "not whole in all tables yet": 1,
+        "incomplete": 1,
     }
     assert held(world) == {*world.keys}
 
@@ -496,7 +496,7 @@ def test_no_slice_is_looked_at_beyond_those_that_one_maintenance_takes(
     give_up(world)
     found = step.maintain(dry_run=True)
     assert ([*found.rows], len(found.notes)) == ([FIRST.key], 1)
-    assert looked == [FIRST.key, world.second.key], "the second one tells that there are more"
+    assert looked == [FIRST.key, world.second.key], "the second one shows that there are more"
 
 
 def test_few_rounds_take_all(step: Step, world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_alerts_and_recoveries_alternate_and_none_is_reported_twice(ticks: list[
                 open_ = mark_reported(open_, alert)
     assert heard == [("alert", "recovery")[n % 2] for n in range(len(heard))]
     if ticks and ticks[-1][1]:
-        assert (heard[-1:] == ["alert"]) == ticks[-1][0], "whoever listens knows how it stands"
+        assert (heard[-1:] == ["alert"]) == ticks[-1][0], "the receiver knows the state"
 
 
 def test_a_thousand_ticks_over_a_threshold_are_one_alert_and_one_recovery() -> None:
@@ -336,7 +336,7 @@ def test_what_could_not_be_asked_is_not_measured(tmp_path: Path, monkeypatch: py
         ({}, None),
         (None, None),
     ],
-    ids=["for ever", "the longest there is", "not told", "may not be read"],
+    ids=["for ever", "the longest there is", "unknown", "may not be read"],
 )
 def test_a_topic_that_keeps_all_ends_the_alert_of_its_retention(
     settings: dict[str, Setting] | None, over: bool | None, monkeypatch: pytest.MonkeyPatch

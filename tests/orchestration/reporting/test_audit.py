@@ -220,7 +220,7 @@ def test_the_command_and_the_job_report_the_same(
     before = scene.run("audit", "orders")
     assert before.exit_code == 0, before.output
     assert "development" in before.output
-    assert "not whole" in before.output
+    assert "incomplete" in before.output
     page = json.loads(scene.run("audit", "--json").output)[0]
     [first, second] = page["partitions"]
     assert (first["planned"], first["committed"], first["last_stable"]) == (15, 0, 19)

@@ -171,7 +171,7 @@ def test_the_numbers_are_those_of_the_scene(written: Written) -> None:
         "highwater_held_back_age_seconds": {},
         "highwater_oldest_unread_age_seconds": {},
         "highwater_slices": {("orders", "orders"): 3, ("orders", TIER): 1, ("orders", late): 0},
-        "highwater_slices_not_whole": {("orders", "orders"): 1, ("orders", TIER): 0, ("orders", late): 0},
+        "highwater_slices_incomplete": {("orders", "orders"): 1, ("orders", TIER): 0, ("orders", late): 0},
         # Nothing is called lost while a partition has no leader.
         "highwater_stopped": {},
         "highwater_origins": {
@@ -228,7 +228,7 @@ OF_KAFKA = {
 }
 OF_LAKE = {
     "highwater_committed_end_offset",
-    "highwater_slices_not_whole",
+    "highwater_slices_incomplete",
     "highwater_origins",
     "highwater_origins_produced",
     "highwater_origins_twice",

@@ -26,7 +26,7 @@ ALL = ("events", "rejects", "current")
 
 
 class Telling:
-    """Repair's ticks and those of the alerts, each of which opens the ledger as another daemon does."""
+    """Repair's ticks and those of the alerts; each opens the ledger as another daemon does."""
 
     def __init__(self, folder: Path, ours: Repairing, monkeypatch: pytest.MonkeyPatch) -> None:
         self.url, self.ours, self.heard = f"sqlite:///{folder / 'ledger.sqlite'}", ours, list[Alert]()
