@@ -60,14 +60,16 @@ def test_what_is_wrong_is_reported_and_is_the_exit_status(
     assert "too slow" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    ("records", "kills"), [(20_000, 5), pytest.param(50_000, 10, marks=pytest.mark.long)], ids=["short", "long"]
-)
-def test_every_record_is_accounted_for_after_kills(tmp_path: Path, records: int, kills: int) -> None:
-    """Of workers, daemon, broker and Spark, while every fault is written; compared with an account of its own."""
+def test_every_record_is_accounted_for_after_kills(tmp_path: Path) -> None:
+    """Of workers, daemon, broker and Spark, while every fault is written; compared with an account of its own.
+
+    `make test` kills clients, server, workers and daemon one by one: `test_crashes`, `test_crashes_daemon`, `test_s3`.
+    """
+    records, kills = 50_000, 10
     ordeal = Ordeal(records, kills, least=4, most=10, settle=1800)
     result = Soak(tmp_path / "soak", Console(width=200), ordeal).run()
     assert result.wrong == []

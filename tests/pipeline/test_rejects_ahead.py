@@ -147,12 +147,12 @@ class Watched(Fenced):
 def test_however_many_rejects_there_are_few_are_held_and_each_transaction_has_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounds: dict[str, int], most: int, read: int
 ) -> None:
-    many = ReadBefore(Tables(tmp_path), monkeypatch, number=60)
+    many = ReadBefore(Tables(tmp_path), monkeypatch, number=32)
     for name, bound in bounds.items():
         monkeypatch.setattr(dlq, name, bound)
     log = Watched()
     many.publish(log)
-    assert [one.key for one in log.records] == [b"o%d" % n for n in range(60)]
+    assert [one.key for one in log.records] == [b"o%d" % n for n in range(32)]
     assert 1 < max(log.sizes) <= most
     # The batch that goes out, and the read from which the next one is made.
     assert 0 < max(log.held) <= most + read
