@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from highwater.declaration_parts import UNITS, Field
@@ -138,21 +139,24 @@ def _is_zone(name: str) -> bool:
     return True
 
 
+# By field type the Python types of its default; the other field types have none.
+DEFAULT_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "boolean": (bool,),
+    "integer": (int,),
+    "long": (int,),
+    "float": (int, float),
+    "double": (int, float),
+}
+
+
 def _default_problems(declared: Field, kind: re.Match[str]) -> list[str]:
     default = declared.default
     if default is None:
         return []
     if not declared.optional:
         return [f"field {declared.name!r}: default is for an optional field"]
-    wanted: dict[str, tuple[type, ...]] = {
-        "string": (str,),
-        "boolean": (bool,),
-        "integer": (int,),
-        "long": (int,),
-        "float": (int, float),
-        "double": (int, float),
-    }
-    allowed = wanted.get(declared.type)
+    allowed = DEFAULT_TYPES.get(declared.type)
     if allowed is None:
         return [f"field {declared.name!r}: a {declared.type} has no default"]
     # To Python a bool is an int.

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 from highwater.declaration import Field
+from highwater.field_rules import DEFAULT_TYPES
 from highwater.inference_protobuf import protobuf_tree
 from highwater.schemas import Schema, self_contained_avro
 
@@ -215,22 +216,12 @@ class _Avro:
         return Field(name, "struct" if members else "json", of=members)
 
 
-_DEFAULTS: Mapping[str, tuple[type, ...]] = {
-    "string": (str,),
-    "boolean": (bool,),
-    "integer": (int,),
-    "long": (int,),
-    "float": (int, float),
-    "double": (int, float),
-}
-
-
 def _with_default(found: Field, node: Mapping[str, Any]) -> Field:
     """A field whose schema has a default may be absent in values of an older schema."""
     if "default" not in node:
         return found
     default = node["default"]
-    if type(default) in _DEFAULTS.get(found.type, ()):
+    if type(default) in DEFAULT_TYPES.get(found.type, ()):
         return replace(found, optional=True, default=default)
     return replace(found, optional=True)
 

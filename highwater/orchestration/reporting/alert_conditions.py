@@ -193,8 +193,8 @@ def _stalled(inputs: StreamInputs) -> Condition | None:
     return Condition(
         stream.name,
         "stalled",
-        f"{len(found):,} slices; {found[0].text}" if found else "no slice is tried again and again",
-        "no slice is tried again and again",
+        f"{len(found):,} slices; {found[0].text}" if found else "no slice is stalled",
+        "no slice is stalled",
         bool(found),
         f"highwater explain {found[0].slice_key} shows its runs: fix what they fail by, and the sensor repair "
         "requests it within the hour, or materialise it"

@@ -35,7 +35,7 @@ class StalledSlice:
         """The stalled slice in a sentence."""
         return (
             f"{self.slice_key} was left undone by {self.runs} runs until {self.since:%Y-%m-%d %H:%M} UTC, and is "
-            "requested on"
+            "still requested"
         )
 
 

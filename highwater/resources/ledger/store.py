@@ -348,7 +348,7 @@ class Ledger:
 
     @property
     def stalled_slices(self) -> StalledSlices:
-        """The slices of all streams that runs leave undone again and again, and that are requested on."""
+        """The slices of all streams that runs leave undone again and again and that are still requested."""
         return StalledSlices(self.database)
 
     @property
