@@ -1,8 +1,8 @@
 """The circuit breaker of a stream: when its slices may be decided."""
 
-# Closed, slices are decided. One with which too many records are rejected is refused, and opens the breaker; so do
-# failures in a row. Open, no slice is decided until the cool-down has passed; then one is, the probe: done, it closes
-# the breaker, refused or failed, the cool-down begins again, twice as long as the one before.
+# Closed: slices are classified. A slice with too many rejects is refused and opens the breaker, and so do failures in
+# a row. Open: no slice is classified until the cool-down ends. Then one slice is the probe: if it is classified, the
+# breaker closes; if it is refused or fails, a cool-down of twice the length begins.
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Divergence of a partition from its recorded past: other records or leader epochs than at planning (I16)."""
 
-# A leader election that is not clean replaces acknowledged records under the same offsets and the same topic ID. Two
-# things show: each batch carries the leader epoch in which it was written (KIP-320), and nothing before a planned end
-# was written in a later epoch than the plan's; and the last record before that end has a fingerprint.
+# An unclean leader election replaces acknowledged records under the same offsets and the same topic ID. Two facts
+# show it. Each batch carries the leader epoch in which it was written (KIP-320), and no batch before a planned end is
+# of a later epoch than the plan's. And the last record before that end has a fingerprint.
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Holds: slices of a stream that are decided one at a time, in order, and the records that stop one."""
 
-# A record whose reason holds keeps its slice from being decided. Every slice behind it waits, in each table downstream
-# of raw, until that one is there. What a hold stops is deciding: planning goes on, and so does raw.
+# A record whose reason holds keeps its slice from being classified. Every later slice waits in each table downstream
+# of raw. Planning and raw go on.
 
 from __future__ import annotations
 

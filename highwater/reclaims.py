@@ -1,8 +1,7 @@
 """Reclaims: origins that a person reclaimed from the DLQ, so that their slice of the main topic decides them again."""
 
-# Each time an origin is reclaimed its number grows by one, and later publications of it carry that number. So the
-# number says whose a copy is: one with a lower number than the ledger has was published before the origin was
-# reclaimed, and counts no more wherever it is read.
+# Each reclaim of an origin raises its number by one, and later publications of the origin carry that number. A copy
+# with a lower number than the ledger's was published before the reclaim, and no longer counts.
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Retention: which slices lose their rows of raw by age, and why others keep them."""
 
-# A slice loses all of its rows or none. Its commit stays, and shows how many went. It is old when its newest record was
-# published, and the slice was planned, longer ago than the declared age: of a backlog that was read late no row goes
-# before somebody could look at it, and a producer's clock that is behind takes nothing.
+# A slice loses all of its rows or none; its commit stays and shows how many went. The age counts from the newest
+# record and from the plan, whichever is later. So rows of a backlog that was read late stay for the full age, and a
+# producer with a slow clock costs no rows.
 
 from __future__ import annotations
 

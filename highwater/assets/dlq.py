@@ -1,8 +1,9 @@
 """Dlq: what was rejected is published to the tiers and to the parked topic, each record once (I7)."""
 
-# The order is: the decision stays in events and rejects; its rejects are published, batch by batch, each with a
-# mark that counts them; the ledger keeps the last mark; the table keeps the origins; the mark is deleted. Once the
-# table has them, the slice may be reprocessed, and what was published is left to the DLQ, until a person reclaims it
+# 1. events and rejects hold the decision.
+# 2. Its rejects are published in batches, each with a mark that counts them.
+# 3. The ledger stores the last mark, and the table the origins; the mark is deleted.
+# From then on the slice may be reprocessed: published records are left to the DLQ until a person reclaims them
 # (`highwater.orchestration.operations.reclaiming`).
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Erases a key from raw, events and rejects; the tables that depend on them follow."""
 
-# Raw is committed without the records, then events: the same decision without them, under an attempt of its own. What
-# was sent of them is forgotten before, and rejects follow as they are, without the key. So the slice is one whose other
-# followers are still to be written, and the stages that always do that write dlq, current and metrics. A run that dies
-# in between leaves what the next erasure of the key finishes. Nothing is classified again.
+# 1. Commit raw without the records.
+# 2. Delete their entries from the publication log.
+# 3. Commit events without them: the same decision, with a new attempt number. Nothing is classified again.
+# 4. Commit rejects without the key.
+# The slice is then incomplete in dlq, current and metrics, and their stages write them as usual. If the run dies in
+# between, the next erasure of the key finishes it.
 
 from __future__ import annotations
 

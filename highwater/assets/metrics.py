@@ -1,9 +1,9 @@
 """Metrics: one row for each minute of event time, with sums by status and the mean of a moving hour."""
 
-# A version of a key counts once, at its earliest origin. So a slice computes again, from
-# events, the minutes of its rows, those of its rows before, and those that hold other contents of the same versions.
-# One commit writes them beside the slice commit; it takes the version after the one that was read or fails, so writers
-# follow each other. `docs/adr/` has the reasons and the figures. Nothing here needs a JVM.
+# A version of a key counts once, at its earliest origin. So a slice computes three kinds of minutes again, from
+# events: those of its rows, those of its earlier rows, and those with other contents of the same versions. One commit
+# writes them with the slice commit. It takes the version after the one that was read, or fails: so writers follow
+# each other. ADR 7 has the reasons and the figures. Nothing here needs a JVM.
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """A ledger that was lost, rebuilt from the lake: the commits of the slices say what was planned, lost and published."""
 
-# What was erased, and who discarded which parked record, is read from the tables `erasures` and `discards` of the lake,
-# and which keys were retired follows from what Dagster and the lake hold.
+# Erasures and discards come from the lake's tables `erasures` and `discards`, retired keys from Dagster and the lake.
 #
-# What a rebuilt ledger cannot know: what was planned and never read (it is planned again, under the same key where the
-# slices around it are there), who accepted a loss and why, who took a record back, and whether anybody did where its
-# slice was not reprocessed since. The epochs and fingerprints by which replaced history is noticed are in the commits
-# of `raw`; those that an older version wrote lack them.
+# A rebuilt ledger lacks:
+# - plans of slices that were never read; they are planned again, under the same key where the slices around them exist;
+# - who accepted a loss, and why;
+# - who reclaimed a record, and reclaims whose slice was not reprocessed since;
+# - epochs and fingerprints of commits by older versions.
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The workers of runs: the leases that show they are alive, and the end of runs whose worker is gone."""
 
-# Dagster's default launcher cannot ask a worker whether it lives: worker and code server killed together leave a run
-# started for ever, and with it its place in the queue and in its pool. Nothing rests on it that a worker without a
-# lease is dead: one that hung, or lost the ledger, goes on beside its successor, and the numbers of commits and the
-# fences of publications keep it from doing anything twice (ADR 22, ADR 11).
+# Dagster's default launcher cannot ask a worker whether it lives. Where worker and code server were killed together,
+# the run would stay started for ever and keep its place in queue and pool. A worker without a lease may still live:
+# it hung, or lost the ledger. Numbers of commits and fences of publications keep it from doing anything twice (ADR
+# 22, ADR 11).
 
 from __future__ import annotations
 
