@@ -179,7 +179,7 @@ def _read(stream: Stream, topic: str, message: Message) -> accepted_copies.Copy:
     except ValueError as error:
         problem = str(error)
     raise ConfigurationError(
-        f"{topic} holds a record of another stream than {stream.name}",
+        f"{topic} holds a record that {stream.name} did not send",
         stored=f"partition {message.partition()}, offset {message.offset()}",
         found=problem,
         remedy=f"see that {stream.name} alone publishes to {topic}; declare another topic for it, or let this one get "

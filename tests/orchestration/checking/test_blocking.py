@@ -181,7 +181,7 @@ def test_the_declaration_speaks_of_the_checks_that_there_are() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown check": ({"checks": {"versions": Severity.WARN}}, "checks speaks of 'versions'"),
+    "an unknown check": ({"checks": {"versions": Severity.WARN}}, "checks: unknown check 'versions'"),
     "one that cannot block": ({"checks": {"no_version_missing": Severity.BLOCK}}, "no_version_missing cannot block"),
     "a first version of a time": ({"first_version": 1}, "first_version is for versions that"),
 }
