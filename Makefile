@@ -6,13 +6,16 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up cluster test test-fast test-long test-s3 soak soak-producer infer-trial bench lint format lock jars-lock clean
+.PHONY: help setup demo up cluster test test-fast test-long test-s3 soak soak-producer infer-trial bench lint format lock jars-lock packages-by-pip class-archives clean
 
 help: ## Show what can be done
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: $(VENV)/ready-project ## Have everything in place: virtual environment, locked packages, checked jars
 	@$(RUN) dev.jars
+
+# They save seconds of each JVM's start and take a minute, so what starts many JVMs has them.
+class-archives: setup
 	@$(RUN) dev.class_archives
 
 demo: setup ## From nothing to slices in Delta tables, checked against the generator's account; ends by itself
@@ -27,22 +30,22 @@ WORKERS ?= 3
 
 TEST := pytest -n $(WORKERS) --dist worksteal --durations 40
 
-test: lint ## What CI runs: lint, types, and all tests but the longest
+test: lint class-archives ## What CI runs: lint, types, and all tests but the longest
 	$(RUN) $(TEST) -m "not long"
 
 test-fast: setup ## The tests that need no JVM and little time
 	$(RUN) $(TEST) -m "not slow"
 
-test-long: setup ## What `make test` leaves out: long series of processes killed, whole stacks, a million records
+test-long: class-archives ## What `make test` leaves out: long series of processes killed, whole stacks, a million records
 	$(RUN) $(TEST) -m long
 
-test-s3: setup ## A lake on an S3 server of this machine: two drivers at once, a kill, backfill, maintenance, erasure, audit
+test-s3: class-archives ## A lake on an S3 server of this machine: two drivers at once, a kill, backfill, maintenance, erasure, audit
 	$(RUN) pytest --durations 10 tests/pipeline/test_s3.py tests/resources/test_object_store.py
 
-soak: setup ## A million faulty records while 100 processes are killed, then each is accounted for: an hour or two
+soak: class-archives ## A million faulty records while 100 processes are killed, then each is accounted for: an hour or two
 	@$(RUN) dev.soak $(ARGS)
 
-soak-producer: setup ## Producers for minutes while brokers are killed, hang and are all away; then slices of what they wrote
+soak-producer: class-archives ## Producers for minutes while brokers are killed, hang and are all away; then slices of what they wrote
 	$(RUN) pytest tests/pipeline/test_acknowledged.py -m long
 
 infer-trial: setup ## Six unknown topics of 100,000 records to tables by a new user's commands, by the clock: half an hour
@@ -51,7 +54,7 @@ infer-trial: setup ## Six unknown topics of 100,000 records to tables by a new u
 cluster: setup ## Three brokers that form one cluster, until Ctrl-C
 	@$(RUN) dev.cluster $(ARGS)
 
-bench: setup ## Measure, and write docs/benchmarks.md
+bench: class-archives ## Measure, and write docs/benchmarks.md
 	@$(RUN) bench $(ARGS)
 
 lint: setup ## Rules, format and types; changes nothing
@@ -89,16 +92,26 @@ $(VENV)/ready-venv:
 
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --require-hashes --retries 5
 
+# PySpark comes as source, and its wheel of 460 MB is packed only to be unpacked: without compression.
+TO_INSTALL = --no-build-isolation --config-settings=--build-option=--compression=stored -r requirements.lock
+
+# uv downloads and compiles in parallel. It reads no configuration of pip's but the index that is passed on here; where it
+# fails, behind a proxy with a certificate of its own for example, pip goes on.
 $(VENV)/ready-packages: requirements-build.lock requirements.lock $(VENV)/ready-venv
-	@echo "Installing the locked Python packages: once, about two minutes ..."
-	@$(PIP) --quiet -r requirements-build.lock
-# PySpark comes as source, and its wheel of 460 MB is packed only to be unpacked. All cores compile afterwards.
-	@set -o pipefail; $(PIP) --no-build-isolation --no-compile --progress-bar off \
-	    --config-settings=--build-option=--compression=stored -r requirements.lock \
+	@echo "Installing the locked Python packages: once, half a minute, or two minutes without uv ..."
+	@sed -n '/^uv==/,/# via/p' requirements.lock > $(VENV)/uv.lock
+	@$(PIP) --quiet -r requirements-build.lock -r $(VENV)/uv.lock
+	@index="$${PIP_INDEX_URL:-$$($(BIN)/python -m pip config get global.index-url 2>/dev/null)}"; \
+	  $(BIN)/uv pip install --python $(BIN)/python --require-hashes --compile-bytecode --no-progress \
+	    $${index:+--default-index "$$index"} $(TO_INSTALL) || $(MAKE) --no-print-directory packages-by-pip
+	@touch $@
+
+packages-by-pip:
+	@echo "uv could not install the packages; pip goes on ..."
+	@set -o pipefail; $(PIP) --no-compile --progress-bar off $(TO_INSTALL) \
 	  | { grep --line-buffered -E '^ *(Downloading|Building|Installing|Successfully)' || true; } | cut -c1-100 \
 	  || { echo "error: pip could not install everything, see above; the next call goes on from here" >&2; exit 1; }
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
-	@touch $@
 
 $(VENV)/ready-project: pyproject.toml $(VENV)/ready-packages
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
