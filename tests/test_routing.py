@@ -77,7 +77,7 @@ DAY = timedelta(days=1)
         ({"tiers": (DAY, DAY)}, "longer than the one before"),
         ({"tiers": (2 * DAY, DAY)}, "longer than the one before"),
         ({"on_reject": {"malformed": OnReject.PARK}}, "says nothing of"),
-        ({"on_reject": {**ON_REJECT, "odd": OnReject.PARK}}, "'odd', which is no reason"),
+        ({"on_reject": {**ON_REJECT, "odd": OnReject.PARK}}, "unknown reason 'odd'"),
         ({"tiers": (), "on_reject": {**ON_REJECT, "invalid": OnReject.RETRY}}, "no tier is declared"),
     ],
 )
