@@ -14,7 +14,7 @@ help: ## Show what can be done
 setup: $(VENV)/ready-project ## Have everything in place: virtual environment, locked packages, checked jars
 	@$(RUN) dev.jars
 
-# They save seconds of each JVM's start and take a minute, so what starts many JVMs has them.
+# Archives save seconds of each JVM's start and take a minute to write: for what starts many JVMs.
 class-archives: setup
 	@$(RUN) dev.class_archives
 
@@ -93,22 +93,22 @@ $(VENV)/ready-venv:
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --require-hashes --retries 5
 
 # PySpark comes as source, and its wheel of 460 MB is packed only to be unpacked: without compression.
-TO_INSTALL = --no-build-isolation --config-settings=--build-option=--compression=stored -r requirements.lock
+LOCKED = --no-build-isolation --config-settings=--build-option=--compression=stored -r requirements.lock
 
 # uv downloads and compiles in parallel. It reads no configuration of pip's but the index that is passed on here; where it
 # fails, behind a proxy with a certificate of its own for example, pip goes on.
 $(VENV)/ready-packages: requirements-build.lock requirements.lock $(VENV)/ready-venv
-	@echo "Installing the locked Python packages: once, half a minute, or two minutes without uv ..."
-	@sed -n '/^uv==/,/# via/p' requirements.lock > $(VENV)/uv.lock
-	@$(PIP) --quiet -r requirements-build.lock -r $(VENV)/uv.lock
+	@echo "Installing the locked Python packages: once, about a minute ..."
+	@sed -n '/^uv==/,/# via/p' requirements.lock > $(VENV)/uv-requirements.txt
+	@$(PIP) --quiet -r requirements-build.lock -r $(VENV)/uv-requirements.txt
 	@index="$${PIP_INDEX_URL:-$$($(BIN)/python -m pip config get global.index-url 2>/dev/null)}"; \
 	  $(BIN)/uv pip install --python $(BIN)/python --require-hashes --compile-bytecode --no-progress \
-	    $${index:+--default-index "$$index"} $(TO_INSTALL) || $(MAKE) --no-print-directory packages-by-pip
+	    $${index:+--default-index "$$index"} $(LOCKED) || $(MAKE) --no-print-directory packages-by-pip
 	@touch $@
 
 packages-by-pip:
 	@echo "uv could not install the packages; pip goes on ..."
-	@set -o pipefail; $(PIP) --no-compile --progress-bar off $(TO_INSTALL) \
+	@set -o pipefail; $(PIP) --no-compile --progress-bar off $(LOCKED) \
 	  | { grep --line-buffered -E '^ *(Downloading|Building|Installing|Successfully)' || true; } | cut -c1-100 \
 	  || { echo "error: pip could not install everything, see above; the next call goes on from here" >&2; exit 1; }
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true

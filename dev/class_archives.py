@@ -67,7 +67,7 @@ def ensure(tools: Path = paths.TOOLS) -> None:
             made.mkdir()
             try:
                 if _writes_archives(java):
-                    print("Preparing the classes of broker and Spark: once, half a minute ...", flush=True)
+                    print("Preparing the classes of broker and Spark: once, about a minute ...", flush=True)
                     _run_both(work, made)
             except Exception:
                 folder.mkdir()

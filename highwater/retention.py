@@ -56,7 +56,7 @@ class Needed:
         if key in self.named:
             return "named by unfinished runs or backfills"
         if key not in self.whole:
-            return "incomplete"
+            return "incomplete in some table"
         if key in self.reclaimed_slices:
             return "reclaimed from the DLQ and not reprocessed yet"
         if key in self.in_dlq:

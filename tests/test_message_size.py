@@ -26,7 +26,6 @@ from highwater.errors import (
 )
 from highwater.message_size import SizeLimits, size_of
 from highwater.orchestration.operations import redriving
-from highwater.resources import transactions as transactions_module
 from highwater.resources.dlq_topics import Shape
 from highwater.resources.kafka import Kafka
 from highwater.resources.lake import Lake
@@ -320,7 +319,7 @@ def test_the_broker_takes_what_fits_and_names_what_it_refuses(
 
     monkeypatch.setattr(Transactions, "_new_producer", counted)
     # librdkafka waits for as long as it may before it ends a transaction behind a refused record.
-    monkeypatch.setattr(transactions_module, "CALL_SECONDS", 5.0)
+    monkeypatch.setattr("highwater.resources.transactions.CALL_SECONDS", 5.0)
     name = topic(partitions=1, **{"max.message.bytes": "20000"})
     create_topic(bootstrap, other := f"{name}.other", 1, {"max.message.bytes": "50000"})
     head: list[Header] = [("a", b"1"), ("ö", None), *[("b", b"")] * 1_000]

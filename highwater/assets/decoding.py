@@ -270,14 +270,13 @@ def _avro_text(schema: Schema) -> str | None:
         return None
 
 
-def _from_avro(column: Column | str, text: str) -> Column:
+def _from_avro(data: Column, text: str) -> Column:
     from pyspark.sql import functions as F
 
     fields = [{"name": "value", "type": json.loads(text)}, {"name": "end", "type": _AVRO_END}]
     written = {"type": "record", "name": "highwater_record", "fields": fields}
     read = with_nullable_doubles(written)
     options = {"mode": "PERMISSIVE"} if read == written else {"mode": "PERMISSIVE", "avroSchema": json.dumps(read)}
-    data = F.col(column) if isinstance(column, str) else column
     return F.call_function("from_avro", data, F.lit(json.dumps(written)), _constant_map(options))
 
 
@@ -311,7 +310,7 @@ def _avro_type(spark: SparkSession, text: str | None) -> DataType | str:
         if not isinstance(schema, dict) or schema.get("type") != "record":
             return "it is no record"
         empty = spark.range(0).select(F.lit(b"").alias("v"))
-        read = empty.select(_from_avro("v", text).alias("read"))
+        read = empty.select(_from_avro(F.col("v"), text).alias("read"))
         found = read.select("read.value", _object_of(F.col("read"), text).alias("object")).schema
     except (AnalysisException, IllegalArgumentException, ParseException, ValueError, TypeError, KeyError) as error:
         return str(error).splitlines()[0][:200]

@@ -1,7 +1,7 @@
 """Erases a key from raw, events and rejects; the tables that depend on them follow."""
 
 # 1. Commit raw without the records.
-# 2. Delete their entries from the publication log.
+# 2. Remove their origins from the publication log; its attempts stay.
 # 3. Commit events without them: the same decision, with a new attempt number. Nothing is classified again.
 # 4. Commit rejects without the key.
 # The slice is then incomplete in dlq, current and metrics, and their stages write them as usual. If the run dies in

@@ -253,11 +253,11 @@ def test_a_record_of_the_declared_types_in_avro_is_a_usual_one(
 
 @pytest.mark.slow
 def test_the_options_of_from_avro_have_no_state(spark: SparkSession) -> None:
-    """Sessions that look for cached rows evaluate them at once; in `map(…)` each then found the other's key twice."""
+    """Sessions that look for cached rows evaluate them at once; `map(…)` then held a key twice, and a query failed."""
     from pyspark.sql import functions as F
 
     schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": AVRO["double"]}]}
-    rows = spark.range(1).select(F.lit(b"").alias("v")).select(decoding._from_avro("v", json.dumps(schema)))
+    rows = spark.range(1).select(F.lit(b"").alias("v")).select(decoding._from_avro(F.col("v"), json.dumps(schema)))
     plan = rows._explain_string(extended=True)  # type: ignore[operator]
     assert "from_avro(" in plan
     assert "PERMISSIVE" in plan

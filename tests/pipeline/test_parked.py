@@ -294,10 +294,8 @@ def test_records_are_sent_back_as_they_are(parking: Parking, monkeypatch: pytest
 @pytest.mark.slow
 def test_what_is_abandoned_waits_no_more_and_the_first_reason_stays(parking: Parking) -> None:
     parking.park(*[parking.envelope(n, "invalid" if n else "malformed") for n in range(3)])
-    assert parking.decide(dry_run=False, by="ann", because="a test", choice=ParkedSelection(reasons=["invalid"])) == [
-        1,
-        2,
-    ]
+    invalid = ParkedSelection(reasons=["invalid"])
+    assert parking.decide(dry_run=False, by="ann", because="a test", choice=invalid) == [1, 2]
     assert "2 discarded by ann: a test" in parking.log[-1]
     assert parking.waiting() == [0]
     ledger = parking.scene.ledger
@@ -385,6 +383,12 @@ def test_what_was_abandoned_is_accepted_by_no_copy_that_is_under_way(bench: Benc
 
 
 @pytest.mark.slow
+def redriven(bench: Bench) -> Parked:
+    """Send all parked records back."""
+    where = bench.ledger, bench.kafka, bench.lake, bench.stream
+    return redrive_or_discard(*where, ParkedRequest(dry_run=False, by="ann"), bench.log.append)
+
+
 def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None:
     policy = {**ON_REJECT, "unresolved": OnReject.PARK}
     bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1),), on_reject=policy)
@@ -392,14 +396,7 @@ def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None
     bench.materialise(bench.plan(0, p0=(0, 1)))
     customers(bench.lake, ["c1", "late"])
     for _ in range(2):
-        redrive_or_discard(
-            bench.ledger,
-            bench.kafka,
-            bench.lake,
-            bench.stream,
-            ParkedRequest(dry_run=False, by="ann"),
-            bench.log.append,
-        )
+        redriven(bench)
     [slice_] = due(bench)
     assert slice_.offsets >= 2
     bench.materialise(slice_)
@@ -478,24 +475,14 @@ def test_a_record_that_no_topic_takes_is_parked_by_reference_and_comes_back_whol
     assert located.end == "parked"
     assert count_ends(bench.ledger, bench.lake, bench.stream).parked == 3
 
-    def back() -> Parked:
-        return redrive_or_discard(
-            bench.ledger,
-            bench.kafka,
-            bench.lake,
-            bench.stream,
-            ParkedRequest(dry_run=False, by="ann"),
-            bench.log.append,
-        )
-
     bench.kafka = Kafka(bench.bootstrap)
     with pytest.raises(RecordTooLargeError, match="3 records stay parked") as caught:
-        back()
+        redriven(bench)
     assert f"--entity-name {tier} --add-config max.message.bytes=" in caught.value.remedy
     assert len(published(bench.bootstrap, tier)) == 1
     assert any("2 of them are parked by reference" in line for line in bench.log)
     widen(bench, tier, 500_000)
-    back()
+    redriven(bench)
     whole = {(key, value): headers for _, key, value, headers in published(bench.bootstrap, tier)}
     assert set(whole) == {(one.key, one.value) for one in sent[1:]}
     assert whole[sent[4].key, sent[4].value][0] == sent[4].headers[0]

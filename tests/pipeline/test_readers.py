@@ -120,8 +120,8 @@ def test_every_reader_counts_one_row_per_key_of_current(bench: Bench, readers: d
         return found
 
     path = bench.work().lake.path(bench.stream.name, current.TABLE)
-    for run, read in ((slices[:2], bounds[2]), (slices[2:], bounds[4])):
-        bench.materialise(*run)
+    for slice_, read in zip(slices, bounds[1:], strict=False):
+        bench.materialise(slice_)
         assert {name: read_table(path) for name, read_table in readers.items()} == dict.fromkeys(
             readers, expected(read)
         )
@@ -146,11 +146,9 @@ RECORDS: list[tuple[Message, End]] = [
     (order_message(LONG, 1), (LONG, 1)),
     (order_message("o2", 4, status="lost"), REJECT),
 ]
-# For each slice where it ends: one has only a tombstone, one only an aborted transaction.
+# For each slice where it ends, and the records up to there: one has only a tombstone, one only an aborted transaction.
 ABORTED = 8
-ENDS = [3, 5, 6, ABORTED, ABORTED + 2, ABORTED + 3]
-# For each run its slices, and the records up to there.
-RUNS = [(slice(2), 5), (slice(2, 3), 6), (slice(3, 4), 8), (slice(4, 6), 9)]
+SLICES = [(3, 3), (5, 5), (6, 6), (ABORTED, 8), (ABORTED + 2, 8), (ABORTED + 3, 9)]
 
 
 def expected_counts(read: int) -> dict[str, int]:
@@ -179,7 +177,8 @@ def test_every_reader_counts_the_records_of_every_table(bench: Bench, counters: 
     bench.send(*sent[:ABORTED])
     abort_transaction(bench, partition=0)
     bench.send(*sent[ABORTED:])
-    slices = [bench.plan(n, p0=span) for n, span in enumerate(itertools.pairwise([0, *ENDS]))]
+    bounds = itertools.pairwise([0, *[end for end, _ in SLICES]])
+    slices = [bench.plan(n, p0=span) for n, span in enumerate(bounds)]
 
     def counts() -> dict[str, dict[str, int]]:
         return {
@@ -187,9 +186,9 @@ def test_every_reader_counts_the_records_of_every_table(bench: Bench, counters: 
             for name, count in counters.items()
         }
 
-    for run, read in RUNS:
-        bench.materialise(*slices[run])
-        published.materialise(bench.work(*slices[run]))
+    for slice_, (_, read) in zip(slices, SLICES, strict=True):
+        bench.materialise(slice_)
+        published.materialise(bench.work(slice_))
         assert counts() == dict.fromkeys(counters, expected_counts(read))
     bench.materialise(*slices[:2])  # a second time
     published.materialise(bench.work(*slices[:2]))

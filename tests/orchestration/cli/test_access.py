@@ -63,7 +63,7 @@ def test_every_command_that_decides_has_a_job_and_passes_the_check() -> None:
     changing = {name for name, command in main.commands.items() if any(p.name == "dry_run" for p in command.params)}
     checked = {name for name, command in main.commands.items() if isinstance(command, OperatorCommand)}
     assert {name.replace("-", "_") for name in checked} == set(ACTIONS)
-    # Maintenance does what the declaration says, as the schedule does each night.
+    # Maintenance and planning do what the declaration says, as the schedule and the sensor do.
     assert changing - checked == {"maintain", "plan"}
 
 

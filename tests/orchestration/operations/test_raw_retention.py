@@ -82,7 +82,7 @@ def test_each_slice_reports_why_it_keeps_its_rows() -> None:
         ["e"],
         {
             "named by unfinished runs or backfills": 1,
-            "incomplete": 1,
+            "incomplete in some table": 1,
             IN_DLQ: 1,
             "reclaimed from the DLQ and not reprocessed yet": 1,
         },
@@ -428,7 +428,7 @@ def test_slices_that_runs_work_on_or_that_are_not_whole_keep_their_rows(step: St
     assert dict(found.retained) == {
         IN_DLQ: 1,
         "named by unfinished runs or backfills": 1,
-        "incomplete": 1,
+        "incomplete in some table": 1,
     }
     assert held(world) == {*world.keys}
 
