@@ -135,6 +135,26 @@ def _fetch(work: Path) -> None:
         subprocess.run(["dpkg-deb", "-x", archive, work / "new"], check=True)
 
 
+def dagster_storage(dagster_yaml: str, port: int) -> str:
+    """Dagster's settings with their commented block `storage` in force.
+
+    Args:
+        dagster_yaml: the settings, as `dagster.yaml` of this repository has them.
+        port: of the server.
+    """
+    lines = dagster_yaml.splitlines()
+    first = lines.index("# storage:")
+    last = next(at for at in range(first, len(lines)) if not lines[at].startswith("#"))
+    lines[first:last] = [line.removeprefix("# ").replace("5432", str(port)) for line in lines[first:last]]
+    return "\n".join(lines)
+
+
+def dagster_variables(database: str) -> dict[str, str]:
+    """The variables that the block `storage` reads."""
+    named = {"USERNAME": OWNER, "PASSWORD": "unused", "HOST": LOOPBACK, "DB": database}
+    return {f"DAGSTER_PG_{name}": value for name, value in named.items()}
+
+
 @contextmanager
 def postgresql(*settings: str) -> Iterator[Server]:
     """A server with empty data, which is thrown away at the end.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dev.intended import Headers
@@ -169,21 +168,38 @@ def _slice_commits(path: str) -> list[Row]:
 
     if not DeltaTable.is_deltatable(path):
         return []
+    table = DeltaTable(path)
     root, _, name = path.rpartition("/")
-    mine = f"\"table\" = '{name}' AND table_id = '{DeltaTable(path).metadata().id}' AND record IS NOT NULL"
+    mine = f"\"table\" = '{name}' AND table_id = '{table.metadata().id}' AND record IS NOT NULL"
     columns = "version, record, rows"
     found = [
         (row["version"], {**json.loads(row["record"]), "rows": row["rows"]})
         for row in read_rows(f"{root}/_commits", mine, columns)
     ]
-    for entry in Path(path, "_delta_log").glob("*.json"):
-        said: dict[str, Any] = next(
-            (json.loads(line) for line in entry.read_text().splitlines() if '"commitInfo"' in line), {}
-        )
-        metadata = json.loads(said.get("commitInfo", {}).get("userMetadata") or "{}")
-        found += [(int(entry.stem), one) for one in metadata.get("highwater", {}).get("records", ())]
+    for version, said in _commit_infos(path):
+        metadata = json.loads(said.get("userMetadata") or "{}")
+        found += [(version, one) for one in metadata.get("highwater", {}).get("records", ())]
     newest = {one["slice"]: one for _, one in sorted(found, key=lambda it: (it[0], it[1]["rows"] is not None))}
     return [*newest.values()]
+
+
+def _commit_infos(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The version of each entry of a table's log, and what its commit says of itself.
+
+    Not from `DeltaTable.history`: a commit that says nothing of itself would shift the versions of those before it.
+    """
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import FileSelector, PyFileSystem
+
+    files = PyFileSystem(DeltaStorageHandler(path))
+    for entry in files.get_file_info(FileSelector("_delta_log")):
+        if entry.base_name.endswith(".json"):
+            with files.open_input_stream(entry.path) as file:
+                lines = file.read().splitlines()
+            said: dict[str, Any] = next(
+                (json.loads(line)["commitInfo"] for line in lines if line.startswith(b'{"commitInfo"')), {}
+            )
+            yield int(entry.base_name.removesuffix(".json")), said
 
 
 def covered_ends(lake: str, stream: str, topic: str | None = None) -> dict[int, int]:

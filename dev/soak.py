@@ -7,8 +7,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,12 +27,14 @@ from dev.demo import STREAMS, TooSlowError, fresh_home, without_configuration
 from dev.failing import failing
 from dev.generator import SOURCES, Order, Target, create_topic, generate
 from dev.kills import Killer, schedule
+from dev.object_store import ObjectStore
+from dev.postgresql import dagster_storage, dagster_variables, postgresql
 from dev.processes import LOOPBACK, exit_status
 from dev.readings import is_covered, read_rows
 from dev.reconcile import reconcile
 from dev.reconcile import report as report_comparison
 from dev.shapes import SHAPES
-from dev.stack import FORKING_PROGRAM, Stack
+from dev.stack import DAGSTER_HOME, FORKING_PROGRAM, Stack
 from highwater import settings
 from highwater.errors import TemporaryError
 from highwater.orchestration.checking.checks import Sources
@@ -107,6 +109,38 @@ class SoakResult:
     wrong: list[str] = field(default_factory=list)
 
 
+@contextmanager
+def s3_and_postgresql(home: Path) -> Iterator[Mapping[str, str]]:
+    """An S3 server for the lake and a PostgreSQL for ledger and Dagster.
+
+    Args:
+        home: gets the S3 server's log and Dagster's settings.
+
+    Yields:
+        The variables of the soak. This process has them too, since it reads the lake and Dagster's storage itself.
+    """
+    with ObjectStore(home) as store, postgresql("max_connections=300") as server, server.databases() as create:
+        dagster_home = home / "dagster"
+        dagster_home.mkdir(parents=True)
+        text = (paths.REPOSITORY / "dagster.yaml").read_text()
+        (dagster_home / "dagster.yaml").write_text(dagster_storage(text, server.port))
+        variables = {
+            **store.variables,
+            **dagster_variables(create()),
+            settings.LAKE: f"{store.make_bucket('soak')}/lake",
+            settings.LEDGER_URL: server.url(create()),
+            DAGSTER_HOME: str(dagster_home),
+        }
+        os.environ.update(variables)
+        yield variables
+
+
+@contextmanager
+def no_services(_home: Path) -> Iterator[Mapping[str, str]]:
+    """Lake, ledger and Dagster's storage in files of the home."""
+    yield {}
+
+
 class Soak:
     """One soak in a home of its own.
 
@@ -114,13 +148,17 @@ class Soak:
         home: a fresh folder for all state.
         console: where progress and report go.
         ordeal: the size of the test and its faults.
+        variables: what is configured in place of files in the home.
     """
 
-    def __init__(self, home: Path, console: Console, ordeal: Ordeal) -> None:
+    def __init__(
+        self, home: Path, console: Console, ordeal: Ordeal, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.home = home
         self.console = console
         self.ordeal = ordeal
-        self._settings = settings.Settings.from_environment({settings.HOME: str(home)})
+        self._variables = dict(variables or {})
+        self._settings = settings.Settings.from_environment({**self._variables, settings.HOME: str(home)})
         self.lake = self._settings.lake
         # Opened where it is first asked.
         self._ledger = Ledger(self._settings.ledger_url)
@@ -138,7 +176,7 @@ class Soak:
             deaf = ending.enter_context(socket.create_server((LOOPBACK, 0)))
             stack = Stack(
                 self.home,
-                base=without_configuration(os.environ),
+                base=without_configuration(os.environ) | self._variables,
                 extra={settings.ALERTS_URL: f"http://{LOOPBACK}:{deaf.getsockname()[1]}/"},
                 short_lived=self.ordeal.short_lived,
                 dagster_program=FORKING_PROGRAM,
@@ -317,13 +355,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     options = _parser().parse_args(arguments)
     console = Console()
-    ordeal = Ordeal(options.records, options.kills, options.seed, settle=options.settle)
+    ordeal = Ordeal(options.records, options.kills, options.seed, options.least, options.most, settle=options.settle)
 
     def run() -> int:
-        soak = Soak(fresh_home(options.home.absolute()), console, ordeal)
-        console.print(f"seed {ordeal.seed}; logs: {soak.home / 'logs'}")
-        result = soak.run()
-        report(console, ordeal, result)
+        home = fresh_home(options.home.absolute())
+        services = s3_and_postgresql if options.s3_and_postgresql else no_services
+        with services(home) as variables:
+            console.print(f"seed {ordeal.seed}; logs: {home / 'logs'}")
+            result = Soak(home, console, ordeal, variables).run()
+            report(console, ordeal, result)
         return 1 if result.wrong else 0
 
     return exit_status(run)
@@ -336,6 +376,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--records", type=int, default=RECORDS, help="of all streams; default: %(default)s")
     parser.add_argument("--kills", type=int, default=KILLS, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s")
+    parser.add_argument(
+        "--least", type=float, default=LEAST_SECONDS, help="seconds between kills; default: %(default)s"
+    )
+    parser.add_argument("--most", type=float, default=MOST_SECONDS, help="seconds between kills; default: %(default)s")
+    parser.add_argument(
+        "--s3-and-postgresql", action="store_true", help="the lake on an S3 server, ledger and Dagster on PostgreSQL"
+    )
     parser.add_argument("--settle", type=float, default=SETTLE_SECONDS, help="seconds; default: %(default)s")
     return parser
 

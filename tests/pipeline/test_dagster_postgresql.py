@@ -36,16 +36,11 @@ def whole() -> dg.AssetCheckResult:
 
 def configure(server: Server, database: str, home: Path, patch: pytest.MonkeyPatch) -> None:
     """Write our dagster.yaml with the block that a person takes the comment signs off."""
-    lines = OURS.splitlines()
-    first = lines.index("# storage:")
-    last = next(at for at in range(first, len(lines)) if not lines[at].startswith("#"))
-    block = [line.removeprefix("# ") for line in lines[first:last]]
-    assert yaml.safe_load("\n".join(block))["storage"]["postgres"]["postgres_db"]["port"] == 5432
-    lines[first:last] = [line.replace("5432", str(server.port)) for line in block]
-    (home / "dagster.yaml").write_text("\n".join(lines))
-    named = {"USERNAME": servers.OWNER, "PASSWORD": "unused", "HOST": "127.0.0.1", "DB": database}
-    for name, value in named.items():
-        patch.setenv(f"DAGSTER_PG_{name}", value)
+    text = servers.dagster_storage(OURS, server.port)
+    assert yaml.safe_load(text)["storage"]["postgres"]["postgres_db"]["port"] == server.port
+    (home / "dagster.yaml").write_text(text)
+    for name, value in servers.dagster_variables(database).items():
+        patch.setenv(name, value)
 
 
 @pytest.fixture(params=["postgresql_server", "pgbouncer_server"])
