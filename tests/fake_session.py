@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyspark
 
@@ -37,6 +37,13 @@ class FakeReader:
         return ""
 
 
+class FakeConf(dict[str, str]):
+    """Settings of a session that runs."""
+
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+
 class FakeSession:
     """A session that answers without a JVM."""
 
@@ -47,6 +54,6 @@ class FakeSession:
         faults: Mapping[str, str] | None = None,
     ) -> None:
         given = {**STATIC_CONF, **SESSION_CONF, **(conf or {})}
-        self.conf: Any = {name: value for name, value in given.items() if value is not None}
+        self.conf = FakeConf({name: value for name, value in given.items() if value is not None})
         self.version = version
         self.read = FakeReader({"delta": ABSENT, **(faults or {})})

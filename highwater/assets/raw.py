@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import client_reads, erasures_table
 from highwater.assets.commit import Clock, CommittedSlices, commit_until_settled, ensure_table
+from highwater.assets.small_slices import planned_for_size
 from highwater.assets.unreadable_slices import unreadable_slices
 from highwater.assets.work import SliceReport, Work, nothing
 from highwater.balancing import balanced
@@ -156,7 +157,8 @@ def _read_and_commit(
 ) -> list[SliceReport]:
     """Commit what Spark reads from Kafka; where its source cannot convert a timestamp, what our own consumer reads."""
     try:
-        return _commit_from_spark(work, left, committed, skipped)
+        with planned_for_size(work):
+            return _commit_from_spark(work, left, committed, skipped)
     except Exception as error:
         if not _UNCONVERTED.search(str(error)):
             raise

@@ -22,6 +22,7 @@ from highwater.assets.evolution import with_added_fields
 from highwater.assets.hold_gate import parked_slices
 from highwater.assets.origins import DLQ, first_of_each, with_fate, with_origins
 from highwater.assets.parsing import is_tombstone, parse_records
+from highwater.assets.small_slices import planned_for_size, read_to_classify
 from highwater.assets.split_decision import origin_columns
 from highwater.assets.work import SliceReport, Work
 from highwater.balancing import balanced
@@ -88,9 +89,10 @@ def _follow_decision(
     if open_:
         read = require(work, raw.TABLE)
         _ensure_conserved(read, [decisions[key] for key in open_])
-        rows = _rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
-        with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)):
-            version = _commit(work, rows, [decisions[key] for key in open_], committed)
+        rows, tasks = _rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
+        size = planned_for_size(work, read_to_classify(work))
+        with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)), size:
+            version = _commit(work, rows, [decisions[key] for key in open_], committed, tasks)
     slice_commits = {key: _slice_commit(decisions[key]) for key in work.keys}
     notes = {key: "already followed the decision" for key in work.keys if key not in open_}
     found = reports(work, TABLE, slice_commits, notes, clock, version)
@@ -151,26 +153,34 @@ def _ensure_balanced(found: Sequence[SliceReport], decisions: Mapping[str, Slice
             )
 
 
-def _commit(work: Work, rows: DataFrame, decisions: Sequence[SliceCommit], committed: CommittedSlices) -> int:
+def _commit(
+    work: Work, rows: DataFrame, decisions: Sequence[SliceCommit], committed: CommittedSlices, tasks: int | None
+) -> int:
     slice_commits = [_slice_commit(decision) for decision in decisions]
     with commit_turn(work, TABLE):
         files = raw.files_for([slice_commit.rows or 0 for slice_commit in slice_commits])
-        return commit_rows(work, TABLE, rows, slice_commits, committed, files=files, spread="origin_offset")
+        return commit_rows(
+            work, TABLE, rows, slice_commits, committed, files=files, spread="origin_offset", tasks=tasks
+        )
 
 
 def _rows(
     work: Work, decisions: Sequence[SliceCommit], raw_version: int, events_version: int, published: CommittedSlices
-) -> DataFrame:
-    """The rejects of decisions: as this run classified them, or else what their events left over."""
+) -> tuple[DataFrame, int | None]:
+    """The rejects of decisions, as this run classified them, or else what their events left over.
+
+    The second value is the number of tasks that read them, None where that is for Spark to find out.
+    """
     from pyspark.sql import functions as F
 
     with_rejects = [d for d in decisions if d.counts["rejects"]]
     if not with_rejects:
-        return work.spark.createDataFrame([], COLUMNS)
-    found = _classified(work, with_rejects, published)
+        return work.spark.createDataFrame([], COLUMNS), 1
+    held = _classified(work, with_rejects, published)
+    found = held
     if found is None:
         found = _classified_again(work, with_rejects, raw_version, events_version, published)
-    return found.select(
+    rows = found.select(
         *origin_columns({d.key: d.attempt for d in with_rejects}),
         "reason",
         F.col("reason").isin(sorted(PERMANENT)).alias("permanent"),
@@ -180,6 +190,7 @@ def _rows(
         F.coalesce("first_failed_at", F.current_timestamp()).alias("first_failed_at"),
         F.col(COPIED_AT).alias(PUBLISHED_AT),
     )
+    return rows, None if held is None else 1
 
 
 def _classified(work: Work, decisions: Sequence[SliceCommit], published: CommittedSlices) -> DataFrame | None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from highwater.errors import DependencyAwayError, SupersededAttemptError
+from highwater.errors import SupersededAttemptError
 from highwater.resources.delta import open_table, slice_is_one_of
 from highwater.resources.delta_rs_writes import create
-from highwater.resources.spark import ADAPTIVE, delta_errors, translated
+from highwater.resources.session_settings import session_settings
+from highwater.resources.spark import ADAPTIVE, delta_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -29,6 +30,10 @@ CATALOG = "spark_catalog"
 TASKS = 8
 # A task that writes the input of this many others does it one after the other; larger inputs are shuffled.
 READS_A_WRITER = 2
+# Queries are not planned again between their shuffles. To find out what a shuffle holds Spark makes a job of it and
+# plans the rest again: a tenth of a small commit. Without that a shuffle that does not say how many tasks it wants gets
+# hundreds, so this is not for every query.
+AS_PLANNED: Mapping[str, str] = MappingProxyType({ADAPTIVE: "false"})
 # Parts of a slice that may go to different files.
 _SHARES = 1024
 _BITS = 2**32 - 1
@@ -209,35 +214,8 @@ def write_slices(
         else:
             writer = writer.mode("append")
         few = tasks is not None and alone and 0 < files < TASKS
-        with _as_planned(rows.sparkSession) if few else nullcontext():
+        with session_settings(rows.sparkSession, AS_PLANNED if few else {}):
             writer.save(path)
-
-
-@contextmanager
-def _as_planned(spark: SparkSession) -> Iterator[None]:
-    """Queries of the block are not planned again between their shuffles.
-
-    To find out what a shuffle holds Spark makes a job of it and then plans the rest again: a tenth of a small commit.
-    Without that a shuffle that does not say how many tasks it wants gets hundreds, so this is not for every query.
-    """
-    if not _adapts(spark):
-        yield
-        return
-    spark.conf.set(ADAPTIVE, "false")
-    try:
-        yield
-    except Exception as error:
-        # A server that is away would be waited for again.
-        if not isinstance(translated("", f"{type(error).__name__}: {error}"), DependencyAwayError):
-            spark.conf.set(ADAPTIVE, "true")
-        raise
-    spark.conf.set(ADAPTIVE, "true")
-
-
-@lru_cache(maxsize=4)
-def _adapts(spark: SparkSession) -> bool:
-    """Whether a session's plans are adapted, as it was set up: what a commit that broke down left set says nothing."""
-    return spark.conf.get(ADAPTIVE) != "false"
 
 
 def table_in_sql(path: str) -> str:

@@ -488,7 +488,7 @@ def test_rejects_are_what_the_decision_left_although_events_were_reprocessed(ben
     customers(bench.lake, [])
     events.materialise(work)
     assert bench.rows("events") == []
-    follows = rejects._rows(
+    follows, _ = rejects._rows(
         work,
         [*seen.slice_commits.values()],
         CommittedSlices.read(work, "raw").version,

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, cast
-
 import pytest
 
 from highwater.errors import LAKE, DependencyAwayError, OffsetsExpiredError, SupersededAttemptError
-from highwater.resources.spark import ADAPTIVE, _allow_deep_plans, delta_errors, translated
-from highwater.resources.spark_tables import _as_planned
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from highwater.resources.spark import _allow_deep_plans, delta_errors, translated
 
 TABLE = "/lake/orders/raw"
 FOLDER = f"file:{TABLE}/slice=orders@0000007"
@@ -55,41 +48,6 @@ def test_another_writer_and_kafka_are_not_taken_for_the_storage() -> None:
     )
     assert isinstance(expired, OffsetsExpiredError)
     assert translated(TABLE, TASK + "java.lang.ArithmeticException: / by zero") is None
-
-
-class _Conf(dict[str, str]):
-    def set(self, name: str, value: str) -> None:
-        self[name] = value
-
-
-class _Session:
-    def __init__(self, adaptive: str = "true") -> None:
-        self.conf = _Conf({ADAPTIVE: adaptive})
-
-
-def test_plans_are_adapted_again_after_a_small_commit_unless_spark_is_away() -> None:
-    """A server that is away would be waited for again, for a minute; the next small commit sets what is left."""
-    session = cast("SparkSession", _Session())
-    with _as_planned(session):
-        assert session.conf.get(ADAPTIVE) == "false"
-    assert session.conf.get(ADAPTIVE) == "true"
-    for text, after in (
-        ("ConcurrentTransactionException: another commit took the number", "true"),
-        ("StatusCode.UNAVAILABLE", "false"),
-    ):
-        with pytest.raises(OSError, match=re.escape(text)), _as_planned(session):
-            raise OSError(text)
-        assert session.conf.get(ADAPTIVE) == after
-    with _as_planned(session):
-        assert session.conf.get(ADAPTIVE) == "false"
-    assert session.conf.get(ADAPTIVE) == "true", "what was left is set by the next one"
-
-
-def test_plans_of_a_spark_that_adapts_none_are_left_so() -> None:
-    session = cast("SparkSession", _Session("false"))
-    with _as_planned(session):
-        assert session.conf.get(ADAPTIVE) == "false"
-    assert session.conf.get(ADAPTIVE) == "false"
 
 
 def test_a_plan_of_many_levels_is_copied() -> None:

@@ -1,0 +1,93 @@
+"""Few records go through Spark without generated code, and many, or records beside large tables, with it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from highwater.assets import small_slices
+from highwater.assets.small_slices import INTERPRETED, MOST_OFFSETS, planned_for_size, read_to_classify
+from highwater.assets.work import Work
+from highwater.declaration import Lookup
+from highwater.resources.lake import Lake
+from tests.fake_session import FakeSession
+from tests.support import make_stream
+from tests.written_tables import a_slice
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+USUAL = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+
+
+def work(offsets: int, lake: Path, topic: str = "orders") -> Work:
+    nothing = cast("Any", None)
+    spark = cast("SparkSession", FakeSession(USUAL))
+    return Work(make_stream("orders"), [a_slice(0, offsets, topic)], spark, Lake(str(lake)), nothing, nothing, print)
+
+
+def in_force(work: Work, *tables: str) -> dict[str, str]:
+    with planned_for_size(work, tables):
+        found = settings(work)
+    assert settings(work) == USUAL, "restored"
+    return found
+
+
+def settings(work: Work) -> dict[str, str]:
+    return {name: str(work.spark.conf.get(name)) for name in USUAL}
+
+
+def test_few_records_need_no_generated_code(tmp_path: Path) -> None:
+    assert in_force(work(MOST_OFFSETS, tmp_path)) == INTERPRETED
+    assert in_force(work(MOST_OFFSETS + 1, tmp_path)) == USUAL
+    several = work(MOST_OFFSETS, tmp_path)
+    assert in_force(replace(several, slices=[*several.slices, a_slice(1, 1)])) == USUAL
+
+
+def test_a_large_table_beside_them_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_slices, "MOST_ROWS", 3)
+    few, many = str(tmp_path / "few"), str(tmp_path / "many")
+    write_deltalake(few, pa.table({"n": [1, 2, 3]}))
+    write_deltalake(many, pa.table({"n": [1, 2, 3, 4]}))
+    assert in_force(work(5, tmp_path), few, str(tmp_path / "absent")) == INTERPRETED
+    assert in_force(work(5, tmp_path), few, many) == USUAL
+
+
+def test_a_table_whose_log_does_not_count_its_rows_needs_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "uncounted")
+    write_deltalake(path, pa.table({"n": [1]}), configuration={"delta.dataSkippingNumIndexedCols": "0"})
+    log = tmp_path / "uncounted" / "_delta_log" / f"{0:020d}.json"
+    assert '"stats"' in log.read_text()
+    log.write_text("\n".join(_without_stats(line) for line in log.read_text().splitlines()))
+    assert in_force(work(5, tmp_path), path) == USUAL
+
+
+def _without_stats(line: str) -> str:
+    entry = json.loads(line)
+    entry.get("add", {}).pop("stats", None)
+    return json.dumps(entry)
+
+
+def test_an_unreadable_table_is_left_to_the_stage(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    write_deltalake(str(broken), pa.table({"n": [1]}))
+    (broken / "_delta_log" / f"{0:020d}.json").write_text("no JSON")
+    assert in_force(work(5, tmp_path), str(broken)) == USUAL
+
+
+def test_classification_reads_the_reference_table_and_for_retries_the_events(tmp_path: Path) -> None:
+    main = work(5, tmp_path)
+    lookup = main.stream.lookup
+    assert isinstance(lookup, Lookup)
+    assert read_to_classify(main) == [f"{tmp_path}/{lookup.table}"]
+    assert read_to_classify(work(5, tmp_path, "orders.dlq.1")) == [
+        f"{tmp_path}/{lookup.table}",
+        f"{tmp_path}/orders/events",
+    ]
+    assert read_to_classify(replace(main, stream=replace(main.stream, lookup=None))) == []

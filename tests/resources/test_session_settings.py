@@ -1,0 +1,52 @@
+"""Settings of a session hold for a block, and are restored whatever happens in it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from highwater.resources.session_settings import session_settings
+from highwater.resources.spark import ADAPTIVE
+from highwater.resources.spark_tables import AS_PLANNED
+from tests.fake_session import FakeSession
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def session_with(adaptive: str) -> SparkSession:
+    return cast("SparkSession", FakeSession({ADAPTIVE: adaptive}))
+
+
+def fail(session: SparkSession, text: str) -> None:
+    with pytest.raises(OSError, match=re.escape(text)), session_settings(session, AS_PLANNED):
+        raise OSError(text)
+
+
+def test_a_setting_is_restored_after_the_block_and_after_its_error() -> None:
+    session = session_with("true")
+    with session_settings(session, AS_PLANNED):
+        assert session.conf.get(ADAPTIVE) == "false"
+    assert session.conf.get(ADAPTIVE) == "true"
+    fail(session, "ConcurrentTransactionException: another commit took the number")
+    assert session.conf.get(ADAPTIVE) == "true"
+
+
+@pytest.mark.parametrize("wanted", [AS_PLANNED, {}])
+def test_what_a_spark_that_is_away_was_not_asked_to_restore_the_next_block_restores(wanted: dict[str, str]) -> None:
+    """A server that is away would be waited for again, for a minute."""
+    session = session_with("true")
+    fail(session, "StatusCode.UNAVAILABLE")
+    assert session.conf.get(ADAPTIVE) == "false"
+    with session_settings(session, wanted):
+        assert session.conf.get(ADAPTIVE) == wanted.get(ADAPTIVE, "true")
+    assert session.conf.get(ADAPTIVE) == "true"
+
+
+def test_a_session_that_was_set_up_so_is_left_so() -> None:
+    session = session_with("false")
+    with session_settings(session, AS_PLANNED):
+        assert session.conf.get(ADAPTIVE) == "false"
+    assert session.conf.get(ADAPTIVE) == "false"
