@@ -19,7 +19,7 @@ from highwater.assets.evolution import adapt_types, with_added_fields
 from highwater.assets.fields import sql_type
 from highwater.assets.origins import MILLISECONDS, TIMESTAMP
 from highwater.assets.parsing import field_columns, quoted, version_type
-from highwater.assets.small_slices import planned_for_size
+from highwater.assets.small_slices import interpret_if_small
 from highwater.assets.work import SliceReport, Work
 from highwater.commit_records import CommitRecord
 from highwater.envelope import ORIGIN
@@ -180,7 +180,7 @@ def _merge(work: Work, decided: CommittedSlices, behind: Sequence[SliceCommit], 
     again = [key for key in keys if seen.attempt(key)]
     reads_events = again or has_deletes(work, decided.version)
     tables = [work.lake.path(work.stream.name, name) for name in (TABLE, *([events.TABLE] if reads_events else []))]
-    with planned_for_size(work, tables), delta_errors(f"current of {work.stream.name}"):
+    with interpret_if_small(work, tables), delta_errors(f"current of {work.stream.name}"):
         names = _common_columns(work, decided.version)
         rows = _event_rows(work, decided.version, names)
         if again:

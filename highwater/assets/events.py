@@ -16,7 +16,7 @@ from highwater.assets.fields import sql_type
 from highwater.assets.hold_gate import end_holds
 from highwater.assets.origins import DLQ, tier_slices
 from highwater.assets.parsing import field_columns, quoted, version_type
-from highwater.assets.small_slices import planned_for_size, read_to_classify
+from highwater.assets.small_slices import interpret_if_small, tables_read_by_classification
 from highwater.assets.split_decision import decide, raw_rows
 from highwater.assets.work import SliceReport, Work
 from highwater.errors import TemporaryError, UnbalancedError
@@ -112,7 +112,7 @@ def _materialise(work: Work, read: CommittedSlices) -> list[SliceReport]:
     published = CommittedSlices.read(work, DLQ) if committed.slice_commits else CommittedSlices({}, -1)
     skipped = _undecidable(read, work.keys, committed) | _unfinished(work, read, committed, published)
     ensure_admitted(work, [slice_ for slice_ in work.slices if slice_.key not in skipped], committed.slice_commits)
-    with planned_for_size(work, read_to_classify(work)):
+    with interpret_if_small(work, tables_read_by_classification(work)):
         found = commit_until_settled(work, TABLE, committed, skipped, partial(decide, committed, published, read))
     _ensure_as_measured(work, found)
     if work.classified is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from highwater.assets import client_reads, erasures_table
 from highwater.assets.commit import Clock, CommittedSlices, commit_until_settled, ensure_table
-from highwater.assets.small_slices import planned_for_size
+from highwater.assets.small_slices import interpret_if_small
 from highwater.assets.unreadable_slices import unreadable_slices
 from highwater.assets.work import SliceReport, Work, nothing
 from highwater.balancing import balanced
@@ -157,7 +157,7 @@ def _read_and_commit(
 ) -> list[SliceReport]:
     """Commit what Spark reads from Kafka; where its source cannot convert a timestamp, what our own consumer reads."""
     try:
-        with planned_for_size(work):
+        with interpret_if_small(work):
             return _commit_from_spark(work, left, committed, skipped)
     except Exception as error:
         if not _UNCONVERTED.search(str(error)):

@@ -22,7 +22,7 @@ from highwater.assets.evolution import with_added_fields
 from highwater.assets.hold_gate import parked_slices
 from highwater.assets.origins import DLQ, first_of_each, with_fate, with_origins
 from highwater.assets.parsing import is_tombstone, parse_records
-from highwater.assets.small_slices import planned_for_size, read_to_classify
+from highwater.assets.small_slices import interpret_if_small, tables_read_by_classification
 from highwater.assets.split_decision import origin_columns
 from highwater.assets.work import SliceReport, Work
 from highwater.balancing import balanced
@@ -90,7 +90,7 @@ def _follow_decision(
         read = require(work, raw.TABLE)
         _ensure_conserved(read, [decisions[key] for key in open_])
         rows, tasks = _rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
-        size = planned_for_size(work, read_to_classify(work))
+        size = interpret_if_small(work, tables_read_by_classification(work))
         with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)), size:
             version = _commit(work, rows, [decisions[key] for key in open_], committed, tasks)
     slice_commits = {key: _slice_commit(decisions[key]) for key in work.keys}

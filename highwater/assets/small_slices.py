@@ -27,7 +27,7 @@ INTERPRETED: Mapping[str, str] = MappingProxyType(
 
 
 @contextmanager
-def planned_for_size(work: Work, tables: Sequence[str] = ()) -> Iterator[None]:
+def interpret_if_small(work: Work, tables: Sequence[str] = ()) -> Iterator[None]:
     """Run the block's queries without generated code where they read few records.
 
     Args:
@@ -39,7 +39,7 @@ def planned_for_size(work: Work, tables: Sequence[str] = ()) -> Iterator[None]:
         yield
 
 
-def read_to_classify(work: Work) -> list[str]:
+def tables_read_by_classification(work: Work) -> list[str]:
     """The paths of the tables that classification reads beyond the slices' rows of raw."""
     lookup, tiers = work.stream.lookup, tier_slices(work, work.slices)
     return [

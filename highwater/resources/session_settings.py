@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from highwater.errors import DependencyAwayError
-from highwater.resources.spark import translated
+from highwater.errors import DependencyAwayError, HighwaterError
+from highwater.resources.spark import delta_errors, translated
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_SESSION = "the settings of the session"
 # Of each session the value with which a setting was set up, and the settings that a block could not restore.
-_usual: WeakKeyDictionary[SparkSession, dict[str, str]] = WeakKeyDictionary()
-_left: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
+_initial: WeakKeyDictionary[SparkSession, dict[str, str]] = WeakKeyDictionary()
+_unrestored: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -23,30 +24,40 @@ def session_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator
     """Have settings of a session in force for the block, and restore those with which it was set up.
 
     After an error which says that Spark is away nothing is restored, since the server would be waited for again; the
-    next block does it.
+    next block does it. What the block has done stands, so a server that is away only when it ends is no error.
 
     Args:
         spark: the session.
         wanted: the values by name; of settings that Spark lets a running session change.
+
+    Raises:
+        DependencyAwayError: Spark is away as the block begins.
     """
-    _restore(spark, _left.pop(spark, set()) - wanted.keys())
-    usual = _usual.setdefault(spark, {})
-    for name in wanted.keys() - usual.keys():
-        usual[name] = str(spark.conf.get(name))
-    changed = {name: value for name, value in wanted.items() if usual[name] != value}
-    for name, value in changed.items():
-        spark.conf.set(name, value)
+    _restore(spark, _unrestored.pop(spark, set()) - wanted.keys())
+    initial = _initial.setdefault(spark, {})
+    with delta_errors(_SESSION):
+        for name in wanted.keys() - initial.keys():
+            initial[name] = str(spark.conf.get(name))
+    changed = {name: value for name, value in wanted.items() if initial[name] != value}
     try:
+        with delta_errors(_SESSION):
+            for name, value in changed.items():
+                spark.conf.set(name, value)
         yield
     except Exception as error:
-        if isinstance(translated("", f"{type(error).__name__}: {error}"), DependencyAwayError):
-            _left.setdefault(spark, set()).update(changed)
+        known = error if isinstance(error, HighwaterError) else translated("", f"{type(error).__name__}: {error}")
+        if isinstance(known, DependencyAwayError):
+            _unrestored.setdefault(spark, set()).update(changed)
         else:
             _restore(spark, changed)
         raise
     _restore(spark, changed)
 
 
-def _restore(spark: SparkSession, names: Iterable[str]) -> None:
-    for name in names:
-        spark.conf.set(name, _usual[spark][name])
+def _restore(spark: SparkSession, names: Collection[str]) -> None:
+    try:
+        with delta_errors(_SESSION):
+            for name in names:
+                spark.conf.set(name, _initial[spark][name])
+    except DependencyAwayError:
+        _unrestored.setdefault(spark, set()).update(names)

@@ -12,7 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from highwater.assets import small_slices
-from highwater.assets.small_slices import INTERPRETED, MOST_OFFSETS, planned_for_size, read_to_classify
+from highwater.assets.small_slices import INTERPRETED, MOST_OFFSETS, interpret_if_small, tables_read_by_classification
 from highwater.assets.work import Work
 from highwater.declaration import Lookup
 from highwater.resources.lake import Lake
@@ -33,7 +33,7 @@ def work(offsets: int, lake: Path, topic: str = "orders") -> Work:
 
 
 def in_force(work: Work, *tables: str) -> dict[str, str]:
-    with planned_for_size(work, tables):
+    with interpret_if_small(work, tables):
         found = settings(work)
     assert settings(work) == USUAL, "restored"
     return found
@@ -85,9 +85,9 @@ def test_classification_reads_the_reference_table_and_for_retries_the_events(tmp
     main = work(5, tmp_path)
     lookup = main.stream.lookup
     assert isinstance(lookup, Lookup)
-    assert read_to_classify(main) == [f"{tmp_path}/{lookup.table}"]
-    assert read_to_classify(work(5, tmp_path, "orders.dlq.1")) == [
+    assert tables_read_by_classification(main) == [f"{tmp_path}/{lookup.table}"]
+    assert tables_read_by_classification(work(5, tmp_path, "orders.dlq.1")) == [
         f"{tmp_path}/{lookup.table}",
         f"{tmp_path}/orders/events",
     ]
-    assert read_to_classify(replace(main, stream=replace(main.stream, lookup=None))) == []
+    assert tables_read_by_classification(replace(main, stream=replace(main.stream, lookup=None))) == []

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from highwater.errors import DependencyAwayError
 from highwater.resources.session_settings import session_settings
 from highwater.resources.spark import ADAPTIVE
 from highwater.resources.spark_tables import AS_PLANNED
-from tests.fake_session import FakeSession
+from tests.fake_session import FakeConf, FakeSession
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,3 +51,30 @@ def test_a_session_that_was_set_up_so_is_left_so() -> None:
     with session_settings(session, AS_PLANNED):
         assert session.conf.get(ADAPTIVE) == "false"
     assert session.conf.get(ADAPTIVE) == "false"
+
+
+class AwayConf(FakeConf):
+    """Settings behind a server that is away while `away` is set."""
+
+    away = False
+
+    def set(self, name: str, value: str) -> None:
+        if self.away:
+            raise OSError("StatusCode.UNAVAILABLE")
+        super().set(name, value)
+
+
+def test_a_spark_that_is_away_as_a_block_begins_is_named_and_as_it_ends_fails_nothing() -> None:
+    session = session_with("true")
+    conf = AwayConf({ADAPTIVE: "true"})
+    vars(session)["conf"] = conf
+    conf.away = True
+    with pytest.raises(DependencyAwayError), session_settings(session, AS_PLANNED):
+        raise AssertionError("it began")
+    conf.away = False
+    with session_settings(session, AS_PLANNED):
+        conf.away = True
+    assert session.conf.get(ADAPTIVE) == "false"
+    conf.away = False
+    with session_settings(session, {}):
+        assert session.conf.get(ADAPTIVE) == "true"
