@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import dagster as dg
 from confluent_kafka import KafkaException
@@ -131,8 +132,8 @@ def s3_and_postgresql(home: Path) -> Iterator[Mapping[str, str]]:
             settings.LEDGER_URL: server.url(create()),
             DAGSTER_HOME: str(dagster_home),
         }
-        os.environ.update(variables)
-        yield variables
+        with patch.dict(os.environ, variables):
+            yield variables
 
 
 @contextmanager

@@ -185,7 +185,7 @@ def _merge(work: Work, decided: CommittedSlices, behind: Sequence[SliceCommit], 
         rows = _event_rows(work, decided.version, names)
         if again:
             source, actions = _recomputed(work, rows, keys, again, seen), _REPLACE
-        elif has_deletes(work, decided.version):
+        elif reads_events:
             source, actions = _with_earlier_deletes(work, rows, keys), _UPSERT_OR_DELETE
         else:
             source, actions = winners(rows.where(slice_is_one_of(keys)).drop("slice"), "key"), _UPSERT

@@ -90,8 +90,8 @@ def _follow_decision(
         read = require(work, raw.TABLE)
         _ensure_conserved(read, [decisions[key] for key in open_])
         rows, tasks = _rows(work, [decisions[key] for key in open_], read.version, decided.version, published)
-        size = interpret_if_small(work, tables_read_by_classification(work))
-        with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)), size:
+        interpreted = interpret_if_small(work, tables_read_by_classification(work))
+        with clock.phase("commit"), delta_errors("the rejects of " + ", ".join(open_)), interpreted:
             version = _commit(work, rows, [decisions[key] for key in open_], committed, tasks)
     slice_commits = {key: _slice_commit(decisions[key]) for key in work.keys}
     notes = {key: "already followed the decision" for key in work.keys if key not in open_}

@@ -24,7 +24,7 @@ def session_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator
     """Have settings of a session in force for the block, and restore those with which it was set up.
 
     After an error which says that Spark is away nothing is restored, since the server would be waited for again; the
-    next block does it. What the block has done stands, so a server that is away only when it ends is no error.
+    next block does it. A server that is away only as the block ends is no error: what the block did is done.
 
     Args:
         spark: the session.

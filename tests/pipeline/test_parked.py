@@ -382,13 +382,13 @@ def test_what_was_abandoned_is_accepted_by_no_copy_that_is_under_way(bench: Benc
     assert bench.failing() == {}
 
 
-@pytest.mark.slow
 def redriven(bench: Bench) -> Parked:
     """Send all parked records back."""
     where = bench.ledger, bench.kafka, bench.lake, bench.stream
     return redrive_or_discard(*where, ParkedRequest(dry_run=False, by="ann"), bench.log.append)
 
 
+@pytest.mark.slow
 def test_a_record_that_is_sent_back_twice_is_accepted_once(bench: Bench) -> None:
     policy = {**ON_REJECT, "unresolved": OnReject.PARK}
     bench.stream = replace(bench.stream, tiers=(timedelta(seconds=1),), on_reject=policy)
