@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -19,7 +19,13 @@ from highwater.resources.lake import Lake
 from highwater.resources.ledger import Ledger
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
+from tests.fake_session import FakeSession
 from tests.support import make_stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from highwater.resources.kafka import Kafka
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 STREAM = make_stream("orders")
@@ -40,9 +46,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     rows = pa.table({"slice": [key for key, _ in records], "offset": [offset for _, offset in records]})
     plant(lake.path("orders", "raw"), rows, [SliceCommit(slice_, 1, 9, run=run) for slice_, run in runs])
     monkeypatch.setattr(raw, "ensure_table", lambda *_: None)
-    nothing: Any = None  # neither Spark nor Kafka is asked
-    kafka: Any = SimpleNamespace(spark_options=dict)
-    return Work(STREAM, [MINE], nothing, lake, ledger, kafka, lambda _: None, run="this")
+    spark, kafka = cast("SparkSession", FakeSession()), cast("Kafka", SimpleNamespace(spark_options=dict))
+    return Work(STREAM, [MINE], spark, lake, ledger, kafka, lambda _: None, run="this")
 
 
 def test_what_this_run_has_committed_is_neither_read_nor_committed_again(work: Work) -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -26,10 +26,13 @@ from highwater.resources.ledger import Ledger
 from highwater.resources.topic_state import PartitionState, TopicState
 from highwater.slice_commits import SliceCommit
 from highwater.slices import OffsetRange, Slice
+from tests.fake_session import FakeSession
 from tests.replaced_history import FakeReplacedTopic, planned
 from tests.support import make_stream, order_message
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from tests.support import Bench
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -72,8 +75,8 @@ class Deployed:
         return lines
 
     def materialise(self, *slices: Slice) -> Any:
-        nothing: Any = None
-        return raw.materialise(Work(STREAM, slices, nothing, self.lake, self.ledger, self.kafka, print))
+        spark = cast("SparkSession", FakeSession())
+        return raw.materialise(Work(STREAM, slices, spark, self.lake, self.ledger, self.kafka, print))
 
 
 @pytest.fixture
